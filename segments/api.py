@@ -1,0 +1,322 @@
+"""The storage contract: what a server asks of its disk, whichever backend stands behind it.
+
+A data directory holds one `Store`. The store has one journal for all logs, so one sync makes every
+log durable, and one `Log` per replica. Durability is a value: whatever was staged since the last
+`submit` becomes part of one journal block, `submit` returns that block's token, and only when
+`on_durable` reports a token at or above it may anyone be told that the data is safe.
+
+Rules every backend keeps:
+
+* All methods are called from the loop that owns the store, and return without blocking. What
+  blocks runs through `Workers`; its completions come back on the loop.
+* Payloads are opaque. The store knows kind, term, index, base offset, record count, timestamp.
+* Only committed entries reach log and index segments. The uncommitted suffix lives in the journal
+  and in the cache, so segments are append-only.
+* Every byte read from disk is checked against its CRC before it is returned.
+* A failed journal write or sync is fatal: `on_fatal` is called once, nothing is acknowledged after.
+
+Must not know: Raft roles, Kafka, the network, wall-clock time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+
+class StorageError(Exception):
+    """The root of everything this package raises."""
+
+
+class NotInMemory(StorageError):
+    """The range is on disk only; ask `Store.read_cold` or `read_entries_cold` for it."""
+
+    def __init__(self, first: int, end: int) -> None:
+        super().__init__(f"entries [{first}, {end}) are not in memory")
+        self.first = first
+        self.end = end
+
+
+class Compacted(StorageError):
+    """The index lies below the log's first index."""
+
+
+class Unavailable(StorageError):
+    """The index lies above the log's last index."""
+
+
+class OffsetOutOfRange(StorageError):
+    """The offset lies below the log start offset or above the end that was asked for."""
+
+
+class CorruptRecord(StorageError):
+    """Bytes on disk do not match their CRC, or do not have the shape they must have."""
+
+    def __init__(self, what: str, position: int, *, expected: int = 0, actual: int = 0) -> None:
+        super().__init__(f"{what} at {position}: expected {expected:#x}, found {actual:#x}")
+        self.what = what
+        self.position = position
+        self.expected = expected
+        self.actual = actual
+
+
+class EntryLike(Protocol):
+    """The shape of an entry; `raft.types.Entry` and `StoredEntry` both have it.
+
+    `append` copies `data` once, into the log's cache chunk, and replaces the attribute by a view of
+    that copy, so that the caller's request buffer is free and peers are sent the copy.
+    """
+
+    term: int
+    index: int
+    kind: int
+    data: Buffer
+    base_offset: int
+    records: int
+    timestamp: int
+
+
+@dataclass(slots=True)
+class StoredEntry:
+    """An entry as it comes back from the store."""
+
+    term: int
+    index: int
+    kind: int
+    data: Buffer
+    base_offset: int
+    records: int
+    timestamp: int
+
+
+@dataclass(slots=True)
+class HardState:
+    """Term, vote and commit of one replica (Raft §5.1). `vote` 0 is none."""
+
+    term: int = 0
+    vote: int = 0
+    commit: int = 0
+
+
+@dataclass(slots=True)
+class MetaBatch:
+    """Applied state of one log's state machine: the keys that changed up to `applied`.
+
+    A value of None deletes the key. `clear` drops everything stored for the log first.
+    """
+
+    log_id: int
+    applied: int
+    items: list[tuple[bytes, bytes | None]]
+    clear: bool = False
+
+
+@dataclass(slots=True)
+class Slices:
+    """Batches found by `read`: `buffers` lie end to end, [first_offset, end_offset)."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    bytes: int = 0
+    first_offset: int = 0
+    end_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Sizes of everything that is bounded. Bytes unless the name says otherwise."""
+
+    journal_file_bytes: int = 64 << 20
+    journal_first_file_bytes: int = 8 << 20
+    segment_bytes: int = 64 << 20
+    index_segment_entries: int = 102_400
+    cache_bytes_max: int = 128 << 20
+    checkpoint_bytes: int = 32 << 20
+    checkpoint_entries: int = 100_000
+    checkpoint_interval_ms: int = 10_000
+    idle_block_ms: int = 50
+    meta_map_bytes: int = 1 << 30
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Workers(Protocol):
+    """Where blocking work runs. `done` is called on the loop with the result or the exception.
+
+    A real server has one journal thread and a small pool; a simulated one runs the same jobs on
+    virtual time. Jobs touch files only through `segments.fs.FileSystem`.
+    """
+
+    def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run in order with all other journal jobs, one at a time."""
+
+    def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run in a bounded pool, in no particular order."""
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
+        """Run `fn` on the loop after `delay_ms`."""
+
+
+class Log(Protocol):
+    """One replica's log: `[first_index, last_index]`, dense, of which `commit` are committed."""
+
+    @property
+    def log_id(self) -> int: ...
+    @property
+    def group_id(self) -> int: ...
+    @property
+    def replica_number(self) -> int: ...
+    @property
+    def first_index(self) -> int:
+        """Index of the oldest entry held; `last_index + 1` when the log is empty."""
+
+    @property
+    def last_index(self) -> int: ...
+    @property
+    def commit_index(self) -> int: ...
+    @property
+    def hard_state(self) -> HardState:
+        """As last staged; after `open`, as recovered."""
+
+    @property
+    def applied_index(self) -> int:
+        """The applied index of the last meta checkpoint."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last entry."""
+
+    @property
+    def lost(self) -> bool:
+        """True when recovery proved that this replica lost entries or votes it may have
+        acknowledged: it must never vote, acknowledge or serve again."""
+
+    def term(self, index: int) -> int:
+        """Term of the entry at `index`, or of the one before `first_index`. From memory, always.
+        Raises Compacted, Unavailable."""
+
+    def offset_after(self, index: int) -> int:
+        """Offset that follows the entry at `index` (also for `first_index - 1`)."""
+
+    def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+        """Entries [first, end), at least one, then ≤ `bytes_max` of payload, from the cache.
+        Raises Compacted, Unavailable, NotInMemory."""
+
+    def read(self, offset: int, end_index: int, bytes_max: int) -> Slices:
+        """Batches from the one holding `offset`, from the cache, none beyond entry `end_index`
+        (inclusive, never above commit); ≤ `bytes_max` unless the first batch alone is larger
+        (KIP-74). Entries without records are passed over. Empty when `offset` is the end.
+        Raises OffsetOutOfRange, NotInMemory."""
+
+    def index_of(self, offset: int) -> int:
+        """Index of the entry holding `offset`: binary search over Idx."""
+
+
+class Store(Protocol):
+    """All logs of one data directory."""
+
+    @property
+    def directory_id(self) -> bytes:
+        """16 random bytes given to this directory when it was created."""
+
+    @property
+    def logs(self) -> Mapping[int, Log]:
+        """The logs that exist here, by log id."""
+
+    @property
+    def durable_token(self) -> int: ...
+
+    on_durable: Callable[[int], None]
+    """Called on the loop with the largest durable token, after each journal write."""
+
+    on_fatal: Callable[[BaseException], None]
+    """Called once when the disk can no longer be trusted."""
+
+    collect_meta: Callable[[], list[MetaBatch]]
+    """Called on the loop when a checkpoint begins: what the state machines changed since the last."""
+
+    # --- identity -------------------------------------------------------------------------
+    def cluster_record(self) -> bytes:
+        """The birth record this directory adopted, empty before. Opaque here."""
+
+    def adopt_cluster(self, record: bytes) -> None:
+        """Write the birth record durably (blocking; only at birth)."""
+
+    def create_log(
+        self,
+        group_id: int,
+        replica_number: int,
+        *,
+        first_index: int = 1,
+        prev_term: int = 0,
+        next_offset: int = 0,
+        on_created: Callable[[Log], None],
+    ) -> None:
+        """Make an empty log whose first entry will have `first_index`; durable in `identity`
+        before `on_created` runs on the loop. Several calls of one loop turn share one write."""
+
+    def delete_log(self, log_id: int) -> None:
+        """Forget the log: gone from `logs` at once, from `identity` durably in the background,
+        its files moved to `deleted/` and then removed. Journal replay ignores it from then on."""
+
+    # --- staging; nothing is durable until its token is -------------------------------------
+    def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
+        """Stage entries, consecutive, starting at or below `last_index + 1`: what the log held
+        from there on is truncated (never at or below commit)."""
+
+    def set_hard_state(self, log: Log, state: HardState) -> None:
+        """Stage term, vote and commit. A commit index that moves also lets entries flow to
+        segments; commit alone never forces a sync."""
+
+    def reset_log(self, log: Log, *, first_index: int, prev_term: int, next_offset: int) -> None:
+        """Stage the installation of a snapshot: drop every entry, continue at `first_index`."""
+
+    def submit(self, *, urgent: bool = True) -> int:
+        """Close what was staged into the next block and hand it to the journal writer; blocks
+        staged while a write is in progress are merged into one. Returns the token. With
+        `urgent=False` (only commit indexes moved) the write may wait for the next urgent one
+        or the idle block."""
+
+    # --- cold reads, in the pool -------------------------------------------------------------
+    def read_cold(
+        self, log: Log, offset: int, end_index: int, bytes_max: int,
+        done: Callable[[Slices | StorageError], None],
+    ) -> None:
+        """As `Log.read`, from disk."""
+
+    def entries_cold(
+        self, log: Log, first: int, end: int, bytes_max: int,
+        done: Callable[[list[StoredEntry] | StorageError], None],
+    ) -> None:
+        """As `Log.entries`, from disk."""
+
+    def index_of_timestamp(
+        self, log: Log, timestamp_ms: int, end_index: int,
+        done: Callable[[int | StorageError], None],
+    ) -> None:
+        """The first index whose entry's largest timestamp is ≥ `timestamp_ms`, or
+        `end_index + 1` when there is none up to `end_index`."""
+
+    # --- meta --------------------------------------------------------------------------------
+    def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """(applied index, items in key order) of the last checkpoint; (0, []) when none.
+        Raises CorruptRecord when a value cannot be trusted: the state must then come from a
+        snapshot or from the log, never from a default."""
+
+    # --- life --------------------------------------------------------------------------------
+    def checkpoint(self, done: Callable[[], None] | None = None) -> None:
+        """Begin a checkpoint now, if none is running."""
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Write the closing block, sync, release the directory; `done` runs on the loop."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges for metrics: cache bytes and hits, journal blocks and bytes, sync
+        latency, pending bytes, segments."""

@@ -1,0 +1,1 @@
+"""The log-stream layer: many Raft groups on one server."""
