@@ -1,0 +1,269 @@
+"""What a handler may know: the server around it, and the request in front of it.
+
+`Context` is built once per server and passed down; nothing in `vdl.kafka` reaches for a global.
+`RequestContext` is one request's: who asks, on which listener, in which version, until when.
+
+`Host` and `LogStream` are the front end's view of the log-stream layer below it, written down as
+protocols so that the whole front end can be driven by a twin in one thread. Every call returns at
+once; what takes time reports through a callback, on the loop. All deadlines are monotonic
+nanoseconds of the server's clock.
+
+Must not know: sockets, the event loop, the wire format.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from segments.api import Slices, StorageError
+from vdl.clock import MS, Clock
+from vdl.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerOptions:
+    """One address clients connect to, and the one they are told to use for it."""
+
+    name: str = "PLAINTEXT"
+    host: str = "127.0.0.1"
+    port: int = 9092
+    advertised_host: str = ""
+    """Empty: `host`."""
+    advertised_port: int = 0
+    """0: the port that was bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """Every limit of the front end, under Kafka's setting name where there is one."""
+
+    # --- topics ----------------------------------------------------------------------------
+    auto_create_topics: bool = True
+    """`auto.create.topics.enable`."""
+    num_partitions: int = 1
+    """`num.partitions`."""
+    default_replication_factor: int = 3
+    """`default.replication.factor`; fewer when fewer servers are registered."""
+    message_max_bytes: int = 1_048_588
+    """`message.max.bytes`: largest batch, unless the topic says `max.message.bytes`."""
+    segment_bytes: int = 64 << 20
+    """`log.segment.bytes`: as the storage layer is configured, shown to clients."""
+    min_insync_replicas: int = 1
+    """`min.insync.replicas`: shown to clients; a majority always has to have a batch."""
+    retention_ms: int = -1
+    """`log.retention.ms`: shown to clients; logs are kept whole."""
+    partitions_per_request_max: int = 10_000
+    """Partitions one CreateTopics may ask for in all (`max.request.partition.size.limit`
+    is a response limit in Kafka; this bounds the work of one command)."""
+
+    # --- connections -------------------------------------------------------------------------
+    request_bytes_max: int = 100 << 20
+    """`socket.request.max.bytes`."""
+    connections_max: int = 10_000
+    """`max.connections`."""
+    connections_per_ip_max: int = 5_000
+    """`max.connections.per.ip`."""
+    connection_idle_ms: int = 600_000
+    """`connections.max.idle.ms`: a connection that sent nothing for this long is closed."""
+    frame_deadline_ms: int = 30_000
+    """A request that began to arrive must be whole after this long."""
+    requests_in_flight_max: int = 64
+    """Requests of one connection that are read and not answered yet; then reading stops."""
+    request_bytes_in_flight_max: int = 16 << 20
+    """The same in bytes; at least one request is always read."""
+    write_buffer_bytes_max: int = 4 << 20
+    """Unsent answers of one connection; beyond it no further request of it is processed."""
+
+    # --- requests ----------------------------------------------------------------------------
+    fetch_max_bytes: int = 55 << 20
+    """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
+    request_timeout_ms_max: int = 300_000
+    """No client's timeout holds a request longer than this."""
+    read_timeout_ms: int = 10_000
+    """How long a request without a timeout of its own waits for a quorum round."""
+    topic_create_wait_ms: int = 1_000
+    """How long Metadata waits for the leaders of a topic it has just had created."""
+
+    # --- consumer groups -----------------------------------------------------------------------
+    group_min_session_timeout_ms: int = 6_000
+    """`group.min.session.timeout.ms`."""
+    group_max_session_timeout_ms: int = 1_800_000
+    """`group.max.session.timeout.ms`."""
+    group_initial_rebalance_delay_ms: int = 3_000
+    """`group.initial.rebalance.delay.ms`."""
+    group_max_size: int = 10_000
+    """`group.max.size`."""
+    offset_metadata_max_bytes: int = 4_096
+    """`offset.metadata.max.bytes`."""
+    offsets_retention_minutes: int = 10_080
+    """`offsets.retention.minutes`."""
+
+
+class Appended(Protocol):
+    """The fate of one append. `error` NOT_LEADER_OR_FOLLOWER: it was never appended."""
+
+    @property
+    def error(self) -> ErrorCode: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def log_append_time(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+
+
+class TimedOffset(Protocol):
+    """A record's offset, its timestamp, and the epoch it was written in; offset -1 for none."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+
+
+class Wait(Protocol):
+    """A subscription that can be taken back."""
+
+    def cancel(self) -> None: ...
+
+
+class LogStream(Protocol):
+    """One partition's replica on this server."""
+
+    @property
+    def group_id(self) -> int: ...
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def serving(self) -> bool:
+        """Leader, and the first entry of its own term is applied."""
+
+    @property
+    def term(self) -> int:
+        """Kafka's leader epoch of the partition."""
+
+    @property
+    def leader_server(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+
+    def append(
+        self,
+        batch: memoryview,
+        header: Any,  # vdl.records.BatchHeader
+        *,
+        deadline_ns: int,
+        done: Callable[[Any], None],  # Appended
+    ) -> None: ...
+
+    def read(self, offset: int, bytes_max: int) -> Slices:
+        """Committed batches only. Raises NotInMemory, OffsetOutOfRange."""
+
+    def read_cold(
+        self, offset: int, bytes_max: int, done: Callable[[Slices | StorageError], None]
+    ) -> None: ...
+
+    def wait_for(self, offset: int, callback: Callable[[], None]) -> Wait:
+        """`callback` once: the high watermark is above `offset`, or leadership changed."""
+
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
+
+    def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
+
+    def offset_for_time(self, timestamp_ms: int, done: Callable[[Any], None]) -> None:
+        """`done` gets a TimedOffset or a StorageError."""
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(largest epoch ≤ `epoch`, where it ends), (-1, -1) when there is none (KIP-101)."""
+
+
+class Host(Protocol):
+    """This server, seen from the front end."""
+
+    @property
+    def server_id(self) -> int: ...
+    @property
+    def cluster_id(self) -> str: ...
+    @property
+    def catalog(self) -> Any:  # vdl.state.catalog.Catalog
+        """The applied catalog of this server; read only."""
+
+    @property
+    def coordinator_count(self) -> int: ...
+
+    def leader_of(self, group_id: int) -> tuple[int, int]:
+        """(server id or -1, term or -1), the freshest this server knows."""
+
+    def stream(self, group_id: int) -> Any:  # LogStream | None
+        """The partition replica here."""
+
+    def state_group(self, group_id: int) -> Any:  # StateGroup | None
+        """The catalog or coordinator replica here."""
+
+    def propose_catalog(
+        self,
+        command: Any,
+        *,
+        deadline_ns: int,
+        done: Callable[[Any], None],  # Outcome
+    ) -> None: ...
+
+    def alive_servers(self) -> list[int]: ...
+
+    def coordinator_group(self, key: str) -> int: ...
+
+
+@dataclass(slots=True)
+class Context:
+    """The server a handler runs in."""
+
+    host: Host
+    config: KafkaOptions
+    clock: Clock
+    log: logging.Logger
+    endpoints: Endpoints
+    """How clients reach the servers of the cluster."""
+
+
+class Endpoints(Protocol):
+    """Addresses of servers as clients of one listener should see them."""
+
+    def of(self, server_id: int, listener: str) -> tuple[str, int] | None:
+        """Host and port, None when the server has no such listener."""
+
+
+@dataclass(slots=True)
+class ConnectionInfo:
+    """One client connection, as handlers see it. Lives as long as the connection."""
+
+    id: int
+    listener: str
+    peer_host: str
+    peer_port: int
+    client_software_name: str = "unknown"
+    client_software_version: str = "unknown"
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request: its server, its connection, its header."""
+
+    server: Context
+    connection: ConnectionInfo
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+    received_ns: int
+
+    def deadline_ns(self, timeout_ms: int) -> int:
+        """When a client's timeout ends: not before now, not beyond the server's own limit."""
+        limit_ms = self.server.config.request_timeout_ms_max
+        return self.received_ns + max(0, min(timeout_ms, limit_ms)) * MS
