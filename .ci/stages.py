@@ -1,0 +1,164 @@
+"""Runs the test stages of budgets.toml, one after the other, each within its budget.
+
+    stages.py [--ci] [NAME...]
+
+Every stage writes a JUnit file; the counts are read from it, so that the last line, `N passed,
+N failed, N skipped`, is a sum of what really ran. Exits with 1 when a test failed, a stage
+outlived its budget or broke down, or when no test ran at all: silence is not success.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "test-results"
+GRACE_SECONDS = 10
+"""Between the request to end (SIGINT, so that fixtures stop their servers) and SIGKILL."""
+
+
+@dataclass
+class Stage:
+    """One row of budgets.toml."""
+
+    name: str
+    seconds: int
+    pytest: list[str] = field(default_factory=list)
+    make: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    ci: bool = False
+
+    def command(self, report: Path) -> list[str]:
+        if self.make:
+            return ["make", "--no-print-directory", self.make]
+        return [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *self.pytest]
+
+
+@dataclass
+class Outcome:
+    """What one stage came to. `problem` is empty unless the stage as a whole failed."""
+
+    stage: Stage
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the test stages of budgets.toml.")
+    parser.add_argument("--ci", action="store_true", help="also the stages marked `ci = true`")
+    parser.add_argument("names", nargs="*", help="only these stages")
+    arguments = parser.parse_args()
+    stages = load_stages()
+    unknown = sorted(set(arguments.names) - {stage.name for stage in stages})
+    if unknown:
+        parser.error(f"no such stage: {', '.join(unknown)}")
+    wanted = [
+        stage
+        for stage in stages
+        if (stage.name in arguments.names if arguments.names else arguments.ci or not stage.ci)
+    ]
+    outcomes = [run_stage(stage) for stage in wanted]
+    return report(outcomes)
+
+
+def load_stages() -> list[Stage]:
+    with (ROOT / ".ci" / "budgets.toml").open("rb") as file:
+        rows: list[dict[str, Any]] = tomllib.load(file)["stage"]
+    return [Stage(**row) for row in rows]
+
+
+def run_stage(stage: Stage) -> Outcome:
+    """Run one stage in a process group of its own, so that nothing it started outlives it."""
+    print(f"\n=== {stage.name} (at most {stage.seconds} s)", flush=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    results = RESULTS / f"{stage.name.replace(' ', '-')}.xml"
+    results.unlink(missing_ok=True)
+    outcome = Outcome(stage)
+    started = time.monotonic()
+    process = subprocess.Popen(
+        stage.command(results),
+        cwd=ROOT,
+        env={**os.environ, **stage.env},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        code = process.wait(timeout=stage.seconds)
+    except subprocess.TimeoutExpired:
+        outcome.problem = f"over its budget of {stage.seconds} s"
+        code = -1
+    finally:
+        end_group(process)
+    outcome.seconds = time.monotonic() - started
+    if stage.make:
+        outcome.passed, outcome.failed = (1, 0) if code == 0 else (0, 1)
+    else:
+        read_counts(results, outcome)
+    if not outcome.problem and code != 0 and not outcome.failed:
+        outcome.problem = "no test ran" if code == 5 else f"ended with exit code {code}"
+    return outcome
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End whatever is left of the stage's process group."""
+    for number, wait_seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(timeout=wait_seconds)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def read_counts(results: Path, outcome: Outcome) -> None:
+    """Add up the suites of a JUnit file; a missing file counts nothing."""
+    if not results.exists():
+        return
+    for suite in ET.parse(results).getroot().iter("testsuite"):
+        total, failures, errors, skipped = (
+            int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
+        )
+        outcome.failed += failures + errors
+        outcome.skipped += skipped
+        outcome.passed += total - failures - errors - skipped
+
+
+def report(outcomes: list[Outcome]) -> int:
+    """Print one line a stage and the closing line; the exit code."""
+    print(f"\n{'stage':<20}{'seconds':>9}{'budget':>8}{'passed':>8}{'failed':>8}{'skipped':>9}")
+    for outcome in outcomes:
+        stage = outcome.stage
+        print(
+            f"{stage.name:<20}{outcome.seconds:>9.1f}{stage.seconds:>8}"
+            f"{outcome.passed:>8}{outcome.failed:>8}{outcome.skipped:>9}  {outcome.problem}"
+        )
+    passed = sum(outcome.passed for outcome in outcomes)
+    # A stage that broke down without a failed test is one failure of its own.
+    failed = sum(outcome.failed or bool(outcome.problem) for outcome in outcomes)
+    skipped = sum(outcome.skipped for outcome in outcomes)
+    total_seconds = sum(outcome.seconds for outcome in outcomes)
+    print(f"{'all':<20}{total_seconds:>9.1f}\n")
+    if passed + failed == 0:
+        print("no test ran")
+        return 1
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+# Everything a contributor runs. Each target does its own set-up; nothing is installed by hand.
+#
+#   make up             three servers on 127.0.0.1:9092-9094, data in ./data, until ^C
+#   make test           all tests, stage by stage (.ci/budgets.toml); STAGES="unit codec" for some
+#   make check          format, lint, types, tidy, generated code; writes nothing
+#   make fix            format and repair what can be repaired
+#   make gen            regenerate the Kafka codec and the gRPC modules
+#   make sim SEEDS=100 FIRST=1
+#   make conformance DIR=../shared/raft-conformance
+#   make bench          throughput and latency of a replica set on this machine
+#   make setup          only the set-up, into .venv
+#   make clean          remove builds, caches and .venv; never data
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-ready
+DEV := $(VENV)/.dev-ready
+
+DATA ?= data
+NODES ?= 3
+PORT ?= 9092
+SEEDS ?= 100
+FIRST ?= 1
+DIR ?= ../shared/raft-conformance
+STAGES ?=
+CI_STAGES ?=
+BENCH_ARGS ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help setup up down test check fix gen conformance sim bench clean
+
+help:
+	@sed -n '3,15s/^# \{0,1\}//p' Makefile
+
+# --- set-up -------------------------------------------------------------------------------------
+# `make up` needs only what a server needs; the tests add the clients and tools of the `dev` extra.
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	  if command -v $$python >/dev/null && \
+	     $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then echo "setup: $(VENV) with $$($$python --version)"; exec $$python -m venv $(VENV); fi; \
+	done; \
+	echo "setup: needs Python 3.11 or newer with its venv module (Debian: python3-venv)" >&2; exit 1
+
+$(RUNTIME): pyproject.toml | $(BIN)/python
+	@echo "setup: dependencies"
+	@$(PIP) --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | $(RUNTIME)
+	@echo "setup: test clients and tools"
+	@$(PIP) --editable '.[dev]'
+	@touch $(RUNTIME) $@
+
+setup: $(DEV)
+
+# --- running ------------------------------------------------------------------------------------
+
+up: $(RUNTIME)
+	@exec $(BIN)/vdl up --nodes $(NODES) --data $(DATA) --base-port $(PORT)
+
+down: $(RUNTIME)
+	@$(BIN)/vdl down --data $(DATA)
+
+# --- tests --------------------------------------------------------------------------------------
+
+test: $(DEV)
+	@exec $(BIN)/python .ci/stages.py $(CI_STAGES) $(STAGES)
+
+conformance: $(DEV)
+	@exec $(BIN)/python -m tests.conformance '$(DIR)'
+
+sim: $(DEV)
+	@exec $(BIN)/vdl sim --seeds $(SEEDS) --seed $(FIRST)
+
+bench: $(DEV)
+	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+# --- the source -----------------------------------------------------------------------------------
+
+check: $(DEV)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/python -m vdl.kafka.codegen --check
+	$(BIN)/python -m pytest -q tests/tidy
+
+fix: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+gen: $(DEV)
+	$(BIN)/python -m vdl.kafka.codegen
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. \
+	  --grpc_python_out=. rpc/proto/admin.proto
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info $(VENV)
