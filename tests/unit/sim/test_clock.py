@@ -1,0 +1,75 @@
+"""Virtual time: order, cancellation, and what pause and stop do to a process."""
+
+from __future__ import annotations
+
+from vdl.sim.clock import COMPACT_AT, NodeClock, VirtualTime
+
+
+def test_events_of_one_instant_run_in_the_order_scheduled() -> None:
+    """(time, sequence) is a total order, so a run is a function of its seed."""
+    time, seen = VirtualTime(), list[int]()
+    for i in (3, 1, 2):
+        time.after(i // 3 * 5, lambda i=i: seen.append(i))  # type: ignore[misc]
+    time.run_until(10)
+    assert seen == [1, 2, 3]
+    assert time.now_ns == 10
+
+
+def test_run_until_does_not_run_what_is_due_later() -> None:
+    """Skipping dead events never carries a run past its limit."""
+    time, seen = VirtualTime(), list[str]()
+    time.after(1, lambda: seen.append("cancelled")).cancel()
+    time.after(5, lambda: seen.append("late"))
+    time.run_until(3)
+    assert seen == []
+    assert time.now_ns == 3
+    time.run_until(5)
+    assert seen == ["late"]
+
+
+def test_stopped_process_runs_nothing_more() -> None:
+    """A killed process takes its timers with it."""
+    time, seen = VirtualTime(), list[int]()
+    clock = NodeClock(time)
+    clock.call_later(5, lambda: seen.append(1))
+    clock.stop()
+    assert not time.step()
+    assert seen == []
+
+
+def test_paused_process_runs_what_came_due_when_resumed_in_order() -> None:
+    """SIGSTOP delays everything, reorders nothing, and cancelled timers stay cancelled."""
+    time, seen = VirtualTime(), list[int]()
+    clock = NodeClock(time)
+    clock.call_later(5, lambda: seen.append(5))
+    clock.call_later(4, lambda: seen.append(4))
+    taken_back = clock.call_later(6, lambda: seen.append(6))
+    clock.pause()
+    time.run_until(100)
+    assert seen == []
+    taken_back.cancel()
+    clock.resume()
+    time.run_until(100)
+    assert seen == [4, 5]
+
+
+def test_wall_clock_jump_leaves_monotonic_time_alone() -> None:
+    """Only what users see jumps."""
+    time = VirtualTime()
+    clock = NodeClock(time, wall_base_ms=1000, offset_ns=7)
+    time.run_until(2_000_000)
+    clock.jump_wall(-500)
+    assert clock.wall_ms() == 502
+    assert clock.now_ns() == 2_000_007
+
+
+def test_cancelled_timers_are_swept_from_the_heap() -> None:
+    """Re-arming a timer forever must not grow the heap."""
+    time = VirtualTime()
+    kept = list[int]()
+    time.after(50, lambda: kept.append(1))
+    for _ in range(10 * COMPACT_AT):
+        time.after(1000, lambda: None).cancel()
+    assert len(time._heap) < 2 * COMPACT_AT
+    time.run_until(2000)
+    assert kept == [1]

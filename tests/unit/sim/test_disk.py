@@ -1,0 +1,199 @@
+"""The simulated disk: what a power cut may keep, what it must keep, what it must lose."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.sim.disk import SECTOR_BYTES, DiskProfile, SimDisk
+from vdl.sim.filesystem import SimFileSystem
+from vdl.sim.workers import SimWorkers
+
+SEEDS = range(60)
+
+
+def a_disk(seed: int) -> tuple[SimDisk, SimFileSystem]:
+    disk = SimDisk(Random(seed), DiskProfile())
+    return disk, SimFileSystem(disk)
+
+
+def test_synced_bytes_under_a_synced_name_survive_every_power_cut() -> None:
+    """What fdatasync and a directory sync promised is there, whatever the seed."""
+    for seed in SEEDS:
+        disk, fs = a_disk(seed)
+        fs.make_directory("d/e")
+        file = fs.open("d/e/f", create=True)
+        file.pwrite([b"ab" * 600], 0)
+        file.sync()
+        for path in ("", "d", "d/e"):
+            fs.sync_directory(path)
+        file.pwrite([b"x" * 2000], 0)
+        file.pwrite([b"ab" * 300], 600, durable=True)
+        disk.power_cut()
+        assert fs.open("d/e/f").pread(600, 600) == b"ab" * 300
+
+
+def test_power_cut_keeps_any_subset_of_unsynced_sectors() -> None:
+    """Sectors arrive in any order: over seeds each is sometimes kept and sometimes lost."""
+    outcomes = set[tuple[bool, ...]]()
+    for seed in SEEDS:
+        disk, fs = a_disk(seed)
+        file = fs.open("f", create=True)
+        file.pwrite([bytes(4 * SECTOR_BYTES)], 0)
+        file.sync()
+        fs.sync_directory("/")
+        file.pwrite([b"n" * 4 * SECTOR_BYTES], 0)
+        disk.power_cut()
+        data = fs.open("f").pread(4 * SECTOR_BYTES, 0)
+        assert set(data) <= {0, ord("n")}
+        outcomes.add(tuple(data[s * SECTOR_BYTES] != 0 for s in range(4)))
+    assert len(outcomes) > 8
+
+
+def test_unsynced_name_may_be_lost_and_is_sometimes_kept() -> None:
+    """A created file is volatile until its directory is synced, even when its bytes are not."""
+    found = list[bool]()
+    for seed in SEEDS:
+        disk, fs = a_disk(seed)
+        fs.open("f", create=True).pwrite([b"x"], 0, durable=True)
+        disk.power_cut()
+        found.append(fs.exists("f"))
+    assert True in found
+    assert False in found
+
+
+def test_rename_is_atomic_over_a_power_cut() -> None:
+    """Either the old file stands under the new name or the new one does."""
+    outcomes = set[bytes]()
+    for seed in SEEDS:
+        disk, fs = a_disk(seed)
+        fs.open("f", create=True).pwrite([b"old"], 0, durable=True)
+        fs.sync_directory("")
+        fs.open("f.new", create=True).pwrite([b"new"], 0, durable=True)
+        fs.rename("f.new", "f")
+        disk.power_cut()
+        outcomes.add(fs.open("f").pread(3, 0))
+    assert outcomes == {b"old", b"new"}
+
+
+def test_killed_process_loses_nothing_it_wrote() -> None:
+    """The page cache outlives the process."""
+    disk, fs = a_disk(1)
+    fs.open("f", create=True).pwrite([b"x" * 5000], 0)
+    disk.cut_jobs([])
+    assert fs.open("f").pread(5000, 0) == b"x" * 5000
+
+
+def test_failed_sync_loses_the_pages_and_the_next_one_succeeds() -> None:
+    """Linux marks the pages clean: a retry reports success over lost data."""
+    disk, fs = a_disk(1)
+    file = fs.open("f", create=True)
+    fs.sync_directory("")
+    file.pwrite([b"x" * 100], 0)
+    disk.fail_syncs = 1
+    with pytest.raises(OSError) as error:
+        file.sync()
+    assert error.value.errno == errno.EIO
+    file.sync()
+    assert file.pread(100, 0) == b"x" * 100
+    disk.power_cut()
+    assert b"x" not in fs.open("f").pread(100, 0)
+
+
+def test_full_disk_refuses_growth_and_allows_overwriting() -> None:
+    """ENOSPC comes from allocation, not from writing."""
+    disk, fs = a_disk(1)
+    file = fs.open("f", create=True)
+    file.pwrite([bytes(1024)], 0)
+    disk.full = True
+    file.pwrite([b"y" * 1024], 0)
+    with pytest.raises(OSError, match="no space") as error:
+        file.pwrite([b"z"], 1024)
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_meta_transactions_survive_whole_and_in_order() -> None:
+    """A transaction cut while it was committing is there or not; completed ones are there."""
+    seen = set[bytes | None]()
+    for seed in SEEDS:
+        disk, fs = a_disk(seed)
+        meta = fs.open_meta("meta", 1 << 20)
+        fs.sync_directory("")
+        meta.commit([(b"a", b"1"), (b"b", b"1")])
+        _, steps, _ = disk.run_job(lambda meta=meta: meta.commit([(b"a", b"2"), (b"b", None)]))  # type: ignore[misc]
+        disk.cut_jobs([steps])
+        disk.power_cut()
+        again = fs.open_meta("meta", 1 << 20)
+        assert (again.get(b"a"), again.get(b"b")) in {(b"1", b"1"), (b"2", None)}
+        seen.add(again.get(b"a"))
+    assert seen == {b"1", b"2"}
+
+
+def _replace(fs: SimFileSystem) -> Callable[[], None]:
+    def job() -> None:
+        file = fs.open("f.new", create=True)
+        file.pwrite([b"new!" * 1000], 0)
+        file.sync()
+        fs.rename("f.new", "f")
+        fs.sync_directory("")
+
+    return job
+
+
+def test_job_is_never_reordered_by_dying_inside_it() -> None:
+    """Write, sync, rename: the new name never stands over unsynced bytes, wherever it is cut."""
+    outcomes = set[bytes]()
+    for seed in SEEDS:
+        disk, fs = a_disk(seed)
+        fs.open("f", create=True).pwrite([b"old!" * 1000], 0, durable=True)
+        fs.sync_directory("")
+        time = VirtualTime()
+        clock = NodeClock(time)
+        workers = SimWorkers(clock, disk)
+        finished = list[object]()
+        workers.journal(_replace(fs), finished.append)
+        time.run_until(Random(seed).randint(0, 1_500_000))
+        clock.stop()
+        workers.die()
+        disk.power_cut()
+        content = fs.open("f").pread(4000, 0)
+        outcomes.add(content)
+        assert content in {b"old!" * 1000, b"new!" * 1000}
+        if finished:
+            assert content == b"new!" * 1000
+    assert len(outcomes) == 2
+
+
+def test_journal_jobs_run_one_at_a_time_in_order() -> None:
+    """The journal has one writer; the pool has several."""
+    disk, _ = a_disk(1)
+    time = VirtualTime()
+    workers = SimWorkers(NodeClock(time), disk)
+    fs = SimFileSystem(disk)
+    file = fs.open("f", create=True)
+    done = list[tuple[str, int]]()
+    for name in ("a", "b"):
+        workers.journal(
+            lambda: file.pwrite([b"x"], 0, durable=True),
+            lambda result, name=name: done.append((name, time.now_ns)),  # type: ignore[misc]
+        )
+    time.run_until(1 << 40)
+    assert [name for name, _ in done] == ["a", "b"]
+    assert 0 < done[0][1] < done[1][1]
+
+
+def test_durable_bytes_are_reported_when_they_become_durable() -> None:
+    """The audit at each acknowledgement listens here."""
+    disk, fs = a_disk(1)
+    durable = list[bytes]()
+    disk.on_durable = lambda image: durable.append(bytes(image))
+    file = fs.open("f", create=True)
+    file.pwrite([b"one"], 0)
+    assert durable == []
+    file.pwrite([b"two"], 3, durable=True)
+    file.sync()
+    assert durable == [b"two", b"one"]

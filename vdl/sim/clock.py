@@ -1,0 +1,181 @@
+"""Virtual time: a heap of events, and the clock each simulated process sees.
+
+`VirtualTime` is the only thing in a simulation that moves: it takes the earliest event, jumps to
+its instant and runs it. Events of one instant run in the order they were scheduled, so a run is a
+function of its seed.
+
+`NodeClock` is one life of one process: it implements `vdl.clock.Clock` on top of the shared heap.
+Three things a real machine does to a process happen here. A *stopped* process (killed, or lost to a
+power cut) never runs again: its events are dropped where they are found. A *paused* one (SIGSTOP, a
+stalled virtual machine) runs nothing until it is resumed; what came due meanwhile runs then, in its
+order. Its *wall clock* may jump; monotonic time never does.
+
+Must not know: what the events do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+FOREVER_NS = 1 << 62
+COMPACT_AT = 4096
+"""The heap is rebuilt without cancelled timers when it holds this many of them."""
+
+
+class SimTimer:
+    """One scheduled event. `fn` is None once it ran or was cancelled."""
+
+    __slots__ = ("clock", "fn", "time", "when_ns")
+
+    def __init__(
+        self, time: VirtualTime, clock: NodeClock | None, when_ns: int, fn: Callable[[], None]
+    ) -> None:
+        self.time = time
+        self.clock = clock
+        self.when_ns = when_ns
+        self.fn: Callable[[], None] | None = fn
+
+    def cancel(self) -> None:
+        if self.fn is not None:
+            self.fn = None
+            self.time.cancelled_timer()
+
+
+class VirtualTime:
+    """The heap all clocks of one world share. Times are nanoseconds since the world began."""
+
+    __slots__ = ("_cancelled", "_heap", "_sequence", "events", "now_ns")
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.events = 0
+        self._heap: list[tuple[int, int, SimTimer]] = []
+        self._sequence = 0
+        self._cancelled = 0
+
+    def after(
+        self, delay_ns: int, fn: Callable[[], None], clock: NodeClock | None = None
+    ) -> SimTimer:
+        """Run `fn` in `delay_ns` (at once when negative), on behalf of `clock` if one is given."""
+        when_ns = self.now_ns + max(0, delay_ns)
+        timer = SimTimer(self, clock, when_ns, fn)
+        self._sequence += 1
+        heappush(self._heap, (when_ns, self._sequence, timer))
+        return timer
+
+    def step(self, until_ns: int = FOREVER_NS) -> bool:
+        """Run the next event due by `until_ns`; False when there is none."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_ns:
+            when_ns, _, timer = heappop(heap)
+            fn = timer.fn
+            if fn is None:
+                self._cancelled -= 1
+                continue
+            assert when_ns >= self.now_ns, (when_ns, self.now_ns)
+            clock = timer.clock
+            if clock is not None:
+                if clock.stopped:
+                    continue
+                if clock.paused:
+                    clock.postpone(timer)
+                    continue
+            self.now_ns = when_ns
+            timer.fn = None
+            self.events += 1
+            fn()
+            return True
+        return False
+
+    def run_until(self, when_ns: int, stop: Callable[[], bool] | None = None) -> bool:
+        """Run events up to `when_ns` and stand there; True when `stop()` said to stop earlier."""
+        while self.step(when_ns):
+            if stop is not None and stop():
+                return True
+        self.now_ns = max(self.now_ns, when_ns)
+        return False
+
+    def cancelled_timer(self) -> None:
+        """Count a timer that is dead in the heap; sweep when there are many.
+
+        Servers re-arm timers far more often than they let them run, so without this the heap grows
+        with work done instead of with work waiting.
+        """
+        self._cancelled += 1
+        if self._cancelled >= COMPACT_AT and self._cancelled * 2 >= len(self._heap):
+            # In place: `step` may be holding the list.
+            self._heap[:] = [item for item in self._heap if item[2].fn is not None]
+            heapify(self._heap)
+            self._cancelled = 0
+
+    def postponed(self, timers: list[SimTimer]) -> None:
+        """Put back, in order and due now, events that came due while their process was paused."""
+        for timer in timers:
+            if timer.fn is None:
+                self._cancelled -= 1
+                continue
+            timer.when_ns = self.now_ns
+            self._sequence += 1
+            heappush(self._heap, (self.now_ns, self._sequence, timer))
+
+
+class NodeClock:
+    """The clock of one process from its start to its end; a `vdl.clock.Clock`.
+
+    `turn_ns` is how long one turn of the process's loop takes: what is asked for with `call_soon`
+    runs that much later, so that what arrives meanwhile is handled in the same turn, as it is in a
+    real loop.
+    """
+
+    __slots__ = ("_offset_ns", "_postponed", "_time", "paused", "stopped", "turn_ns", "wall_base_ms")
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        *,
+        wall_base_ms: int = 1_750_000_000_000,
+        offset_ns: int = 0,
+        turn_ns: int = 20_000,
+    ) -> None:
+        self._time = time
+        self._offset_ns = offset_ns
+        self._postponed: list[SimTimer] = []
+        self.wall_base_ms = wall_base_ms
+        self.turn_ns = turn_ns
+        self.paused = False
+        self.stopped = False
+
+    def now_ns(self) -> int:
+        return self._time.now_ns + self._offset_ns
+
+    def wall_ms(self) -> int:
+        return self.wall_base_ms + self._time.now_ns // 1_000_000
+
+    def call_later(self, delay_ns: int, fn: Callable[[], None]) -> SimTimer:
+        return self._time.after(delay_ns, fn, self)
+
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        self._time.after(self.turn_ns, fn, self)
+
+    def jump_wall(self, delta_ms: int) -> None:
+        """Someone set the machine's clock."""
+        self.wall_base_ms += delta_ms
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        """Run what came due during the pause, in its order."""
+        self.paused = False
+        postponed, self._postponed = self._postponed, []
+        self._time.postponed(postponed)
+
+    def stop(self) -> None:
+        """The process is gone: nothing scheduled on this clock runs again."""
+        self.stopped = True
+        self._postponed.clear()
+
+    def postpone(self, timer: SimTimer) -> None:
+        assert self.paused, timer
+        self._postponed.append(timer)

@@ -1,0 +1,397 @@
+"""A disk that forgets what was not synced.
+
+Every file has two images: the *volatile* one, which reads see, and the *durable* one, which
+survives a power cut. Between them lie dirty ranges. A power cut keeps, sector by sector, a random
+subset of what was dirty and tears one sector; a file's new length may or may not have arrived.
+Names are the same: creating, renaming and removing is volatile until the directory is synced, and
+a power cut keeps a prefix of each directory's pending changes. A rename is atomic. A killed process
+loses none of this: the page cache outlives it.
+
+Code runs on the disk in two ways. Outside a job every operation takes effect at once. Inside a job
+(`workers.SimWorkers`) effects on the volatile image happen when the job starts, in no virtual time,
+but each operation is also a *step*: what it made durable becomes so only when the job completes,
+and when the process or the machine dies in between, the steps from a random point on are taken back
+as if they had never been issued. So "write, sync, rename" is cut anywhere, but never reordered.
+
+A failed sync behaves as Linux does: the pages are marked clean though they never reached the disk,
+so a second sync succeeds and the data is gone after a power cut.
+
+Must not know: what is written, and by whom.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from segments.api import Buffer, StorageError
+
+T = TypeVar("T")
+SECTOR_BYTES = 512
+
+
+@dataclass(slots=True)
+class DiskProfile:
+    """How long things take, in virtual nanoseconds. `sync_ns` is the mean of an exponential."""
+
+    sync_ns: int = 300_000
+    operation_ns: int = 10_000
+    bytes_per_us: int = 500
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One operation of a running job: how to make it durable, and how to take it back."""
+
+    harden: Callable[[], None] | None
+    undo: Callable[[], None] | None
+
+
+@dataclass(slots=True, eq=False)
+class Range:
+    """Bytes [start, end) of a file that were written and not yet synced."""
+
+    start: int
+    end: int
+
+
+class Inode:
+    """The two images of one file."""
+
+    __slots__ = ("data", "dirty", "durable")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = bytearray()
+        self.dirty: list[Range] = []
+
+    def power_cut(self, rng: Random) -> None:
+        """Decide what of the unsynced writes had reached the platter."""
+        data, durable = self.data, self.durable
+        if len(data) != len(durable):
+            low, high = sorted((len(data), len(durable)))
+            between = rng.randint(low, high) // SECTOR_BYTES * SECTOR_BYTES
+            _resize(durable, rng.choice((len(data), len(durable), max(low, between))))
+        sectors = sorted(
+            {s for r in self.dirty for s in range(r.start // SECTOR_BYTES, _sectors(r.end))}
+        )
+        # One coin a cut decides how much survived, so that "nearly all" and "nearly none" happen.
+        survival = rng.random()
+        kept = [sector for sector in sectors if rng.random() < survival]
+        torn = rng.choice(kept) if kept and rng.random() < 0.5 else -1
+        for sector in kept:
+            start = sector * SECTOR_BYTES
+            end = min(start + SECTOR_BYTES, len(durable), len(data))
+            if sector == torn and end > start:
+                end = rng.randint(start, end)
+            if end > start:
+                durable[start:end] = data[start:end]
+        self.data = bytearray(durable)
+        self.dirty.clear()
+
+
+class MetaStore:
+    """Key-value environment with durable, atomic transactions (the twin of an LMDB one)."""
+
+    __slots__ = ("durable", "items", "pending")
+
+    def __init__(self) -> None:
+        self.items: dict[bytes, bytes] = {}
+        self.durable: dict[bytes, bytes] = {}
+        self.pending: list[list[tuple[bytes, bytes | None]]] = []
+
+    def power_cut(self, rng: Random) -> None:
+        for transaction in self.pending:
+            if rng.random() < 0.5:
+                break
+            _apply(self.durable, transaction)
+        self.pending.clear()
+        self.items = dict(self.durable)
+
+
+class Directory:
+    """Names, as seen and as durable."""
+
+    __slots__ = ("durable", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Node] = {}
+        self.durable: dict[str, Node] = {}
+
+
+Node = Inode | MetaStore | Directory
+
+
+@dataclass(slots=True, eq=False)
+class NameChange:
+    """One atomic change of names: (directory, name, node or None), not durable yet."""
+
+    changes: list[tuple[Directory, str, Node | None]]
+
+    def harden(self) -> None:
+        for directory, name, node in self.changes:
+            if node is None:
+                directory.durable.pop(name, None)
+            else:
+                directory.durable[name] = node
+
+
+class SimDisk:
+    """One machine's disk. It outlives the processes that use it.
+
+    Use: `fail_syncs` and `full` are the faults' handles; `slowdown` multiplies every latency;
+    `on_durable` is told every run of bytes the moment it becomes durable.
+    """
+
+    def __init__(self, rng: Random, profile: DiskProfile) -> None:
+        self.rng = rng
+        self.profile = profile
+        self.root = Directory()
+        self.locks: set[str] = set()
+        self.fail_syncs = 0
+        self.full = False
+        self.slowdown = 1
+        self.on_durable: Callable[[Buffer], None] = _ignore
+        self._name_changes: list[NameChange] = []
+        self._steps: list[Step] | None = None
+        self._cost_ns = 0
+
+    # --- jobs ---------------------------------------------------------------------------------
+    def run_job(self, job: Callable[[], T]) -> tuple[T | BaseException, list[Step], int]:
+        """Do the job's work on the volatile image; (result, steps, nanoseconds it takes)."""
+        assert self._steps is None, "a job inside a job"
+        self._steps = []
+        self._cost_ns = 0
+        result: T | BaseException
+        try:
+            result = job()
+        except (StorageError, OSError) as error:
+            result = error
+        steps, self._steps = self._steps, None
+        return result, steps, self._cost_ns * self.slowdown
+
+    def step(self, harden: Callable[[], None] | None, undo: Callable[[], None] | None) -> None:
+        """Note an operation that was done; outside a job it is complete already."""
+        if self._steps is not None:
+            self._steps.append(Step(harden, undo))
+        elif harden is not None:
+            harden()
+
+    # --- files ----------------------------------------------------------------------------------
+    def write(
+        self, inode: Inode, buffers: Sequence[Buffer], position: int, *, durable: bool
+    ) -> int:
+        data = inode.data
+        payload = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+        length = len(payload)
+        end = position + length
+        old_size = len(data)
+        if self.full and end > old_size:
+            raise OSError(errno.ENOSPC, "no space left on the simulated disk")
+        old = bytes(data[position:end]) if self._steps is not None else b""
+        if position > old_size:
+            data.extend(bytes(position - old_size))
+        data[position:end] = payload
+        written = Range(min(position, old_size), end)
+        inode.dirty.append(written)
+        self._cost_ns += self.profile.operation_ns + length * 1000 // self.profile.bytes_per_us
+
+        def undo() -> None:
+            data[position : position + len(old)] = old
+            if len(data) > old_size:
+                _resize(data, old_size)
+
+        if not durable:
+            self.step(None, undo)
+            return length
+        self._wait_for_sync(inode, [written])
+        image = bytes(data[written.start : end])
+
+        def harden() -> None:
+            if len(inode.durable) < end:
+                _resize(inode.durable, end)
+            inode.durable[written.start : end] = image
+            _forget(inode.dirty, [written])
+            self.on_durable(image)
+
+        self.step(harden, undo)
+        return length
+
+    def sync(self, inode: Inode) -> None:
+        ranges = list(inode.dirty)
+        self._wait_for_sync(inode, ranges)
+        size = len(inode.data)
+        images = [(r.start, bytes(inode.data[r.start : r.end])) for r in ranges]
+
+        def harden() -> None:
+            _resize(inode.durable, size)
+            for start, image in images:
+                inode.durable[start : min(start + len(image), size)] = image[: size - start]
+                self.on_durable(image)
+            _forget(inode.dirty, ranges)
+
+        self.step(harden, None)
+
+    def truncate(self, inode: Inode, length: int) -> None:
+        data = inode.data
+        old_size = len(data)
+        if self.full and length > old_size:
+            raise OSError(errno.ENOSPC, "no space left on the simulated disk")
+        tail = bytes(data[length:])
+        _resize(data, length)
+        if length < old_size:
+            # Should the file grow again before a sync, these bytes are zeros here, not there.
+            inode.dirty.append(Range(length, old_size))
+
+        def undo() -> None:
+            _resize(data, old_size)
+            data[length:] = tail if length < old_size else b""
+
+        self._cost_ns += self.profile.operation_ns
+        self.step(None, undo)
+
+    def read(self, inode: Inode, length: int, position: int) -> bytes:
+        self._cost_ns += self.profile.operation_ns + length * 1000 // self.profile.bytes_per_us
+        return bytes(inode.data[position : position + length])
+
+    def _wait_for_sync(self, inode: Inode, ranges: list[Range]) -> None:
+        """Charge for one sync; when it is to fail, forget the pages as Linux does."""
+        self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
+        if self.fail_syncs > 0:
+            self.fail_syncs -= 1
+            _forget(inode.dirty, ranges)
+            raise OSError(errno.EIO, "simulated sync failure")
+
+    # --- names ----------------------------------------------------------------------------------
+    def change_names(self, changes: list[tuple[Directory, str, Node | None]]) -> None:
+        """Apply one atomic change to the volatile tree; durable when a directory is synced."""
+        change = NameChange(changes)
+        for directory, name, node in changes:
+            if node is None:
+                directory.entries.pop(name, None)
+            else:
+                directory.entries[name] = node
+        self._name_changes.append(change)
+        self._cost_ns += self.profile.operation_ns
+
+        def undo() -> None:
+            # The volatile tree is not taken back: it is rebuilt from the durable one.
+            if change in self._name_changes:
+                self._name_changes.remove(change)
+
+        self.step(None, undo)
+
+    def sync_directory(self, directory: Directory) -> None:
+        self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
+        if self.fail_syncs > 0:
+            self.fail_syncs -= 1
+            raise OSError(errno.EIO, "simulated sync failure")
+        # A change that shares a directory with a later one cannot be overtaken by it.
+        touched = {id(directory)}
+        chosen: list[NameChange] = []
+        for change in reversed(self._name_changes):
+            mine = {id(d) for d, _, _ in change.changes}
+            if mine & touched:
+                touched |= mine
+                chosen.append(change)
+        chosen.reverse()
+
+        def harden() -> None:
+            for change in chosen:
+                if change in self._name_changes:
+                    self._name_changes.remove(change)
+                    change.harden()
+
+        self.step(harden, None)
+
+    # --- meta -----------------------------------------------------------------------------------
+    def commit_meta(self, meta: MetaStore, puts: list[tuple[bytes, bytes | None]]) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "no space left on the simulated disk")
+        self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
+        before = [(key, meta.items.get(key)) for key, _ in puts]
+        _apply(meta.items, puts)
+        meta.pending.append(puts)
+
+        def harden() -> None:
+            # By identity: two transactions may be equal.
+            meta.pending[:] = [other for other in meta.pending if other is not puts]
+            _apply(meta.durable, puts)
+
+        def undo() -> None:
+            meta.pending[:] = [other for other in meta.pending if other is not puts]
+            _apply(meta.items, before)
+
+        self.step(harden, undo)
+
+    # --- death --------------------------------------------------------------------------------
+    def cut_jobs(self, jobs: Sequence[list[Step]]) -> None:
+        """The process died while these jobs ran: each got to a random step, and no further."""
+        for steps in jobs:
+            reached = self.rng.randint(0, len(steps))
+            for step in steps[:reached]:
+                if step.harden is not None:
+                    step.harden()
+            # steps[reached] had been issued and not completed: what it wrote stays volatile.
+            for step in reversed(steps[reached + 1 :]):
+                if step.undo is not None:
+                    step.undo()
+        self.locks.clear()
+
+    def power_cut(self) -> None:
+        """Everything volatile is lost, but for what happened to have reached the platter."""
+        rng = self.rng
+        cut: set[int] = set()
+        for change in self._name_changes:
+            touched = {id(directory) for directory, _, _ in change.changes}
+            if touched & cut or rng.random() < 0.5:
+                cut |= touched
+            else:
+                change.harden()
+        self._name_changes.clear()
+        self.fail_syncs = 0
+        self._restore(self.root, {})
+
+    def _restore(self, directory: Directory, seen: dict[int, bool]) -> None:
+        directory.entries = dict(directory.durable)
+        for name in sorted(directory.entries):
+            node = directory.entries[name]
+            if id(node) in seen:
+                continue
+            seen[id(node)] = True
+            if isinstance(node, Directory):
+                self._restore(node, seen)
+            else:
+                node.power_cut(self.rng)
+
+
+def _sectors(length: int) -> int:
+    return -(-length // SECTOR_BYTES)
+
+
+def _resize(data: bytearray, length: int) -> None:
+    if length < len(data):
+        del data[length:]
+    else:
+        data.extend(bytes(length - len(data)))
+
+
+def _forget(dirty: list[Range], done: list[Range]) -> None:
+    """Remove, by identity, what a sync covered; what was written since stays."""
+    gone = {id(r) for r in done}
+    dirty[:] = [r for r in dirty if id(r) not in gone]
+
+
+def _apply(items: dict[bytes, bytes], puts: list[tuple[bytes, bytes | None]]) -> None:
+    for key, value in puts:
+        if value is None:
+            items.pop(key, None)
+        else:
+            items[key] = value
+
+
+def _ignore(image: Buffer) -> None:
+    """Nobody listens."""

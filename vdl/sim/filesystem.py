@@ -1,0 +1,193 @@
+"""The simulated disk behind the file-system interface the store is written against.
+
+One `SimFileSystem` per life of a process: its locks go with it. Paths are '/'-separated; relative
+ones start at the disk's root, like absolute ones.
+
+Must not know: what the files mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from segments.api import Buffer, StorageError
+from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
+
+
+class DirectoryInUse(StorageError):
+    """Another process of this machine holds the path's lock."""
+
+
+class SimFile:
+    """An open file; it stays usable when its name is removed."""
+
+    __slots__ = ("_disk", "_inode")
+
+    def __init__(self, disk: SimDisk, inode: Inode) -> None:
+        self._disk = disk
+        self._inode = inode
+
+    def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
+        return self._disk.write(self._inode, buffers, position, durable=durable)
+
+    def pread(self, length: int, position: int) -> bytes:
+        return self._disk.read(self._inode, length, position)
+
+    def sync(self) -> None:
+        self._disk.sync(self._inode)
+
+    def truncate(self, length: int) -> None:
+        self._disk.truncate(self._inode, length)
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimMeta:
+    """A key-value environment; every commit is one durable transaction."""
+
+    __slots__ = ("_disk", "_store")
+
+    def __init__(self, disk: SimDisk, store: MetaStore) -> None:
+        self._disk = disk
+        self._store = store
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._store.items.get(key)
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        return sorted(item for item in self._store.items.items() if item[0].startswith(prefix))
+
+    def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        self._disk.commit_meta(self._store, list(puts))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimLock:
+    """Exclusive use of a path by one process."""
+
+    __slots__ = ("_disk", "_path")
+
+    def __init__(self, disk: SimDisk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        self._disk.locks.discard(self._path)
+
+
+class SimFileSystem:
+    """`segments.fs.FileSystem` on a `SimDisk`."""
+
+    __slots__ = ("disk",)
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+
+    def open(self, path: str, *, create: bool = False) -> SimFile:
+        directory, name = self._parent(path)
+        node = directory.entries.get(name)
+        if create:
+            if node is not None:
+                raise FileExistsError(path)
+            node = Inode()
+            self.disk.change_names([(directory, name, node)])
+        elif node is None:
+            raise FileNotFoundError(path)
+        if not isinstance(node, Inode):
+            raise IsADirectoryError(path)
+        return SimFile(self.disk, node)
+
+    def exists(self, path: str) -> bool:
+        try:
+            directory, name = self._parent(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return not name or name in directory.entries
+
+    def list(self, path: str) -> list[str]:
+        return sorted(self._directory(path).entries)
+
+    def make_directory(self, path: str) -> None:
+        """Make the directory and any missing parents; existing ones are left alone."""
+        directory = self.disk.root
+        for name in _parts(path):
+            node = directory.entries.get(name)
+            if node is None:
+                node = Directory()
+                self.disk.change_names([(directory, name, node)])
+            if not isinstance(node, Directory):
+                raise NotADirectoryError(path)
+            directory = node
+
+    def rename(self, old: str, new: str) -> None:
+        source, source_name = self._parent(old)
+        target, target_name = self._parent(new)
+        node = source.entries.get(source_name)
+        if node is None:
+            raise FileNotFoundError(old)
+        self.disk.change_names([(source, source_name, None), (target, target_name, node)])
+
+    def unlink(self, path: str) -> None:
+        directory, name = self._parent(path)
+        if name not in directory.entries:
+            raise FileNotFoundError(path)
+        self.disk.change_names([(directory, name, None)])
+
+    def remove_tree(self, path: str) -> None:
+        directory, name = self._parent(path)
+        if name not in directory.entries:
+            raise FileNotFoundError(path)
+        node = directory.entries[name]
+        if isinstance(node, Directory):
+            for child in sorted(node.entries):
+                self.remove_tree(f"{path}/{child}")
+        self.disk.change_names([(directory, name, None)])
+
+    def sync_directory(self, path: str) -> None:
+        self.disk.sync_directory(self._directory(path))
+
+    def lock(self, path: str) -> SimLock:
+        key = "/".join(_parts(path))
+        if key in self.disk.locks:
+            raise DirectoryInUse(path)
+        self.disk.locks.add(key)
+        return SimLock(self.disk, key)
+
+    def open_meta(self, path: str, map_bytes: int) -> SimMeta:
+        assert map_bytes > 0, map_bytes
+        directory, name = self._parent(path)
+        node = directory.entries.get(name)
+        if node is None:
+            node = MetaStore()
+            self.disk.change_names([(directory, name, node)])
+        if not isinstance(node, MetaStore):
+            raise FileExistsError(path)
+        return SimMeta(self.disk, node)
+
+    def _directory(self, path: str) -> Directory:
+        directory = self.disk.root
+        for name in _parts(path):
+            node = directory.entries.get(name)
+            if node is None:
+                raise FileNotFoundError(path)
+            if not isinstance(node, Directory):
+                raise NotADirectoryError(path)
+            directory = node
+        return directory
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        """The directory that holds the path's last name, and that name ("" for the root)."""
+        parts = _parts(path)
+        if not parts:
+            return self.disk.root, ""
+        return self._directory("/".join(parts[:-1])), parts[-1]
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in {"", "."}]

@@ -1,0 +1,95 @@
+"""Where a simulated process's blocking work runs: one journal worker and a small pool.
+
+A job does its work when it starts and is complete when its virtual time is over: only then are its
+effects durable and its caller told (see `disk`). A process that dies takes its callbacks with it;
+how far the jobs it was running got is drawn by the disk.
+
+Must not know: what the jobs do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from vdl.clock import MS
+from vdl.sim.clock import NodeClock, SimTimer
+from vdl.sim.disk import SimDisk, Step
+
+T = TypeVar("T")
+POOL_WORKERS = 4
+
+
+class SimWorkers:
+    """`segments.api.Workers` on virtual time, for one life of one process."""
+
+    def __init__(self, clock: NodeClock, disk: SimDisk) -> None:
+        self._clock = clock
+        self._disk = disk
+        self._journal: deque[Callable[[], None]] = deque()
+        self._journal_busy = False
+        self._pool: deque[Callable[[], None]] = deque()
+        self._pool_busy = 0
+        self._running: dict[int, list[Step]] = {}
+        self._jobs = 0
+
+    def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._journal.append(lambda: self._run(job, done, self._journal_done))
+        if not self._journal_busy:
+            self._journal_next()
+
+    def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._pool.append(lambda: self._run(job, done, self._pool_done))
+        if self._pool_busy < POOL_WORKERS:
+            self._pool_next()
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> SimTimer:
+        return self._clock.call_later(delay_ms * MS, fn)
+
+    def die(self) -> None:
+        """The process is gone: cut the running jobs off where they happen to be."""
+        running = [self._running[job] for job in sorted(self._running)]
+        self._running.clear()
+        self._journal.clear()
+        self._pool.clear()
+        self._disk.cut_jobs(running)
+
+    def _run(
+        self,
+        job: Callable[[], T],
+        done: Callable[[T | BaseException], None],
+        free: Callable[[], None],
+    ) -> None:
+        result, steps, cost_ns = self._disk.run_job(job)
+        self._jobs += 1
+        number = self._jobs
+        self._running[number] = steps
+
+        def complete() -> None:
+            del self._running[number]
+            for step in steps:
+                if step.harden is not None:
+                    step.harden()
+            done(result)
+            free()
+
+        self._clock.call_later(cost_ns, complete)
+
+    def _journal_next(self) -> None:
+        if self._journal:
+            self._journal_busy = True
+            self._journal.popleft()()
+
+    def _journal_done(self) -> None:
+        self._journal_busy = False
+        self._journal_next()
+
+    def _pool_next(self) -> None:
+        if self._pool:
+            self._pool_busy += 1
+            self._pool.popleft()()
+
+    def _pool_done(self) -> None:
+        self._pool_busy -= 1
+        self._pool_next()
