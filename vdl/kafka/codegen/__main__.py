@@ -1,4 +1,4 @@
-"""`python -m vdl.kafka.codegen [--check]`: write the wire modules, or check that they are current."""
+"""`python -m vdl.kafka.codegen [--check]`: write the wire modules, or see if they are current."""
 
 import sys
 from pathlib import Path

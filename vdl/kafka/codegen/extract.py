@@ -22,7 +22,39 @@ Json = dict[str, Any]  # the shape is Kafka's, checked where it is used
 
 # Messages that only brokers or tools for features VDL does not have exchange.
 LEFT_OUT = frozenset(
-    ["LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "AlterPartition", "Envelope", "FetchSnapshot", "BrokerRegistration", "BrokerHeartbeat", "AllocateProducerIds", "ControllerRegistration", "AssignReplicasToDirs", "CreateDelegationToken", "RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken", "AddRaftVoter", "RemoveRaftVoter", "UpdateRaftVoter", "InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState", "ReadShareGroupStateSummary", "StreamsGroupHeartbeat", "StreamsGroupDescribe", "StreamsGroupTopologyDescriptionUpdate", "UnregisterController"]
+    {
+        "AddRaftVoter",
+        "AllocateProducerIds",
+        "AlterPartition",
+        "AssignReplicasToDirs",
+        "BeginQuorumEpoch",
+        "BrokerHeartbeat",
+        "BrokerRegistration",
+        "ControlledShutdown",
+        "ControllerRegistration",
+        "CreateDelegationToken",
+        "DeleteShareGroupState",
+        "DescribeDelegationToken",
+        "EndQuorumEpoch",
+        "Envelope",
+        "ExpireDelegationToken",
+        "FetchSnapshot",
+        "InitializeShareGroupState",
+        "LeaderAndIsr",
+        "ReadShareGroupState",
+        "ReadShareGroupStateSummary",
+        "RemoveRaftVoter",
+        "RenewDelegationToken",
+        "StopReplica",
+        "StreamsGroupDescribe",
+        "StreamsGroupHeartbeat",
+        "StreamsGroupTopologyDescriptionUpdate",
+        "UnregisterController",
+        "UpdateMetadata",
+        "UpdateRaftVoter",
+        "Vote",
+        "WriteShareGroupState",
+    }
 )
 BLOBS = ("ConsumerProtocolAssignment", "ConsumerProtocolSubscription", "EndTxnMarker")
 

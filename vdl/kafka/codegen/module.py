@@ -43,9 +43,9 @@ def module_source(api: Api) -> str:
     functions: list[str] = []
     entries: list[str] = []
     for message in api.messages:
-        message = classes.add_message(message)
+        named = classes.add_message(message)
         side = _side(api, message)
-        functions += _layouts(message, side, structs)
+        functions += _layouts(named, side, structs)
         entries += [_decode_entry(message, side), _encode_entry(message, side)]
     body = "\n\n\n".join([*classes.texts, *functions, *entries])
     parts = [

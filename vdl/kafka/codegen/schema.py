@@ -147,7 +147,7 @@ def _field_from_json(facts: dict) -> Field:  # type: ignore[type-arg]  # json's 
 
 
 def dump(api: Api) -> str:
-    """The facts file of `api`: JSON with one field a line, so that a change reads well in a diff."""
+    """The facts file of `api`: JSON with one field a line, so that a diff reads well."""
     lines = ["{", f'  "name": {json.dumps(api.name)},', f'  "key": {api.key},', '  "messages": [']
     for message in api.messages:
         lines.append(

@@ -129,14 +129,16 @@ class Structs:
 
     def definitions(self) -> list[str]:
         """The module-level assignments, sorted."""
-        lines = []
-        for layout in sorted(self.readers):
-            lines.append(f'{self.reader(layout)} = Struct(">{layout}").unpack_from')
-        for layout in sorted(self.packers):
-            lines.append(f'{self.packer(layout)} = Struct(">{layout}").pack')
-        for layout in sorted(self.iterators):
-            lines.append(f'{self.iterator(layout)} = Struct(">{layout}").iter_unpack')
-        return lines
+        kinds = (
+            (self.readers, self.reader, "unpack_from"),
+            (self.packers, self.packer, "pack"),
+            (self.iterators, self.iterator, "iter_unpack"),
+        )
+        return [
+            f'{name(layout)} = Struct(">{layout}").{method}'
+            for layouts, name, method in kinds
+            for layout in sorted(layouts)
+        ]
 
 
 def _layout_name(layout: str) -> str:

@@ -1,9 +1,9 @@
 """What the generated modules share: errors, varints, tagged fields.
 
 A generated function calls in here only off the usual path: a length that needs more than one byte,
-a struct that carries tagged fields, a field that is wrong. Whoever sends bytes is not trusted: every
-failure to read them is a `WireError`, whatever the bytes; failing to encode is our own fault and an
-`EncodeError`. Bytes left over after a message are ignored, as Kafka ignores them.
+a struct that carries tagged fields, a field that is wrong. Whoever sends bytes is not trusted:
+every failure to read them is a `WireError`, whatever the bytes; failing to encode is our own fault
+and an `EncodeError`. Bytes left over after a message are ignored, as Kafka ignores them.
 """
 
 from vdl.errors import VdlError
@@ -123,7 +123,7 @@ def read_uvarint(view: memoryview, pos: int, first: int) -> tuple[int, int]:
 
 
 def read_string_length(view: memoryview, pos: int, first: int) -> tuple[int, int]:
-    """As `read_uvarint`, for the length-plus-one of a string, which Kafka limits to 32,767 bytes."""
+    """As `read_uvarint`, for a string's length plus one. Kafka limits strings to 32,767 bytes."""
     value, pos = read_uvarint(view, pos, first)
     if value > STRING_BYTES_MAX + 1:
         raise BadLength("string", value - 1, len(view) - pos)
