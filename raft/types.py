@@ -54,6 +54,10 @@ class EntryKind(IntEnum):
     """Raft's own empty entry, first of each leader's term (§8)."""
 
 
+CONF_CHANGE_KINDS: Final = (EntryKind.CONF_CHANGE, EntryKind.CONF_CHANGE_V2)
+"""Kinds whose payload is a membership change."""
+
+
 @dataclass(slots=True)
 class Entry:
     """One log entry.

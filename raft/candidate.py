@@ -1,0 +1,233 @@
+"""Elections: campaigning and voting (§5.2, §5.4.1, thesis §9.6).
+
+`campaign` is how a replica stands for leader: in two rounds with pre-vote (would you vote for me,
+then: vote for me), in one without, or when the old leader hands over. A candidate's vote for itself
+is a message like the others: it counts once its own disk holds it.
+
+Voting is here too, because granting and counting votes are two sides of one rule; every role votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, assert_never
+
+from raft.errors import DropReason, NotInMemory, ProposalDropped
+from raft.follower import (
+    become_follower,
+    handle_append,
+    handle_heartbeat,
+    handle_snapshot,
+)
+from raft.leader import become_leader
+from raft.messages import (
+    Message,
+    MsgApp,
+    MsgHeartbeat,
+    MsgPreVote,
+    MsgPreVoteResp,
+    MsgProp,
+    MsgSnap,
+    MsgTimeoutNow,
+    MsgVote,
+    MsgVoteResp,
+)
+from raft.quorum import VoteResult, joint_vote
+from raft.state import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE, Raft
+from raft.types import CONF_CHANGE_KINDS, NONE
+
+
+class Campaign(Enum):
+    """Why and how a replica stands."""
+
+    PRE_ELECTION = "pre-election"
+    ELECTION = "election"
+    TRANSFER = "transfer"
+
+
+def tick(raft: Raft, ticks: int) -> None:
+    """Time passes for a replica that does not lead: campaign when nobody was heard for long."""
+    raft.election_elapsed += ticks
+    due = raft.election_elapsed >= raft.randomized_election_timeout
+    if raft.campaign_due:
+        raft.campaign_due = max(raft.campaign_due - ticks, 0)
+        due = due or raft.campaign_due == 0
+    if due and raft.is_promotable:
+        raft.election_elapsed = 0
+        stand(raft)
+
+
+def stand(raft: Raft) -> None:
+    """Campaign in the configured way, if this replica may."""
+    hup(raft, Campaign.PRE_ELECTION if raft.pre_vote else Campaign.ELECTION)
+
+
+def hup(raft: Raft, how: Campaign) -> None:
+    """Campaign, unless leading, not a voter, or about to apply another membership."""
+    if raft.state is LEADER or not raft.is_promotable or _has_unapplied_conf_change(raft):
+        return
+    campaign(raft, how)
+
+
+def campaign(raft: Raft, how: Campaign) -> None:
+    """Ask all voters for their vote, or whether they would give it."""
+    match how:
+        case Campaign.PRE_ELECTION:
+            _become_pre_candidate(raft)
+            # A grant is for the term after this one, a rejection for ours: see MsgPreVoteResp.
+            _request_votes(raft, MsgPreVote, MsgPreVoteResp, raft.term + 1, transfer=False)
+        case Campaign.ELECTION | Campaign.TRANSFER:
+            _become_candidate(raft)
+            transfer = how is Campaign.TRANSFER
+            _request_votes(raft, MsgVote, MsgVoteResp, raft.term, transfer=transfer)
+        case _:
+            assert_never(how)
+
+
+def _become_pre_candidate(raft: Raft) -> None:
+    assert raft.state is not LEADER
+    # Neither term nor vote changes: that is what pre-vote is for.
+    raft.votes = {}
+    raft.lead = NONE
+    raft.campaign_due = 0
+    raft.state = PRE_CANDIDATE
+
+
+def _become_candidate(raft: Raft) -> None:
+    assert raft.state is not LEADER
+    raft.reset(raft.term + 1)
+    raft.vote = raft.id
+    raft.state = CANDIDATE
+
+
+def _request_votes(
+    raft: Raft,
+    request: type[MsgVote | MsgPreVote],
+    response: type[MsgVoteResp | MsgPreVoteResp],
+    term: int,
+    *,
+    transfer: bool,
+) -> None:
+    log = raft.log
+    for voter in sorted(raft.membership.voters()):
+        if voter == raft.id:
+            raft.msgs_after_append.append(response(voter, raft.id, term))
+        else:
+            raft.msgs.append(
+                request(voter, raft.id, term, log.last_term, log.last_index, transfer)
+            )
+
+
+def _has_unapplied_conf_change(raft: Raft) -> bool:
+    """Whether a committed membership change waits to be applied.
+
+    Campaigning with the old voters could then elect a leader beside the one of the new voters.
+    What storage does not hold in memory counts as a change: applying will bring it in.
+    """
+    log = raft.log
+    first = log.applied + 1
+    while first <= log.committed:
+        try:
+            entries = log.slice(first, log.committed + 1, log.applying_bytes_max)
+        except NotInMemory:
+            return True
+        if any(entry.kind in CONF_CHANGE_KINDS for entry in entries):
+            return True
+        first = entries[-1].index + 1
+    return False
+
+
+# --- Voting ------------------------------------------------------------------------------------
+
+
+def handle_vote(raft: Raft, msg: MsgVote) -> None:
+    """RequestVote, receiver (Figure 2). Learners vote too: the asker may know better (thesis)."""
+    may_vote = raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
+    if may_vote and raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
+        raft.msgs_after_append.append(MsgVoteResp(msg.from_, raft.id, msg.term))
+        raft.election_elapsed = 0
+        raft.campaign_due = 0
+        raft.vote = msg.from_
+    else:
+        raft.msgs_after_append.append(MsgVoteResp(msg.from_, raft.id, raft.term, reject=True))
+
+
+def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
+    """Would I vote? Changes nothing here (thesis §9.6)."""
+    may_vote = (
+        msg.term > raft.term
+        or raft.vote == msg.from_
+        or (raft.vote == NONE and raft.lead == NONE)
+    )
+    if may_vote and raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
+        # The asked term, not ours: the asker is still in an older one and would drop the answer.
+        raft.msgs_after_append.append(MsgPreVoteResp(msg.from_, raft.id, msg.term))
+    else:
+        raft.msgs_after_append.append(MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True))
+
+
+def _count(raft: Raft, voter: int, *, granted: bool) -> VoteResult:
+    # The first answer of a voter counts: a repeated message is no second vote.
+    raft.votes.setdefault(voter, granted)
+    return joint_vote(raft.membership.incoming, raft.membership.outgoing, raft.votes)
+
+
+def _on_vote_answer(raft: Raft, msg: MsgVoteResp) -> None:
+    if raft.state is not CANDIDATE:
+        return
+    result = _count(raft, msg.from_, granted=not msg.reject)
+    if result is VoteResult.WON:
+        become_leader(raft)
+    elif result is VoteResult.LOST:
+        become_follower(raft, raft.term, NONE)
+
+
+def _on_pre_vote_answer(raft: Raft, msg: MsgPreVoteResp) -> None:
+    if raft.state is not PRE_CANDIDATE:
+        return
+    result = _count(raft, msg.from_, granted=not msg.reject)
+    if result is VoteResult.WON:
+        campaign(raft, Campaign.ELECTION)
+    elif result is VoteResult.LOST:
+        # Ours, not the message's: a grant carries a term nobody has reached.
+        become_follower(raft, raft.term, NONE)
+
+
+# --- A candidate that meets a leader -----------------------------------------------------------
+
+
+def _on_append(raft: Raft, msg: MsgApp) -> None:
+    become_follower(raft, msg.term, msg.from_)
+    handle_append(raft, msg)
+
+
+def _on_heartbeat(raft: Raft, msg: MsgHeartbeat) -> None:
+    become_follower(raft, msg.term, msg.from_)
+    handle_heartbeat(raft, msg)
+
+
+def _on_snapshot(raft: Raft, msg: MsgSnap) -> None:
+    become_follower(raft, msg.term, msg.from_)
+    handle_snapshot(raft, msg)
+
+
+def _on_proposal(raft: Raft, msg: MsgProp) -> None:
+    raise ProposalDropped(DropReason.NO_LEADER)
+
+
+def on_timeout_now(raft: Raft, msg: MsgTimeoutNow) -> None:
+    """The leader hands over: campaign at once, without asking first (thesis §3.10)."""
+    if raft.state is FOLLOWER:
+        hup(raft, Campaign.TRANSFER)
+
+
+# `...`: each handler takes the message type it is listed under.
+HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
+    MsgApp: _on_append,
+    MsgHeartbeat: _on_heartbeat,
+    MsgSnap: _on_snapshot,
+    MsgProp: _on_proposal,
+    MsgVoteResp: _on_vote_answer,
+    MsgPreVoteResp: _on_pre_vote_answer,
+}

@@ -1,0 +1,190 @@
+"""The follower: answers its leader, passes requests on, and waits (§5.2, §5.3).
+
+Also the way back into this role from any other, `become_follower`, and the answers to MsgApp,
+MsgHeartbeat and MsgSnap, which are the same for a candidate once it has recognised the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from raft import membership as members
+from raft.errors import DropReason, ProposalDropped
+from raft.messages import (
+    Message,
+    MsgApp,
+    MsgAppResp,
+    MsgHeartbeat,
+    MsgHeartbeatResp,
+    MsgProp,
+    MsgReadIndex,
+    MsgReadIndexResp,
+    MsgSnap,
+    MsgTransferLeader,
+)
+from raft.state import FOLLOWER, Raft
+from raft.types import NONE, Entry, NodeId, ReadOnlyOption, ReadState, Snapshot, Term
+
+
+def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:
+    """Follow `lead` (NONE: unknown) in `term`."""
+    raft.reset(term)
+    raft.lead = lead
+    raft.state = FOLLOWER
+
+
+def forget_leader(raft: Raft) -> None:
+    """Stop believing in the leader, so that candidates are heard; stay in the term."""
+    # A lease-based leader answers reads trusting that nobody elects another one meanwhile.
+    if raft.read_only_option is not ReadOnlyOption.LEASE_BASED:
+        raft.lead = NONE
+
+
+def propose(raft: Raft, entries: list[Entry]) -> None:
+    """Forward to the leader. Raises ProposalDropped."""
+    if raft.lead == NONE or raft.disable_proposal_forwarding:
+        raise ProposalDropped(DropReason.NO_LEADER)
+    raft.msgs.append(MsgProp(raft.lead, raft.id, 0, entries))
+
+
+def pass_transfer_on(raft: Raft, transferee: NodeId) -> None:
+    """Ask the leader to hand over to `transferee`."""
+    if raft.lead != NONE:
+        raft.msgs.append(MsgTransferLeader(raft.lead, transferee, raft.term))
+
+
+def pass_read_on(raft: Raft, requester: NodeId, context: bytes) -> bool:
+    """Ask the leader for a read index. Returns False if there is none."""
+    if raft.lead == NONE:
+        return False
+    raft.msgs.append(MsgReadIndex(raft.lead, requester, 0, context))
+    return True
+
+
+def handle_append(raft: Raft, msg: MsgApp) -> None:
+    """AppendEntries, receiver (Figure 2)."""
+    log = raft.log
+    if msg.index < log.committed:
+        # Committed entries match by definition; the leader may go on from there.
+        raft.acknowledge(msg.from_, log.committed)
+        return
+    if not log.matches(index=msg.index, term=msg.log_term):
+        _reject_append(raft, msg)
+        return
+    last_new = msg.index
+    entries = msg.entries
+    if entries:
+        last_new += len(entries)
+        conflict = log.find_conflict(entries)
+        if conflict:
+            # Only from the first conflict on: a delayed, shorter MsgApp must not cut off what a
+            # later one added (§5.3).
+            known = conflict - entries[0].index
+            log.append(entries[known:] if known else entries)
+    log.commit_to(min(msg.commit, last_new))
+    raft.acknowledge(msg.from_, last_new)
+
+
+def _reject_append(raft: Raft, msg: MsgApp) -> None:
+    """Say where the logs may still agree, so that the leader need not go back one by one (§5.3)."""
+    hint, hint_term = raft.log.find_conflict_by_term(
+        index=min(msg.index, raft.log.last_index), term=msg.log_term
+    )
+    raft.msgs_after_append.append(
+        MsgAppResp(
+            msg.from_,
+            raft.id,
+            raft.term,
+            msg.index,
+            reject=True,
+            reject_hint=hint,
+            log_term=hint_term,
+        )
+    )
+
+
+def handle_heartbeat(raft: Raft, msg: MsgHeartbeat) -> None:
+    """Take the commit index, return the context."""
+    raft.log.commit_to(msg.commit)
+    raft.msgs.append(MsgHeartbeatResp(msg.from_, raft.id, raft.term, msg.context))
+
+
+def handle_snapshot(raft: Raft, msg: MsgSnap) -> None:
+    """InstallSnapshot, receiver (§7)."""
+    if _restore(raft, msg.snapshot):
+        raft.acknowledge(msg.from_, raft.log.last_index)
+    else:
+        raft.acknowledge(msg.from_, raft.log.committed)
+
+
+def _restore(raft: Raft, snapshot: Snapshot) -> bool:
+    """Replace log and membership by the snapshot's. Returns False if it brings nothing."""
+    log = raft.log
+    assert raft.state is FOLLOWER, raft.state
+    if snapshot.index <= log.committed:
+        return False
+    membership = members.restored(snapshot.conf_state)
+    if raft.id not in membership.members():
+        return False
+    if log.matches(index=snapshot.index, term=snapshot.term):
+        # The log has it all; only the commit index was behind.
+        log.commit_to(snapshot.index)
+        return False
+    log.restore(snapshot)
+    # The snapshot's membership supersedes whatever was known.
+    raft.progress = {}
+    raft.set_membership(membership)
+    own = raft.progress[raft.id]
+    own.maybe_update(log.last_index)
+    return True
+
+
+def _on_append(raft: Raft, msg: MsgApp) -> None:
+    _heard_leader(raft, msg.from_)
+    handle_append(raft, msg)
+
+
+def _on_heartbeat(raft: Raft, msg: MsgHeartbeat) -> None:
+    _heard_leader(raft, msg.from_)
+    handle_heartbeat(raft, msg)
+
+
+def _on_snapshot(raft: Raft, msg: MsgSnap) -> None:
+    _heard_leader(raft, msg.from_)
+    handle_snapshot(raft, msg)
+
+
+def _heard_leader(raft: Raft, lead: NodeId) -> None:
+    assert raft.lead in (NONE, lead), (raft.lead, lead, raft.term)
+    raft.election_elapsed = 0
+    raft.campaign_due = 0
+    raft.lead = lead
+
+
+def _on_proposal(raft: Raft, msg: MsgProp) -> None:
+    propose(raft, msg.entries)
+
+
+def _on_transfer(raft: Raft, msg: MsgTransferLeader) -> None:
+    pass_transfer_on(raft, msg.from_)
+
+
+def _on_read_index(raft: Raft, msg: MsgReadIndex) -> None:
+    pass_read_on(raft, msg.from_, msg.context)
+
+
+def _on_read_index_answer(raft: Raft, msg: MsgReadIndexResp) -> None:
+    raft.read_states.append(ReadState(msg.index, msg.context))
+
+
+# `...`: each handler takes the message type it is listed under.
+HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
+    MsgApp: _on_append,
+    MsgHeartbeat: _on_heartbeat,
+    MsgSnap: _on_snapshot,
+    MsgProp: _on_proposal,
+    MsgTransferLeader: _on_transfer,
+    MsgReadIndex: _on_read_index,
+    MsgReadIndexResp: _on_read_index_answer,
+}

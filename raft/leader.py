@@ -1,0 +1,544 @@
+"""The leader: appends, replicates, commits, and proves that it still leads (§5.3, §5.4.2, §8).
+
+Replication runs ahead of answers (thesis §10.2.1). Each member's `Progress` says what to send next
+and whether anything may be sent; an answer moves it, may commit, and sends what became possible. The
+leader's own log is one of the replicas: its acknowledgement arrives when its own disk has the entry.
+
+With `batch_appends` nothing of this changes but the moment: what would be broadcast at once is
+noted in `broadcast_due` and leaves with the next Ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from raft.errors import (
+    Compacted,
+    DropReason,
+    NotInMemory,
+    ProposalDropped,
+    SnapshotTemporarilyUnavailable,
+)
+from raft.follower import become_follower
+from raft.log import payload_bytes
+from raft.membership import decode_conf_change
+from raft.messages import (
+    Message,
+    MsgApp,
+    MsgAppResp,
+    MsgHeartbeat,
+    MsgHeartbeatResp,
+    MsgProp,
+    MsgReadIndex,
+    MsgReadIndexResp,
+    MsgSnap,
+    MsgTimeoutNow,
+    MsgTransferLeader,
+)
+from raft.progress import PROBE, REPLICATE, SNAPSHOT, Progress
+from raft.quorum import VoteResult, joint_vote, majority_index
+from raft.state import FOLLOWER, LEADER, Raft
+from raft.types import (
+    CONF_CHANGE_KINDS,
+    NONE,
+    ColdRead,
+    Entry,
+    EntryKind,
+    Index,
+    NodeId,
+    ReadOnlyOption,
+    ReadState,
+    Term,
+)
+
+
+def become_leader(raft: Raft) -> None:
+    """Begin to lead: append an empty entry, whose commit shows what is committed (§5.4.2, §8)."""
+    assert raft.state is not FOLLOWER
+    assert raft.state is not LEADER
+    raft.reset(raft.term)
+    raft.lead = raft.id
+    raft.state = LEADER
+    own = raft.progress[raft.id]
+    own.become_replicate()
+    own.recent_active = True
+    raft.pending_conf_index = raft.log.last_index
+    raft.term_start = raft.log.last_index + 1
+    _append(raft, [Entry(kind=EntryKind.NOOP)])
+    _broadcast(raft)
+
+
+# --- Time --------------------------------------------------------------------------------------
+
+
+def tick(raft: Raft, ticks: int) -> None:
+    """Time passes for a leader: check-quorum, the end of a transfer, heartbeats."""
+    raft.heartbeat_elapsed += ticks
+    raft.election_elapsed += ticks
+    if raft.election_elapsed >= raft.election_ticks:
+        raft.election_elapsed = 0
+        if raft.check_quorum and not _keep_quorum(raft):
+            become_follower(raft, raft.term, NONE)
+            return
+        # The transferee had an election timeout's time; take proposals again (thesis §3.10).
+        raft.lead_transferee = NONE
+    if raft.heartbeat_elapsed >= raft.heartbeat_ticks:
+        raft.heartbeat_elapsed = 0
+        _send_heartbeats(raft, raft.pending_reads.last_context)
+
+
+def _keep_quorum(raft: Raft) -> bool:
+    """Whether a quorum was heard since the last check (thesis §6.2); begins the next period."""
+    active = {
+        node: node == raft.id or progress.recent_active
+        for node, progress in raft.progress.items()
+        if not progress.is_learner
+    }
+    for _, progress in raft.peers:
+        progress.recent_active = False
+    membership = raft.membership
+    return joint_vote(membership.incoming, membership.outgoing, active) is VoteResult.WON
+
+
+def ticks_until_due(raft: Raft, never: int) -> int:
+    """Ticks until `tick` would do something."""
+    due = never
+    if raft.check_quorum or raft.lead_transferee != NONE:
+        due = raft.election_ticks - raft.election_elapsed
+    if (
+        not raft.quiet_heartbeats
+        or raft.pending_reads.last_context
+        or not all(is_in_step(raft, progress) for _, progress in raft.peers)
+    ):
+        due = min(due, raft.heartbeat_ticks - raft.heartbeat_elapsed)
+    # A heartbeat that was not needed when it was due may be needed now.
+    return max(due, 1)
+
+
+def is_in_step(raft: Raft, progress: Progress) -> bool:
+    """Whether a replica has, or has been sent, all there is to know."""
+    log = raft.log
+    return (
+        progress.state is REPLICATE
+        and progress.match == log.last_index
+        and progress.sent_commit >= log.committed
+    )
+
+
+def _send_heartbeats(raft: Raft, context: bytes) -> None:
+    committed = raft.log.committed
+    # A read's round needs answers from everybody, whatever the host knows of life.
+    everybody = not raft.quiet_heartbeats or context != b""
+    for node, progress in raft.peers:
+        if everybody or not is_in_step(raft, progress):
+            # Not beyond what is known to match: the rest of its log may not be ours.
+            commit = min(progress.match, committed)
+            raft.msgs.append(MsgHeartbeat(node, raft.id, raft.term, commit, context))
+            progress.sent_commit = commit
+
+
+# --- Proposals ---------------------------------------------------------------------------------
+
+
+def propose(raft: Raft, entries: list[Entry]) -> None:
+    """Append entries to the log and send them. Raises ProposalDropped, then nothing changed."""
+    assert entries
+    if raft.id not in raft.progress:
+        raise ProposalDropped(DropReason.REMOVED)
+    if raft.lead_transferee != NONE:
+        raise ProposalDropped(DropReason.TRANSFERRING)
+    payload = payload_bytes(entries)
+    # The first entry beyond an empty account is taken whatever its size; empty ones always are:
+    # a leader must be able to leave a joint configuration.
+    if (
+        payload
+        and raft.uncommitted_bytes
+        and raft.uncommitted_bytes + payload > raft.max_uncommitted_bytes
+    ):
+        raise ProposalDropped(DropReason.UNCOMMITTED_LIMIT)
+    for entry in entries:
+        if entry.kind in CONF_CHANGE_KINDS:
+            _admit_conf_changes(raft, entries)
+            break
+    raft.uncommitted_bytes += payload
+    _append(raft, entries)
+    _broadcast(raft)
+
+
+def _admit_conf_changes(raft: Raft, entries: list[Entry]) -> None:
+    """Let membership changes in, or make them empty entries (thesis §4.1, §4.3).
+
+    Raises MalformedConfChange, then nothing changed.
+    """
+    changes = [
+        (index, entry, decode_conf_change(entry.data))
+        for index, entry in enumerate(entries, raft.log.last_index + 1)
+        if entry.kind in CONF_CHANGE_KINDS
+    ]
+    for index, entry, change in changes:
+        is_unapplied = raft.pending_conf_index > raft.log.applied
+        # Joint: only leaving it will do. Not joint: there is nothing to leave.
+        does_not_fit = raft.membership.is_joint != (change.changes == ())
+        if (is_unapplied or does_not_fit) and not raft.disable_conf_change_validation:
+            entry.kind = EntryKind.NOOP
+            entry.data = b""
+        else:
+            raft.pending_conf_index = index
+
+
+def _append(raft: Raft, entries: list[Entry]) -> None:
+    """Give entries their place and term, and ask to hear when they are durable here."""
+    log = raft.log
+    index = log.last_index
+    offset = log.next_offset
+    term = raft.term
+    for entry in entries:
+        index += 1
+        entry.term = term
+        entry.index = index
+        entry.base_offset = offset
+        offset += entry.records
+    log.append(entries)
+    raft.acknowledge(raft.id, index)
+
+
+def reduce_uncommitted(raft: Raft, payload: int) -> None:
+    """Entries were applied. Those of earlier leaders were never counted: stop at zero."""
+    raft.uncommitted_bytes = max(raft.uncommitted_bytes - payload, 0)
+
+
+# --- Sending -----------------------------------------------------------------------------------
+
+
+def _broadcast(raft: Raft) -> None:
+    """News for everybody: entries, or a commit index."""
+    if raft.batch_appends:
+        raft.broadcast_due = True
+        return
+    for node, progress in raft.peers:
+        _maybe_send_append(raft, node, progress, send_if_empty=True)
+
+
+def send_put_off(raft: Raft) -> None:
+    """Send what `batch_appends` put off: entries, else the commit index where it is news."""
+    raft.broadcast_due = False
+    committed = raft.log.committed
+    for node, progress in raft.peers:
+        news = progress.can_bump_commit(committed)
+        while _maybe_send_append(raft, node, progress, send_if_empty=news):
+            news = False
+
+
+def _maybe_send_append(
+    raft: Raft, node: NodeId, progress: Progress, *, send_if_empty: bool
+) -> bool:
+    """Send the next MsgApp, or a snapshot, unless paused. Returns whether something was sent."""
+    if progress.is_paused:
+        return False
+    log = raft.log
+    previous = progress.next - 1
+    # Full in-flight window: only empty MsgApps, so that a lost window is noticed.
+    may_carry = progress.state is not REPLICATE or not progress.inflights.is_full
+    if not send_if_empty and (previous >= log.last_index or not may_carry):
+        return False
+    try:
+        previous_term = raft.term if previous >= raft.term_start else log.term(previous)
+    except Compacted:
+        return _maybe_send_snapshot(raft, node, progress)
+    try:
+        entries = (
+            log.slice(progress.next, log.last_index + 1, raft.max_size_per_msg)
+            if may_carry
+            else []
+        )
+    except Compacted:
+        return _maybe_send_snapshot(raft, node, progress)
+    except NotInMemory as answer:
+        if progress.state is REPLICATE:
+            progress.cold_read_first = progress.next
+            raft.cold_reads.append(
+                ColdRead(node, progress.next, answer.end, raft.max_size_per_msg)
+            )
+            return False
+        # Not worth a read before it is known that the logs agree there: probe empty-handed.
+        entries = []
+        progress.flow_paused = True
+    _send_entries(raft, node, progress, previous_term, entries)
+    return True
+
+
+def _send_entries(
+    raft: Raft, node: NodeId, progress: Progress, previous_term: Term, entries: list[Entry]
+) -> None:
+    """Send a MsgApp with `entries` from `progress.next` on."""
+    commit = raft.log.committed
+    raft.msgs.append(
+        MsgApp(node, raft.id, raft.term, previous_term, progress.next - 1, entries, commit)
+    )
+    progress.sent_entries(
+        count=len(entries), payload_bytes=payload_bytes(entries) if entries else 0
+    )
+    progress.sent_commit = commit
+
+
+def _maybe_send_snapshot(raft: Raft, node: NodeId, progress: Progress) -> bool:
+    """Send a snapshot to a replica that is behind the log's start (§7)."""
+    if not progress.recent_active:
+        return False
+    try:
+        snapshot = raft.log.snapshot or raft.log.storage.snapshot()
+    except SnapshotTemporarilyUnavailable:
+        return False
+    assert snapshot.index > 0, "the log is compacted, yet there is no snapshot"
+    progress.become_snapshot(snapshot.index)
+    raft.msgs.append(MsgSnap(node, raft.id, raft.term, snapshot))
+    return True
+
+
+def entries_ready(raft: Raft, node: NodeId, entries: list[Entry]) -> None:
+    """The host read what a ColdRead asked for; [] if it could not."""
+    progress = raft.progress.get(node)
+    if progress is None or progress.cold_read_first == 0:
+        return
+    wanted = progress.cold_read_first
+    progress.cold_read_first = 0
+    if progress.is_paused or not entries:
+        return
+    first = entries[0].index
+    if (
+        first == wanted
+        and first == progress.next
+        and not (progress.state is REPLICATE and progress.inflights.is_full)
+        and raft.log.matches(index=first, term=entries[0].term)
+        and raft.log.matches(index=entries[-1].index, term=entries[-1].term)
+    ):
+        try:
+            previous_term = raft.log.term(first - 1)
+        except Compacted:
+            _maybe_send_snapshot(raft, node, progress)
+            return
+        _send_entries(raft, node, progress, previous_term, entries)
+    _send_all(raft, node, progress)
+
+
+def _send_all(raft: Raft, node: NodeId, progress: Progress) -> None:
+    """Send entries as far as the limits allow."""
+    while _maybe_send_append(raft, node, progress, send_if_empty=False):
+        pass
+
+
+# --- Answers -----------------------------------------------------------------------------------
+
+
+def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
+    node = msg.from_
+    progress = raft.progress.get(node)
+    if progress is None:
+        return
+    progress.recent_active = True
+    if msg.reject:
+        _go_back(raft, node, progress, msg)
+        return
+    index = msg.index
+    if not progress.maybe_update(index) and not (
+        # A probe's answer without news still ends the probing.
+        progress.match == index and progress.state is PROBE
+    ):
+        return
+    if progress.state is REPLICATE:
+        progress.inflights.free_to(index)
+    elif progress.state is PROBE:
+        progress.become_replicate()
+    elif progress.match + 1 >= raft.log.first_index():
+        # The snapshot is in, or was not needed: the log reaches back far enough.
+        progress.become_probe()
+        progress.become_replicate()
+    if _maybe_commit(raft):
+        _release_postponed_reads(raft)
+        _broadcast(raft)
+    elif node != raft.id and progress.can_bump_commit(raft.log.committed):
+        if raft.batch_appends:
+            raft.broadcast_due = True
+        else:
+            _maybe_send_append(raft, node, progress, send_if_empty=True)
+    if node != raft.id:
+        _send_all(raft, node, progress)
+        if node == raft.lead_transferee and progress.match == raft.log.last_index:
+            raft.msgs.append(MsgTimeoutNow(node, raft.id, raft.term))
+
+
+def _go_back(raft: Raft, node: NodeId, progress: Progress, msg: MsgAppResp) -> None:
+    """The logs do not agree there: probe further back, a term at a time (§5.3)."""
+    hint = msg.reject_hint
+    if msg.log_term > 0:
+        # Nothing of ours with a higher term than the follower's can match there.
+        hint, _ = raft.log.find_conflict_by_term(index=hint, term=msg.log_term)
+    if progress.maybe_decrease(rejected=msg.index, hint=hint):
+        if progress.state is REPLICATE:
+            progress.become_probe()
+        _maybe_send_append(raft, node, progress, send_if_empty=True)
+
+
+def _maybe_commit(raft: Raft) -> bool:
+    """Commit what a quorum has durably, from this term only (§5.4.2). Returns whether it moved."""
+    index = majority_index([progress.match for progress in raft.incoming_progress])
+    if raft.outgoing_progress:
+        index = min(
+            index, majority_index([progress.match for progress in raft.outgoing_progress])
+        )
+    log = raft.log
+    if index <= log.committed or index < raft.term_start:
+        return False
+    log.commit_to(index)
+    return True
+
+
+def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
+    progress = raft.progress.get(msg.from_)
+    if progress is None:
+        return
+    progress.recent_active = True
+    progress.flow_paused = False
+    if progress.match < raft.log.last_index or progress.state is PROBE:
+        _maybe_send_append(raft, msg.from_, progress, send_if_empty=True)
+    if raft.read_only_option is ReadOnlyOption.SAFE and msg.context:
+        _confirm_reads(raft, msg.from_, msg.context)
+
+
+# --- Reads -------------------------------------------------------------------------------------
+
+
+def read_index(raft: Raft, requester: NodeId, context: bytes) -> None:
+    """Find an index that is safe to read at (§8)."""
+    if not raft.own_term_committed:
+        # Earlier terms' entries may be committed without this leader knowing (§8).
+        raft.pending_reads.postponed.append((requester, context))
+    elif raft.membership.is_singleton and raft.is_voter:
+        _answer_read(raft, requester, context, raft.log.committed)
+    else:
+        _begin_read(raft, requester, context)
+
+
+def _begin_read(raft: Raft, requester: NodeId, context: bytes) -> None:
+    if raft.read_only_option is ReadOnlyOption.LEASE_BASED:
+        _answer_read(raft, requester, context, raft.log.committed)
+        return
+    raft.pending_reads.add(context, requester, raft.log.committed)
+    raft.pending_reads.acknowledge(raft.id, context)
+    _send_heartbeats(raft, context)
+
+
+def _release_postponed_reads(raft: Raft) -> None:
+    """The term's first commit is known: reads may begin (§8)."""
+    postponed = raft.pending_reads.postponed
+    if postponed:
+        raft.pending_reads.postponed = []
+        for requester, context in postponed:
+            read_index(raft, requester, context)
+
+
+def _confirm_reads(raft: Raft, node: NodeId, context: bytes) -> None:
+    acks = raft.pending_reads.acknowledge(node, context)
+    membership = raft.membership
+    if joint_vote(membership.incoming, membership.outgoing, acks) is VoteResult.WON:
+        for read in raft.pending_reads.confirm(context):
+            _answer_read(raft, read.requester, read.context, read.index)
+
+
+def _answer_read(raft: Raft, requester: NodeId, context: bytes, index: Index) -> None:
+    if requester in (NONE, raft.id):
+        raft.read_states.append(ReadState(index, context))
+    else:
+        raft.msgs.append(MsgReadIndexResp(requester, raft.id, raft.term, index, context))
+
+
+def _on_read_index(raft: Raft, msg: MsgReadIndex) -> None:
+    read_index(raft, msg.from_, msg.context)
+
+
+# --- Membership, transfer, reports -------------------------------------------------------------
+
+
+def membership_changed(raft: Raft) -> None:
+    """The leader has just applied a new membership: fit replication to it."""
+    if not raft.is_voter:
+        # Removed or demoted. Without step-down it goes on leading until its successor appears.
+        if raft.step_down_on_removal:
+            become_follower(raft, raft.term, NONE)
+        return
+    if _maybe_commit(raft):
+        _broadcast(raft)
+    else:
+        for node, progress in raft.peers:
+            _maybe_send_append(raft, node, progress, send_if_empty=False)
+    if raft.lead_transferee not in raft.membership.voters():
+        raft.lead_transferee = NONE
+
+
+def maybe_leave_joint(raft: Raft) -> None:
+    """Propose to leave a joint configuration that asks for it, once it is applied (paper §6)."""
+    if not raft.membership.auto_leave or raft.log.applied < raft.pending_conf_index:
+        return
+    try:
+        propose(raft, [Entry(kind=EntryKind.CONF_CHANGE_V2)])
+    except ProposalDropped:
+        # A transfer is in progress: tried again at each apply, by this leader or the next.
+        return
+
+
+def transfer(raft: Raft, transferee: NodeId) -> None:
+    """Hand leadership to a voter: bring it up to date, then let it campaign (thesis §3.10)."""
+    progress = raft.progress.get(transferee)
+    if progress is None or progress.is_learner:
+        return
+    if transferee == raft.lead_transferee:
+        return
+    raft.lead_transferee = NONE
+    if transferee == raft.id:
+        return
+    # It has one election timeout's time from now.
+    raft.election_elapsed = 0
+    raft.lead_transferee = transferee
+    if progress.match == raft.log.last_index:
+        raft.msgs.append(MsgTimeoutNow(transferee, raft.id, raft.term))
+    else:
+        _maybe_send_append(raft, transferee, progress, send_if_empty=True)
+
+
+def report_unreachable(raft: Raft, node: NodeId) -> None:
+    """The link to a replica failed: what was sent ahead is probably lost."""
+    progress = raft.progress.get(node)
+    if progress is not None and progress.state is REPLICATE:
+        progress.become_probe()
+
+
+def report_snapshot(raft: Raft, node: NodeId, *, ok: bool) -> None:
+    """A snapshot was delivered, or was not."""
+    progress = raft.progress.get(node)
+    if progress is None or progress.state is not SNAPSHOT:
+        return
+    if not ok:
+        # Else probing would begin behind a snapshot that never arrived.
+        progress.pending_snapshot = 0
+    progress.become_probe()
+    # Delivered: its MsgAppResp resumes. Failed: the next heartbeat's answer does.
+    progress.flow_paused = True
+
+
+def _on_proposal(raft: Raft, msg: MsgProp) -> None:
+    propose(raft, msg.entries)
+
+
+def _on_transfer(raft: Raft, msg: MsgTransferLeader) -> None:
+    transfer(raft, msg.from_)
+
+
+# `...`: each handler takes the message type it is listed under.
+HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
+    MsgAppResp: _on_append_answer,
+    MsgHeartbeatResp: _on_heartbeat_answer,
+    MsgProp: _on_proposal,
+    MsgReadIndex: _on_read_index,
+    MsgTransferLeader: _on_transfer,
+}

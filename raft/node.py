@@ -1,0 +1,406 @@
+"""`RawNode`: one replica of one group, driven from outside.
+
+The host calls `step` with what arrives, `tick` as time passes, `propose` with what is to be
+replicated; it then takes a `Ready`, does what it says, and delivers the storage's answers through
+`step` (asynchronous mode) or calls `advance` (synchronous mode). The node does no I/O, knows no clock
+and has no luck of its own: equal calls give equal Readys.
+
+This file is the border: it checks what comes in, compares terms (§5.1) and dispatches by message
+type to the role that is held. What the roles do is in `raft.follower`, `raft.candidate`,
+`raft.leader`; how a Ready is made in `raft.ready`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from raft import candidate, follower, leader, membership, ready
+from raft.config import Config
+from raft.errors import DropReason, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raft.membership import Membership
+from raft.messages import (
+    RESPONSES,
+    Message,
+    MsgApp,
+    MsgAppResp,
+    MsgHeartbeat,
+    MsgPreVote,
+    MsgPreVoteResp,
+    MsgSnap,
+    MsgStorageAppend,
+    MsgStorageAppendResp,
+    MsgStorageApply,
+    MsgStorageApplyResp,
+    MsgTimeoutNow,
+    MsgVote,
+)
+from raft.progress import Progress
+from raft.ready import Ready, ReadyMaker
+from raft.state import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE, Raft
+from raft.types import (
+    NO_LIMIT,
+    NONE,
+    ConfChange,
+    ConfState,
+    Entry,
+    EntryKind,
+    HardState,
+    Index,
+    NodeId,
+    Offset,
+    SoftState,
+    StateType,
+    Term,
+)
+
+NEVER_DUE: Final = NO_LIMIT
+"""`ticks_until_due` of a node that time alone does not move."""
+
+_ANY_ROLE: Final[dict[type[Message], Callable[..., None]]] = {
+    MsgVote: candidate.handle_vote,
+    MsgPreVote: candidate.handle_pre_vote,
+    MsgTimeoutNow: candidate.on_timeout_now,
+    MsgStorageAppendResp: ready.handle_storage_append_resp,
+    MsgStorageApplyResp: ready.handle_storage_apply_resp,
+}
+
+_HANDLERS: Final[tuple[dict[type[Message], Callable[..., None]], ...]] = (
+    _ANY_ROLE | follower.HANDLERS,
+    _ANY_ROLE | candidate.HANDLERS,
+    _ANY_ROLE | candidate.HANDLERS,
+    _ANY_ROLE | leader.HANDLERS,
+)
+"""By role (`StateType` is the index), then by message type; what is missing is ignored."""
+
+assert list(range(4)) == [FOLLOWER, PRE_CANDIDATE, CANDIDATE, LEADER]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A look at a node, for people and for tests."""
+
+    id: NodeId
+    hard_state: HardState
+    soft_state: SoftState
+    applied: Index
+    membership: Membership
+    lead_transferee: NodeId
+    progress: dict[NodeId, Progress]
+    """Per member, ids ascending; empty unless leader. Live objects: do not change them."""
+
+
+class RawNode:
+    """One replica of one group. Raises RaftError's children; see each method."""
+
+    __slots__ = ("_maker", "_raft", "has_ready", "ready")
+
+    def __init__(self, config: Config) -> None:
+        self._raft = Raft(config)
+        self._maker = ReadyMaker(self._raft)
+        # Bound here to save the host a call per group and turn.
+        self.has_ready: Callable[[], bool] = self._maker.has_ready
+        """Whether `ready()` would return anything. Constant time."""
+        self.ready: Callable[[], Ready] = self._maker.ready
+        """Everything the node wants done now; it counts as given out."""
+
+    # --- Input ---------------------------------------------------------------------------------
+
+    def step(self, msg: Message) -> None:
+        """Take in a message from a peer or from the own storage.
+
+        Raises StepPeerNotFound for an answer from a stranger, ProposalDropped for a forwarded
+        proposal that cannot be taken.
+        """
+        raft = self._raft
+        kind = type(msg)
+        if msg.from_ not in raft.progress and kind in RESPONSES:
+            raise StepPeerNotFound(msg.from_)
+        term = msg.term
+        if term != raft.term and term != 0 and not self._admit_other_term(msg):
+            return
+        handler = _HANDLERS[raft.state].get(kind)
+        if handler is not None:
+            handler(raft, msg)
+        elif kind is MsgStorageAppend or kind is MsgStorageApply:
+            raise StepLocalMessage
+
+    def _admit_other_term(self, msg: Message) -> bool:
+        """Deal with a message of another term (§5.1). Returns whether to handle it as well."""
+        raft = self._raft
+        kind = type(msg)
+        if msg.term > raft.term:
+            if isinstance(msg, MsgVote | MsgPreVote):
+                if raft.has_leader_lease and not msg.transfer:
+                    # Stickiness: whoever hears a leader does not help to depose it (§6).
+                    return False
+                if kind is MsgPreVote:
+                    # Only a question: it changes nobody's term.
+                    return True
+            if isinstance(msg, MsgPreVoteResp) and not msg.reject:
+                # Granted for a term that nobody has reached; a rejection carries a real one.
+                return True
+            lead = msg.from_ if kind in (MsgApp, MsgHeartbeat, MsgSnap) else NONE
+            follower.become_follower(raft, msg.term, lead)
+            return True
+        if kind in (MsgHeartbeat, MsgApp) and (raft.check_quorum or raft.pre_vote):
+            # A leader of an older term that cannot be deposed by our campaign, because others
+            # stick to it: let it learn our term, or we would never be heard again.
+            raft.msgs_after_append.append(MsgAppResp(msg.from_, raft.id, raft.term, 0))
+        elif kind is MsgPreVote:
+            # Else two candidates of different terms could reject each other for ever.
+            raft.msgs_after_append.append(
+                MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True)
+            )
+        elif kind is MsgStorageAppendResp:
+            return True
+        return False
+
+    def tick(self, n: int = 1) -> None:
+        """`n` ticks passed."""
+        if self._raft.state is LEADER:
+            leader.tick(self._raft, n)
+        else:
+            candidate.tick(self._raft, n)
+
+    def propose(self, entries: list[Entry]) -> None:
+        """Append entries, all or none, or forward them to the leader.
+
+        Appended entries get their term, index and base offset stamped into the given objects.
+        Raises ProposalDropped.
+        """
+        raft = self._raft
+        if raft.state is LEADER:
+            leader.propose(raft, entries)
+        elif raft.state is FOLLOWER:
+            follower.propose(raft, entries)
+        else:
+            raise ProposalDropped(DropReason.NO_LEADER)
+
+    def propose_conf_change(self, change: ConfChange, *, v1: bool = False) -> Entry:
+        """Propose a membership change; `v1`: a single one in the older form.
+
+        Returns the entry. A leader that may not take the change now (another one is not applied
+        yet, or it does not fit) appends an empty entry in its place: its kind is then NOOP.
+        Raises ProposalDropped.
+        """
+        assert not v1 or len(change.changes) == 1, change
+        entry = Entry(
+            kind=EntryKind.CONF_CHANGE if v1 else EntryKind.CONF_CHANGE_V2,
+            data=membership.encode_conf_change(change),
+        )
+        self.propose([entry])
+        return entry
+
+    def apply_conf_change(self, entry: Entry) -> ConfState:
+        """Apply a committed membership change; the host calls it for each such entry, in order.
+
+        Raises MalformedConfChange, InvalidConfChange: the log holds what it never should.
+        """
+        raft = self._raft
+        change = membership.decode_conf_change(entry.data)
+        raft.set_membership(membership.changed(raft.membership, change))
+        if raft.state is LEADER:
+            leader.membership_changed(raft)
+        return raft.membership.conf_state()
+
+    def campaign(self) -> None:
+        """Stand for leader now, if this replica may."""
+        candidate.stand(self._raft)
+
+    def campaign_soon(self, ticks: int) -> None:
+        """Stand for leader in `ticks` ticks, unless a leader is heard or a vote cast before."""
+        assert ticks > 0, ticks
+        if self._raft.state is not LEADER:
+            self._raft.campaign_due = ticks
+
+    def advance(self, ready: Ready) -> None:
+        """Synchronous mode: `ready`, the last one, is worked off."""
+        assert not self._raft.async_storage_writes, "storage answers by message"
+        for msg in self._maker.steps_on_advance(ready):
+            self.step(msg)
+
+    def entries_ready(self, peer: NodeId, entries: list[Entry]) -> None:
+        """Deliver what a ColdRead asked for; an empty list if it could not be read."""
+        raft = self._raft
+        if peer == raft.id:
+            raft.log.supply_committed(entries)
+        elif raft.state is LEADER:
+            leader.entries_ready(raft, peer, entries)
+
+    def transfer_leader(self, transferee: NodeId) -> None:
+        """Hand leadership to a voter; a follower asks its leader to (thesis §3.10)."""
+        raft = self._raft
+        if raft.state is LEADER:
+            leader.transfer(raft, transferee)
+        elif raft.state is FOLLOWER:
+            follower.pass_transfer_on(raft, transferee)
+
+    def step_down(self) -> None:
+        """A leader gives up at once, without a successor."""
+        raft = self._raft
+        if raft.state is LEADER:
+            follower.become_follower(raft, raft.term, NONE)
+
+    def forget_leader(self) -> None:
+        """A follower stops believing in its leader, so that it hears candidates."""
+        if self._raft.state is FOLLOWER:
+            follower.forget_leader(self._raft)
+
+    def read_index(self, context: bytes) -> bool:
+        """Ask for an index safe to read at; the answer is a `ReadState` with this context.
+
+        Returns False if there is no leader to ask. A request may get no answer when leadership
+        changes: the host gives up on it then.
+        """
+        raft = self._raft
+        if raft.state is LEADER:
+            leader.read_index(raft, raft.id, context)
+            return True
+        if raft.state is FOLLOWER:
+            return follower.pass_read_on(raft, raft.id, context)
+        return False
+
+    # --- What the host knows -------------------------------------------------------------------
+
+    def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = 0) -> None:
+        """The leader was alive `ticks_ago` ticks ago, the host has proof.
+
+        With `lead` and `term` it also tells who leads, as a heartbeat would: a follower that does
+        not know takes it, an older term is ignored, a newer one entered.
+        """
+        raft = self._raft
+        if lead != NONE and (term > raft.term or (term == raft.term and raft.lead != lead)):
+            assert not (raft.state is LEADER and term == raft.term), (lead, term)
+            follower.become_follower(raft, term, lead)
+            raft.election_elapsed = ticks_ago
+        elif raft.state is FOLLOWER and raft.lead != NONE and term in (0, raft.term):
+            raft.campaign_due = 0
+            raft.election_elapsed = min(raft.election_elapsed, ticks_ago)
+
+    def peer_heard(self, peer: NodeId) -> None:
+        """A peer was heard on another way: it counts for check-quorum."""
+        progress = self._raft.progress.get(peer)
+        if progress is not None:
+            progress.recent_active = True
+
+    def report_unreachable(self, peer: NodeId) -> None:
+        """Messages to a peer were lost."""
+        if self._raft.state is LEADER:
+            leader.report_unreachable(self._raft, peer)
+
+    def report_snapshot(self, peer: NodeId, ok: bool) -> None:
+        """A snapshot reached a peer, or did not."""
+        if self._raft.state is LEADER:
+            leader.report_snapshot(self._raft, peer, ok=ok)
+
+    # --- Views ---------------------------------------------------------------------------------
+
+    def ticks_until_due(self) -> int:
+        """Ticks after which `tick` would do something; NEVER_DUE if time alone never does.
+
+        Asked again after every other call: anything may change it.
+        """
+        raft = self._raft
+        if raft.state is LEADER:
+            return leader.ticks_until_due(raft, NEVER_DUE)
+        if not raft.is_promotable:
+            return NEVER_DUE
+        due = max(raft.randomized_election_timeout - raft.election_elapsed, 1)
+        return min(due, raft.campaign_due) if raft.campaign_due else due
+
+    @property
+    def id(self) -> NodeId:
+        """This replica's id."""
+        return self._raft.id
+
+    @property
+    def term(self) -> Term:
+        """Current term."""
+        return self._raft.term
+
+    @property
+    def vote(self) -> NodeId:
+        """Whom it voted for in this term."""
+        return self._raft.vote
+
+    @property
+    def lead(self) -> NodeId:
+        """The leader as far as known, else NONE."""
+        return self._raft.lead
+
+    @property
+    def state(self) -> StateType:
+        """The role."""
+        return self._raft.state
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads."""
+        return self._raft.state is LEADER
+
+    @property
+    def commit(self) -> Index:
+        """Last index known committed."""
+        return self._raft.log.committed
+
+    @property
+    def applied(self) -> Index:
+        """Last index applied."""
+        return self._raft.log.applied
+
+    @property
+    def stable(self) -> Index:
+        """Last index durable here."""
+        return self._raft.log.stable
+
+    @property
+    def last_index(self) -> Index:
+        """Last index in the log."""
+        return self._raft.log.last_index
+
+    @property
+    def own_term_committed(self) -> bool:
+        """Whether it leads and has committed an entry of its own term (§8)."""
+        return self._raft.own_term_committed
+
+    @property
+    def transferring(self) -> NodeId:
+        """Whom leadership is being handed to, else NONE."""
+        return self._raft.lead_transferee
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Payload appended by this leader and not yet applied."""
+        return self._raft.uncommitted_bytes
+
+    @property
+    def membership(self) -> Membership:
+        """The configuration in effect."""
+        return self._raft.membership
+
+    def next_offset(self) -> Offset:
+        """Kafka offset after the last entry."""
+        return self._raft.log.next_offset
+
+    def voters(self) -> frozenset[NodeId]:
+        """Voters, of both halves while joint."""
+        return self._raft.membership.voters()
+
+    def progress(self, peer: NodeId) -> Progress | None:
+        """A leader's view of a member; None if it is no member or this node does not lead."""
+        return self._raft.progress.get(peer) if self._raft.state is LEADER else None
+
+    def status(self) -> Status:
+        """A look at the node."""
+        raft = self._raft
+        return Status(
+            id=raft.id,
+            hard_state=raft.hard_state(),
+            soft_state=raft.soft_state(),
+            applied=raft.log.applied,
+            membership=raft.membership,
+            lead_transferee=raft.lead_transferee,
+            progress=dict(raft.progress) if raft.state is LEADER else {},
+        )

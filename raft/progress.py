@@ -1,0 +1,194 @@
+"""What a leader knows about one replica, and how much it may send it (thesis §10.2.1).
+
+Three states, named as in etcd's raft:
+
+- PROBE: where the logs agree is unknown; one MsgApp at a time until an answer tells.
+- REPLICATE: the replica follows; MsgApps are sent ahead of answers, `next` moves when sending,
+  bounded by the in-flight limits.
+- SNAPSHOT: the log no longer reaches back far enough; nothing is sent until the snapshot is in.
+
+A leader keeps one `Progress` for every member, itself included (its own `match` is what its own
+disk holds). The object lives as long as the membership; a new term resets it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from raft.types import NO_LIMIT, Index
+
+
+class ProgressState(Enum):
+    """Mode of replication; the value is its name in traces."""
+
+    PROBE = "StateProbe"
+    REPLICATE = "StateReplicate"
+    SNAPSHOT = "StateSnapshot"
+
+
+PROBE = ProgressState.PROBE
+REPLICATE = ProgressState.REPLICATE
+SNAPSHOT = ProgressState.SNAPSHOT
+
+
+class Inflights:
+    """MsgApps with entries on their way to one peer: (last index, payload bytes), oldest first."""
+
+    __slots__ = ("_bytes", "_sent", "bytes_max", "msgs_max")
+
+    def __init__(self, msgs_max: int, bytes_max: int = NO_LIMIT) -> None:
+        self.msgs_max = msgs_max
+        self.bytes_max = bytes_max
+        self._sent: deque[tuple[Index, int]] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more may be sent. One message may go beyond the limit in bytes."""
+        return len(self._sent) >= self.msgs_max or self._bytes >= self.bytes_max
+
+    def add(self, last: Index, payload_bytes: int) -> None:
+        """A message whose last entry is `last` was sent."""
+        assert not self.is_full, (last, len(self._sent), self._bytes)
+        self._sent.append((last, payload_bytes))
+        self._bytes += payload_bytes
+
+    def free_to(self, index: Index) -> None:
+        """Everything up to `index` was acknowledged."""
+        sent = self._sent
+        while sent and sent[0][0] <= index:
+            self._bytes -= sent.popleft()[1]
+
+    def clear(self) -> None:
+        """Nothing is on its way any more, or it no longer matters."""
+        self._sent.clear()
+        self._bytes = 0
+
+
+class Progress:
+    """One replica in the leader's eyes.
+
+    Invariant: match < next, but for the leader's own. In SNAPSHOT, next == pending_snapshot + 1
+    or match + 1, whichever is more.
+    """
+
+    __slots__ = (
+        "cold_read_first",
+        "flow_paused",
+        "inflights",
+        "is_learner",
+        "match",
+        "next",
+        "pending_snapshot",
+        "recent_active",
+        "sent_commit",
+        "state",
+    )
+
+    def __init__(self, *, next_index: Index, inflights: Inflights, is_learner: bool) -> None:
+        self.match: Index = 0
+        """Highest index known to be durable there."""
+        self.next: Index = next_index
+        """Index of the next entry to send."""
+        self.sent_commit: Index = 0
+        """Highest commit index sent in a message that, if it arrives, takes effect there."""
+        self.state = PROBE
+        self.pending_snapshot: Index = 0
+        """SNAPSHOT: index of the snapshot on its way."""
+        # Counted as heard from when first added: check-quorum must not depose a leader before
+        # the newcomer had a chance to answer.
+        self.recent_active = True
+        """Use: check-quorum; cleared each election timeout."""
+        self.flow_paused = False
+        """No MsgApp until an answer or a heartbeat's answer: a probe is out, or inflights full."""
+        self.cold_read_first: Index = 0
+        """First index of the read from disk the host was asked for; 0: none pending."""
+        self.inflights = inflights
+        self.is_learner = is_learner
+
+    def reset(self, *, next_index: Index, match: Index) -> None:
+        """Forget everything: another term begins."""
+        self.match = match
+        self.next = next_index
+        self.sent_commit = 0
+        self.recent_active = False
+        self._enter(PROBE)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no MsgApp may be sent now."""
+        return self.flow_paused or self.cold_read_first != 0 or self.state is SNAPSHOT
+
+    def become_probe(self) -> None:
+        """Send one message and wait for its answer."""
+        after_snapshot = self.pending_snapshot + 1 if self.state is SNAPSHOT else 0
+        self._enter(PROBE)
+        self.next = max(self.match + 1, after_snapshot)
+        self.sent_commit = min(self.sent_commit, self.next - 1)
+
+    def become_replicate(self) -> None:
+        """Send ahead of answers."""
+        self._enter(REPLICATE)
+        self.next = self.match + 1
+
+    def become_snapshot(self, index: Index) -> None:
+        """Wait until the snapshot at `index` is in."""
+        self._enter(SNAPSHOT)
+        self.pending_snapshot = index
+        self.next = index + 1
+        self.sent_commit = index
+
+    def sent_entries(self, *, count: int, payload_bytes: int) -> None:
+        """A MsgApp with `count` entries from `next` on was sent."""
+        if self.state is REPLICATE:
+            if count:
+                self.next += count
+                self.inflights.add(self.next - 1, payload_bytes)
+            # Full: further (empty) messages are probes, one for each heartbeat answered.
+            self.flow_paused = self.inflights.is_full
+        else:
+            assert self.state is PROBE, self.state
+            if count:
+                self.flow_paused = True
+
+    def can_bump_commit(self, commit: Index) -> bool:
+        """Whether sending `commit` could move the replica's commit index."""
+        return commit > self.sent_commit and self.sent_commit < self.next - 1
+
+    def maybe_update(self, index: Index) -> bool:
+        """The replica holds everything up to `index`. Returns whether that is news."""
+        if index <= self.match:
+            return False
+        self.match = index
+        if self.next <= index:
+            self.next = index + 1
+        self.flow_paused = False
+        return True
+
+    def maybe_decrease(self, *, rejected: Index, hint: Index) -> bool:
+        """The replica refused the MsgApp after `rejected`; the logs may agree at `hint`.
+
+        Returns False for an answer overtaken by a newer one (§5.3).
+        """
+        if self.state is REPLICATE:
+            if rejected <= self.match:
+                return False
+            self.next = self.match + 1
+        else:
+            if self.next - 1 != rejected:
+                return False
+            self.next = max(min(rejected, hint + 1), self.match + 1)
+            self.flow_paused = False
+        self.sent_commit = min(self.sent_commit, self.next - 1)
+        return True
+
+    def _enter(self, state: ProgressState) -> None:
+        self.state = state
+        self.flow_paused = False
+        self.pending_snapshot = 0
+        self.cold_read_first = 0
+        self.inflights.clear()

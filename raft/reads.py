@@ -1,0 +1,69 @@
+"""Linearizable reads without a log entry (§8, thesis §6.4).
+
+A read request is given the commit index of the moment it arrives at the leader; it may be answered
+once the leader knows that at that moment it was still the leader: when a quorum has answered a
+heartbeat sent afterwards. Requests wait in one queue; a heartbeat carries the newest request's
+context, and its answers confirm that request and all older ones.
+
+`PendingReads` is that queue and nothing else; who sends what is the leader's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from raft.types import Index, NodeId
+
+
+@dataclass(slots=True)
+class PendingRead:
+    """One request that waits for its heartbeat round."""
+
+    context: bytes
+    requester: NodeId
+    """Who asked: this node or a follower that forwarded it."""
+    index: Index
+    """Commit index when the request arrived."""
+    acks: dict[NodeId, bool] = field(default_factory=dict)
+    """Who answered a heartbeat with this context."""
+
+
+class PendingReads:
+    """Read index requests of one leader and term, oldest first."""
+
+    __slots__ = ("_queue", "postponed")
+
+    def __init__(self) -> None:
+        self._queue: dict[bytes, PendingRead] = {}
+        self.postponed: list[tuple[NodeId, bytes]] = []
+        """(requester, context) of requests from before the term's first commit: until then the
+        leader does not know what is committed (§8)."""
+
+    @property
+    def last_context(self) -> bytes:
+        """Context of the newest request, which heartbeats carry; empty if none waits."""
+        return next(reversed(self._queue), b"")
+
+    def add(self, context: bytes, requester: NodeId, index: Index) -> None:
+        """A request arrived. One with a context already waiting is the same request again."""
+        self._queue.setdefault(context, PendingRead(context, requester, index))
+
+    def acknowledge(self, peer: NodeId, context: bytes) -> dict[NodeId, bool]:
+        """`peer` answered the heartbeat with `context`; everyone who has, {} if none waits."""
+        read = self._queue.get(context)
+        if read is None:
+            return {}
+        read.acks[peer] = True
+        return read.acks
+
+    def confirm(self, context: bytes) -> list[PendingRead]:
+        """Remove and return the request with `context` and all older ones."""
+        confirmed: list[PendingRead] = []
+        if context not in self._queue:
+            return confirmed
+        for read in list(self._queue.values()):
+            del self._queue[read.context]
+            confirmed.append(read)
+            if read.context == context:
+                break
+        return confirmed

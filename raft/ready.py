@@ -1,0 +1,285 @@
+"""`Ready`: what a node wants done, and how it hears that it was.
+
+A Ready is a batch: entries and hard state to make durable, entries to apply, messages to send. Two
+ways to work it off:
+
+- *Synchronous*: write snapshot, entries and hard state, in this order, sync if `must_sync`; send
+  the messages; apply `committed_entries`; call `advance`. Nothing may be sent before the sync.
+- *Asynchronous* (`async_storage_writes`): the same wishes come as messages to two local threads.
+  MsgStorageAppend goes to whoever writes the log, MsgStorageApply to whoever applies; each carries
+  the `responses` to deliver when done. All other messages may leave at once; those that must wait
+  for the disk are among the responses. There may be any number of Readys under way.
+
+An acknowledgement of the disk is bound to the term it was given out in. Otherwise: entry (1, 12) is
+given out; a new leader overwrites it by (2, 12), given out too; a third one writes (1, 12) back
+(a log may shrink to an older term's suffix and regrow); the first write's answer arrives and would
+vouch for what is not yet on disk. Within one term a leader never overwrites, so the pair (term,
+index) of an answer names one write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from raft import leader
+from raft.errors import NotInMemory
+from raft.log import payload_bytes
+from raft.messages import (
+    Message,
+    MsgStorageAppend,
+    MsgStorageAppendResp,
+    MsgStorageApply,
+    MsgStorageApplyResp,
+)
+from raft.state import LEADER, Raft
+from raft.types import (
+    ENTRY_OVERHEAD_BYTES,
+    LOCAL_APPEND_THREAD,
+    LOCAL_APPLY_THREAD,
+    ColdRead,
+    Entry,
+    HardState,
+    Index,
+    NodeId,
+    ReadState,
+    Snapshot,
+    SoftState,
+    StateType,
+    Term,
+)
+
+
+@dataclass(slots=True)
+class Ready:
+    """What a node wants done. Lists are the host's to keep; entries and messages are shared."""
+
+    soft_state: SoftState | None = None
+    """Set when leader or role changed."""
+    hard_state: HardState | None = None
+    """Set when term, vote or commit changed."""
+    entries: list[Entry] = field(default_factory=list)
+    """To be made durable; the first one's index may lie inside the log: truncate there first."""
+    snapshot: Snapshot | None = None
+    """Replaces the log and the state machine."""
+    committed_entries: list[Entry] = field(default_factory=list)
+    """To be applied, in order."""
+    messages: list[Message] = field(default_factory=list)
+    read_states: list[ReadState] = field(default_factory=list)
+    cold_reads: list[ColdRead] = field(default_factory=list)
+    """Entries to read from disk, for peers or for applying here; see `ColdRead`."""
+    must_sync: bool = False
+    """Whether entries or hard state must be on disk before anything that depends on them. A
+    commit index alone need not: it is learnt again."""
+
+
+class ReadyMaker:
+    """Builds a node's Readys, remembering what the host was last told."""
+
+    __slots__ = (
+        "_allow_unstable",
+        "_commit",
+        "_is_async",
+        "_lead",
+        "_outstanding",
+        "_raft",
+        "_state",
+        "_steps_on_advance",
+        "_term",
+        "_vote",
+    )
+
+    def __init__(self, raft: Raft) -> None:
+        self._raft = raft
+        self._is_async = raft.async_storage_writes
+        # Only a synchronous host makes entries durable before it applies those of the same
+        # Ready. Otherwise a power cut could leave what is applied ahead of the log.
+        self._allow_unstable = not raft.async_storage_writes
+        self._term: Term = raft.term
+        self._vote: NodeId = raft.vote
+        self._commit: Index = raft.log.committed
+        self._lead: NodeId = raft.lead
+        self._state: StateType = raft.state
+        self._steps_on_advance: list[Message] = []
+        self._outstanding: Ready | None = None
+        """Synchronous mode: the Ready that is being worked off."""
+
+    def has_ready(self) -> bool:
+        """Whether `ready` would return anything. Constant time."""
+        raft = self._raft
+        log = raft.log
+        return bool(
+            raft.msgs
+            or raft.msgs_after_append
+            or log.in_progress != log.last_index
+            or raft.broadcast_due
+            or self._commit != log.committed
+            or log.has_committed(allow_unstable=self._allow_unstable)
+            or self._lead != raft.lead
+            or self._state is not raft.state
+            or self._term != raft.term
+            or self._vote != raft.vote
+            or raft.read_states
+            or raft.cold_reads
+            or (log.snapshot is not None and not log.snapshot_in_progress)
+        )
+
+    def ready(self) -> Ready:
+        """Everything that is wanted now; it counts as given out."""
+        assert self._outstanding is None, "ready() before advance() of the last one"
+        raft = self._raft
+        log = raft.log
+        if raft.broadcast_due:
+            leader.send_put_off(raft)
+        ready = Ready(entries=log.unwritten(), messages=raft.msgs, must_sync=False)
+        raft.msgs = []
+        if log.has_committed(allow_unstable=self._allow_unstable):
+            self._collect_committed(ready)
+        self._collect_states(ready)
+        if log.snapshot is not None and not log.snapshot_in_progress:
+            ready.snapshot = log.snapshot
+        if raft.read_states:
+            ready.read_states = raft.read_states
+            raft.read_states = []
+        if raft.cold_reads:
+            ready.cold_reads = raft.cold_reads
+            raft.cold_reads = []
+        if self._is_async:
+            self._address_storage(ready)
+        else:
+            self._prepare_advance(ready)
+        log.accept_unwritten()
+        if ready.committed_entries:
+            log.accept_applying(ready.committed_entries, allow_unstable=self._allow_unstable)
+        return ready
+
+    def steps_on_advance(self, ready: Ready) -> list[Message]:
+        """Synchronous mode: what the node tells itself once `ready` is worked off."""
+        assert self._outstanding is ready, "advance() of another Ready than the last"
+        self._outstanding = None
+        steps = self._steps_on_advance
+        self._steps_on_advance = []
+        return steps
+
+    # --- Parts of a Ready ----------------------------------------------------------------------
+
+    def _collect_states(self, ready: Ready) -> None:
+        raft = self._raft
+        if self._lead != raft.lead or self._state is not raft.state:
+            ready.soft_state = raft.soft_state()
+            self._lead = raft.lead
+            self._state = raft.state
+        commit = raft.log.committed
+        is_persistent_change = self._term != raft.term or self._vote != raft.vote
+        if is_persistent_change or self._commit != commit:
+            ready.hard_state = raft.hard_state()
+            self._term = raft.term
+            self._vote = raft.vote
+            self._commit = commit
+        ready.must_sync = is_persistent_change or bool(ready.entries)
+
+    def _collect_committed(self, ready: Ready) -> None:
+        raft = self._raft
+        try:
+            ready.committed_entries = raft.log.next_committed(
+                allow_unstable=self._allow_unstable
+            )
+        except NotInMemory as answer:
+            raft.cold_reads.append(
+                ColdRead(raft.id, answer.first, answer.end, raft.log.applying_bytes_max)
+            )
+
+    def _address_storage(self, ready: Ready) -> None:
+        """Asynchronous mode: turn what is wanted from storage into messages to it."""
+        raft = self._raft
+        responses = raft.msgs_after_append
+        raft.msgs_after_append = []
+        hard_state = ready.hard_state
+        if ready.entries or responses or hard_state is not None or ready.snapshot is not None:
+            append = MsgStorageAppend(
+                LOCAL_APPEND_THREAD,
+                raft.id,
+                entries=ready.entries,
+                snapshot=ready.snapshot,
+                responses=responses,
+                must_sync=ready.must_sync or ready.snapshot is not None,
+            )
+            if hard_state is not None:
+                append.term = hard_state.term
+                append.vote = hard_state.vote
+                append.commit = hard_state.commit
+            # After the acknowledgements: they are handled while the entries are still here.
+            if raft.log.has_unstable or ready.snapshot is not None:
+                responses.append(_stable_answer(raft, ready))
+            ready.messages.append(append)
+        if ready.committed_entries:
+            answer = _applied_answer(raft, ready.committed_entries)
+            ready.messages.append(
+                MsgStorageApply(
+                    LOCAL_APPLY_THREAD, raft.id, 0, ready.committed_entries, [answer]
+                )
+            )
+
+    def _prepare_advance(self, ready: Ready) -> None:
+        """Synchronous mode: messages to others go out, those to itself wait for `advance`."""
+        raft = self._raft
+        self._outstanding = ready
+        steps = self._steps_on_advance
+        for message in raft.msgs_after_append:
+            (steps if message.to == raft.id else ready.messages).append(message)
+        raft.msgs_after_append = []
+        if raft.log.has_unstable or ready.snapshot is not None:
+            steps.append(_stable_answer(raft, ready))
+        if ready.committed_entries:
+            steps.append(_applied_answer(raft, ready.committed_entries))
+
+
+def _stable_answer(raft: Raft, ready: Ready) -> MsgStorageAppendResp:
+    """The storage's word that everything given out so far is durable.
+
+    It names the last entry of all not yet durable ones, also of those given out earlier: writes
+    complete in order. Even without new entries: after a term change earlier answers are ignored.
+    """
+    answer = MsgStorageAppendResp(raft.id, LOCAL_APPEND_THREAD, raft.term)
+    if raft.log.has_unstable:
+        answer.index = raft.log.last_index
+        answer.log_term = raft.log.last_term
+    answer.snapshot = ready.snapshot
+    return answer
+
+
+def _applied_answer(raft: Raft, entries: list[Entry]) -> MsgStorageApplyResp:
+    return MsgStorageApplyResp(raft.id, LOCAL_APPLY_THREAD, 0, entries)
+
+
+# --- Storage's answers -------------------------------------------------------------------------
+
+
+def handle_storage_append_resp(raft: Raft, msg: MsgStorageAppendResp) -> None:
+    """A write is durable."""
+    if msg.index and msg.term == raft.term:
+        raft.log.stable_to(index=msg.index, term=msg.log_term)
+    if msg.snapshot is not None:
+        # Committed state does not depend on a term.
+        applied_snapshot(raft, msg.snapshot)
+
+
+def applied_snapshot(raft: Raft, snapshot: Snapshot) -> None:
+    """A snapshot is durable and applied."""
+    raft.log.stable_snapshot_to(snapshot.index)
+    applied_to(raft, snapshot.index, 0)
+
+
+def handle_storage_apply_resp(raft: Raft, msg: MsgStorageApplyResp) -> None:
+    """Entries were applied."""
+    entries = msg.entries
+    if entries:
+        payload = payload_bytes(entries)
+        applied_to(raft, entries[-1].index, payload + ENTRY_OVERHEAD_BYTES * len(entries))
+        leader.reduce_uncommitted(raft, payload)
+
+
+def applied_to(raft: Raft, index: Index, bytes_applied: int) -> None:
+    """Everything up to `index` is applied; a joint configuration may be left now."""
+    raft.log.applied_to(max(index, raft.log.applied), bytes_applied)
+    if raft.state is LEADER and raft.membership.auto_leave:
+        leader.maybe_leave_joint(raft)

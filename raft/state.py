@@ -1,0 +1,256 @@
+"""The state of one replica, shared by its roles.
+
+`Raft` holds what Figure 2 of the paper lists, the outgoing messages, and what the leader tracks. It
+has no opinion: `raft.follower`, `raft.candidate` and `raft.leader` are functions over it, one file
+a role, and `raft.node` decides which of them gets a message.
+
+Two outgoing queues, because durability differs: `msgs` may leave at once; `msgs_after_append`
+(acknowledgements and votes) only after everything appended before them is on disk.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from raft import membership as members
+from raft.config import Config
+from raft.log import RaftLog
+from raft.membership import Membership
+from raft.messages import Message, MsgAppResp
+from raft.progress import Inflights, Progress
+from raft.reads import PendingReads
+from raft.types import (
+    NONE,
+    ColdRead,
+    HardState,
+    Index,
+    NodeId,
+    ReadOnlyOption,
+    ReadState,
+    SoftState,
+    StateType,
+    Term,
+)
+
+FOLLOWER: Final = StateType.FOLLOWER
+PRE_CANDIDATE: Final = StateType.PRE_CANDIDATE
+CANDIDATE: Final = StateType.CANDIDATE
+LEADER: Final = StateType.LEADER
+
+
+class Raft:
+    """One replica of one group."""
+
+    __slots__ = (
+        "async_storage_writes",
+        "batch_appends",
+        "broadcast_due",
+        "campaign_due",
+        "check_quorum",
+        "cold_reads",
+        "disable_conf_change_validation",
+        "disable_proposal_forwarding",
+        "election_elapsed",
+        "election_ticks",
+        "heartbeat_elapsed",
+        "heartbeat_ticks",
+        "id",
+        "incoming_progress",
+        "is_voter",
+        "lead",
+        "lead_transferee",
+        "log",
+        "max_inflight_bytes",
+        "max_inflight_msgs",
+        "max_size_per_msg",
+        "max_uncommitted_bytes",
+        "membership",
+        "msgs",
+        "msgs_after_append",
+        "outgoing_progress",
+        "peers",
+        "pending_conf_index",
+        "pending_reads",
+        "pre_vote",
+        "progress",
+        "quiet_heartbeats",
+        "randomized_election_timeout",
+        "read_only_option",
+        "read_states",
+        "rng",
+        "state",
+        "step_down_on_removal",
+        "term",
+        "term_start",
+        "uncommitted_bytes",
+        "vote",
+        "votes",
+    )
+
+    def __init__(self, config: Config) -> None:
+        self.id: NodeId = config.id
+        self.rng: Random = config.rng
+        self.election_ticks = config.election_ticks
+        self.heartbeat_ticks = config.heartbeat_ticks
+        self.pre_vote = config.pre_vote
+        self.check_quorum = config.check_quorum
+        self.async_storage_writes = config.async_storage_writes
+        self.read_only_option: ReadOnlyOption = config.read_only_option
+        self.disable_proposal_forwarding = config.disable_proposal_forwarding
+        self.disable_conf_change_validation = config.disable_conf_change_validation
+        self.step_down_on_removal = config.step_down_on_removal
+        self.max_size_per_msg = config.max_size_per_msg
+        self.max_uncommitted_bytes = config.max_uncommitted_entries_size
+        self.max_inflight_msgs = config.max_inflight_msgs
+        self.max_inflight_bytes = config.max_inflight_bytes
+        self.quiet_heartbeats = config.quiet_heartbeats
+        self.batch_appends = config.batch_appends
+
+        hard_state, conf_state = config.storage.initial_state()
+        self.log = RaftLog(
+            config.storage,
+            applying_bytes_max=config.max_committed_size_per_ready or config.max_size_per_msg,
+        )
+        self.log.commit_to(hard_state.commit)
+        if config.applied:
+            self.log.applied_to(config.applied, 0)
+
+        self.term: Term = hard_state.term
+        self.vote: NodeId = hard_state.vote
+        self.state: StateType = FOLLOWER
+        self.lead: NodeId = NONE
+        self.votes: dict[NodeId, bool] = {}
+        """Answers to this replica's own (pre-)candidacy."""
+
+        self.election_elapsed = 0
+        """Ticks since the leader was heard, a vote was cast, or (leader) check-quorum passed."""
+        self.heartbeat_elapsed = 0
+        self.randomized_election_timeout = 0
+        """Ticks, in [election_ticks, 2 * election_ticks) (§5.2)."""
+        self.campaign_due = 0
+        """Ticks until a campaign the host asked for; 0: none asked for."""
+
+        self.msgs: list[Message] = []
+        self.msgs_after_append: list[Message] = []
+        self.read_states: list[ReadState] = []
+        self.cold_reads: list[ColdRead] = []
+
+        # The leader's.
+        self.lead_transferee: NodeId = NONE
+        """Whom leadership is being handed to; no proposals meanwhile (thesis §3.10)."""
+        self.pending_conf_index: Index = 0
+        """No membership change may be appended before this index is applied. At the start of a
+        term the end of the log: an unapplied change may be in there (thesis §4.1)."""
+        self.term_start: Index = 0
+        """Index of this term's first entry. Use: an entry is of the leader's own term iff its
+        index is not below (§5.4.2)."""
+        self.uncommitted_bytes = 0
+        """Payload appended by this leader and not yet applied."""
+        self.pending_reads = PendingReads()
+        self.broadcast_due = False
+        """MsgApps were put off to the next Ready (`batch_appends`)."""
+
+        self.membership = Membership()
+        self.progress: dict[NodeId, Progress] = {}
+        self.peers: tuple[tuple[NodeId, Progress], ...] = ()
+        """Everybody else, ids ascending: the order messages are sent in."""
+        self.incoming_progress: tuple[Progress, ...] = ()
+        self.outgoing_progress: tuple[Progress, ...] = ()
+        self.is_voter = False
+        self.set_membership(members.restored(conf_state))
+        self.reset(self.term)
+
+    # --- Views ---------------------------------------------------------------------------------
+
+    def hard_state(self) -> HardState:
+        """What must be durable."""
+        return HardState(self.term, self.vote, self.log.committed)
+
+    def soft_state(self) -> SoftState:
+        """Who leads, and what this replica is."""
+        return SoftState(self.lead, self.state)
+
+    @property
+    def is_promotable(self) -> bool:
+        """Whether it may campaign: a voter whose log is in one piece."""
+        return self.is_voter and self.log.snapshot is None
+
+    @property
+    def has_leader_lease(self) -> bool:
+        """Whether a live leader is known; such a voter does not listen to candidates (§6)."""
+        return (
+            self.check_quorum and self.lead != NONE and self.election_elapsed < self.election_ticks
+        )
+
+    @property
+    def own_term_committed(self) -> bool:
+        """Whether this leader has committed an entry of its own term (§8)."""
+        return self.state is LEADER and self.log.committed >= self.term_start
+
+    # --- Changes common to all roles -----------------------------------------------------------
+
+    def reset(self, term: Term) -> None:
+        """Begin a role or a term with a clean table."""
+        assert term >= self.term, (term, self.term)
+        if term != self.term:
+            self.term = term
+            # Only a new term frees the vote: clearing it on every step-down would let one
+            # voter elect two leaders.
+            self.vote = NONE
+        self.lead = NONE
+        self.votes = {}
+        self.election_elapsed = 0
+        self.heartbeat_elapsed = 0
+        self.campaign_due = 0
+        self.draw_election_timeout()
+        self.lead_transferee = NONE
+        self.pending_conf_index = 0
+        self.term_start = 0
+        self.uncommitted_bytes = 0
+        self.pending_reads = PendingReads()
+        self.broadcast_due = False
+        last = self.log.last_index
+        for node, progress in self.progress.items():
+            progress.reset(next_index=last + 1, match=last if node == self.id else 0)
+
+    def draw_election_timeout(self) -> None:
+        """Randomized so that votes are rarely split (§5.2)."""
+        self.randomized_election_timeout = self.election_ticks + self.rng.randrange(
+            self.election_ticks
+        )
+
+    def set_membership(self, membership: Membership) -> None:
+        """Take on a membership: keep what is known of members that stay, begin with new ones."""
+        self.membership = membership
+        known = self.progress
+        # A newcomer is probed at the end of the log: if it is empty its answer tells at once.
+        next_index = max(self.log.last_index, 1)
+        self.progress = {}
+        for node in sorted(membership.members()):
+            progress = known.get(node)
+            if progress is None:
+                inflights = Inflights(self.max_inflight_msgs, self.max_inflight_bytes)
+                progress = Progress(next_index=next_index, inflights=inflights, is_learner=False)
+            progress.is_learner = node in membership.learners
+            self.progress[node] = progress
+        self.peers = tuple((node, p) for node, p in self.progress.items() if node != self.id)
+        self.incoming_progress = tuple(self.progress[node] for node in sorted(membership.incoming))
+        self.outgoing_progress = tuple(self.progress[node] for node in sorted(membership.outgoing))
+        self.is_voter = self.id in membership.voters()
+
+    def acknowledge(self, to: NodeId, index: Index) -> None:
+        """Tell the leader (or oneself) that the log matches up to `index`, once that is durable."""
+        queue = self.msgs_after_append
+        if self.batch_appends and queue:
+            # Acknowledgements are cumulative: one per turn says it all.
+            last = queue[-1]
+            if (
+                type(last) is MsgAppResp
+                and last.to == to
+                and last.term == self.term
+                and not last.reject
+            ):
+                last.index = max(last.index, index)
+                return
+        queue.append(MsgAppResp(to, self.id, self.term, index))
