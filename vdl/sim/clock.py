@@ -128,7 +128,15 @@ class NodeClock:
     real loop.
     """
 
-    __slots__ = ("_offset_ns", "_postponed", "_time", "paused", "stopped", "turn_ns", "wall_base_ms")
+    __slots__ = (
+        "_offset_ns",
+        "_postponed",
+        "_time",
+        "paused",
+        "stopped",
+        "turn_ns",
+        "wall_base_ms",
+    )
 
     def __init__(
         self,

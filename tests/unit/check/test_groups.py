@@ -1,0 +1,80 @@
+"""Each anomaly of a consumer group, planted once, is found; clean histories pass."""
+
+from __future__ import annotations
+
+from vdl.check.history import Mark, Op, Record, Send
+from vdl.check.report import find
+
+
+def op(i: int, f: str, **more: object) -> Op:
+    made = Op(i, str(more.pop("proc", "m1")), f, str(more.pop("kind", "ok")), 10 * i, 10 * i + 5)
+    made.group = "g"
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def own(i: int, member: str, gen: int, *keys: str) -> Op:
+    return op(i, "rebalance", proc=member, member=member, gen=gen, keys=list(keys))
+
+
+def commit(i: int, offset: int, gen: int = 1, **more: object) -> Op:
+    return op(i, "commit", gen=gen, marks=[Mark("t-0", offset)], **more)
+
+
+def committed(i: int, offset: int) -> Op:
+    return op(i, "committed", marks=[Mark("t-0", offset)])
+
+
+def names(*ops: Op) -> set[str]:
+    return {anomaly.name for anomaly in find(ops)}
+
+
+def test_group_that_hands_over_between_generations_is_clean() -> None:
+    """One owner a generation, commits by the current one, reads of the last commit."""
+    assert not names(
+        op(0, "send", sends=[Send("t-0", 0, 7)]),
+        own(1, "m1", 1, "t-0"),
+        op(2, "poll", polls=[("t-0", [Record(0, 7)])]),
+        commit(3, 1),
+        own(4, "m1", 2),
+        own(5, "m2", 2, "t-0"),
+        committed(6, 1),
+        commit(7, 1, 2),
+    )
+
+
+def test_two_owners_in_one_generation_are_found() -> None:
+    """own2."""
+    assert names(own(1, "m1", 1, "t-0"), own(2, "m2", 1, "t-0")) == {"own2"}
+
+
+def test_commit_from_an_old_generation_is_a_zombie() -> None:
+    """zombie-commit: the generation was over before the commit was sent."""
+    assert names(own(1, "m1", 2, "t-0"), commit(2, 1, gen=1)) == {"zombie-commit"}
+
+
+def test_fetch_of_less_than_was_committed_is_a_lost_commit() -> None:
+    """lost-commit: a value nobody committed, or none."""
+    assert names(commit(1, 5), committed(2, -1)) == {"lost-commit"}
+    assert names(commit(1, 5), committed(2, 4)) == {"lost-commit"}
+
+
+def test_fetch_of_a_superseded_commit_regressed() -> None:
+    """commit-regress: an older commit came back."""
+    assert names(commit(1, 4), commit(2, 5), committed(3, 4)) == {"commit-regress"}
+
+
+def test_commit_of_unknown_outcome_may_or_may_not_be_read() -> None:
+    """info: both answers are legal."""
+    for offset in (4, 5):
+        assert not names(commit(1, 4), commit(2, 5, kind="info"), committed(3, offset))
+
+
+def test_commit_past_an_undelivered_record_skipped_it() -> None:
+    """skip-commit: no member of the group was given offset 1."""
+    assert "skip-commit" in names(
+        op(0, "send", sends=[Send("t-0", 0, 7), Send("t-0", 1, 8), Send("t-0", 2, 9)]),
+        op(1, "poll", polls=[("t-0", [Record(0, 7), Record(2, 9)])]),
+        commit(2, 3),
+    )

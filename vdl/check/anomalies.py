@@ -1,0 +1,405 @@
+"""Anomalies of a log: what clients must never be able to see.
+
+Each check is a search for evidence, not a model: with unique values and explicit offsets, a key
+whose checks all come back empty behaved as one linearizable, append-only log, and every check runs
+in O(N log N) however long the history is. The names are those of Jepsen's Kafka workload where it
+has one.
+
+`Evidence` indexes a history once; a check is a function from evidence to findings, listed in
+`CHECKS`. An operation of unknown outcome (`info`) *must have committed* as soon as one of its
+values was read.
+
+Must not know: who made the history.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from vdl.check.history import EARLIEST, LATEST, Op, Record, Send
+
+STALE_READ_BOUND_NS = 5_000_000_000
+"""How long after its acknowledgement (or after the last heal) a record may stay invisible."""
+
+RETRIED = "retried"
+"""The note on a send that was tried more than once without idempotence: it may be there twice."""
+
+
+@dataclass(slots=True)
+class Anomaly:
+    """One finding: its name, where, what, and the operations that prove it (`Op.i`)."""
+
+    name: str
+    key: str
+    detail: str
+    ops: list[int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.key}: {self.detail} (ops {', '.join(map(str, self.ops))})"
+
+
+class Key:
+    """Everything the history says about one key."""
+
+    __slots__ = (
+        "final", "first_index", "index_of", "last_index", "log", "offsets", "polled", "reads",
+        "sends", "writer",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.log: dict[int, dict[int, int]] = {}  # offset -> value -> op that says so
+        self.offsets: list[int] = []
+        self.index_of: dict[int, int] = {}
+        self.first_index: dict[int, int] = {}
+        self.last_index: dict[int, int] = {}
+        self.sends: list[tuple[Op, Send]] = []
+        self.writer: dict[int, Op] = {}
+        self.reads: list[tuple[Op, Record]] = []
+        self.polled: dict[int, int] = {}  # value -> first op that read it
+        self.final: dict[int, tuple[Op, Record]] = {}
+
+    def holds(self, offset: int, value: int, op: Op) -> None:
+        self.log.setdefault(offset, {}).setdefault(value, op.i)
+
+    def index(self) -> None:
+        """Dense indexes of the offsets that hold something, and of each value's places."""
+        self.offsets = sorted(self.log)
+        self.index_of = {offset: i for i, offset in enumerate(self.offsets)}
+        for i, offset in enumerate(self.offsets):
+            for value in self.log[offset]:
+                self.first_index.setdefault(value, i)
+                self.last_index[value] = i
+
+
+class Evidence:
+    """A history, indexed. `ops` are in order of return."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self.ops = sorted(ops, key=lambda op: (op.t1, op.i))
+        self.keys: dict[str, Key] = defaultdict(Key)
+        for op in self.ops:
+            for send in op.sends:
+                key = self.keys[send.key]
+                key.sends.append((op, send))
+                key.writer.setdefault(send.value, op)
+                if op.ok and send.offset is not None:
+                    key.holds(send.offset, send.value, op)
+            # What a poll of unknown outcome saw was seen all the same.
+            for name, records in op.polls:
+                key = self.keys[name]
+                for record in records:
+                    key.reads.append((op, record))
+                    key.holds(record.offset, record.value, op)
+                    key.polled.setdefault(record.value, op.i)
+                    if op.final:
+                        key.final[record.offset] = (op, record)
+        for key in self.keys.values():
+            key.index()
+
+    def by_key(self) -> Iterator[tuple[str, Key]]:
+        for name in sorted(self.keys):
+            yield name, self.keys[name]
+
+
+def must_commit(op: Op, key: Key) -> bool:
+    return op.ok or (op.type == "info" and any(send.value in key.polled for send in op.sends))
+
+
+def inconsistent_offsets(evidence: Evidence) -> Iterator[Anomaly]:
+    """One offset that held two values."""
+    for name, key in evidence.by_key():
+        for offset, values in sorted(key.log.items()):
+            if len(values) > 1:
+                detail = f"offset {offset} held {', '.join(map(str, sorted(values)))}"
+                yield Anomaly("inconsistent-offsets", name, detail, sorted(values.values()))
+
+
+def duplicates(evidence: Evidence) -> Iterator[Anomaly]:
+    """One value at two offsets, although its writer tried once or was idempotent."""
+    for name, key in evidence.by_key():
+        for value, first in sorted(key.first_index.items()):
+            last = key.last_index[value]
+            writer = key.writer.get(value)
+            if first == last or (writer and writer.pid < 0 and writer.note == RETRIED):
+                continue
+            places = key.offsets[first], key.offsets[last]
+            detail = f"value {value} at offsets {places[0]} and {places[1]}"
+            yield Anomaly("duplicate", name, detail, [key.log[o][value] for o in places])
+
+
+def lost_writes(evidence: Evidence) -> Iterator[Anomaly]:
+    """A committed value that readers went past without seeing it."""
+    for name, key in evidence.by_key():
+        read = [key.first_index[value] for value in key.polled]
+        bound = max(read, default=-1)
+        for value, last in sorted(key.last_index.items()):
+            writer = key.writer.get(value)
+            if last > bound or value in key.polled or writer is None:
+                continue
+            if must_commit(writer, key):
+                detail = f"value {value} at offset {key.offsets[last]} was never read"
+                yield Anomaly("lost-write", name, detail, [writer.i])
+
+
+def unseen(evidence: Evidence) -> Iterator[Anomaly]:
+    """An acknowledged value that the read of everything after the run does not contain."""
+    finals = {name for op in evidence.ops if op.final for name, _ in op.polls}
+    for name, key in evidence.by_key():
+        if name not in finals:
+            continue
+        start = min(key.final, default=0)
+        values = {record.value for _, record in key.final.values()}
+        for op, send in key.sends:
+            trimmed = send.offset is not None and bool(values) and send.offset < start
+            if op.ok and send.value not in values and not trimmed:
+                detail = f"acknowledged value {send.value} (offset {send.offset}) is not there"
+                yield Anomaly("unseen", name, detail, [op.i])
+
+
+def phantoms(evidence: Evidence) -> Iterator[Anomaly]:
+    """A value that was read and never written, or whose write had provably failed."""
+    for name, key in evidence.by_key():
+        for value, op in sorted(key.polled.items()):
+            writer = key.writer.get(value)
+            if writer is None:
+                yield Anomaly("phantom", name, f"value {value} was never sent", [op])
+            elif writer.type == "fail":
+                detail = f"value {value} was read, its write had failed"
+                yield Anomaly("aborted-read", name, detail, [writer.i, op])
+
+
+def sends_in_order(evidence: Evidence) -> Iterator[Anomaly]:
+    """A process's later write lies before its earlier one."""
+    last: dict[tuple[str, str], tuple[Op, Send]] = {}
+    for op in sorted(evidence.ops, key=lambda op: op.i):
+        if not op.ok or (op.pid < 0 and op.note == RETRIED):
+            continue
+        for send in op.sends:
+            if send.offset is None:
+                continue
+            place = (op.proc, send.key)
+            previous = last.get(place)
+            if previous is not None and (previous[1].offset or 0) >= send.offset:
+                name = "nonmonotonic-send"
+                name = f"int-{name}" if previous[0] is op else name
+                detail = f"offset {send.offset} after {previous[1].offset} by {op.proc}"
+                yield Anomaly(name, send.key, detail, [previous[0].i, op.i])
+            last[place] = (op, send)
+
+
+def polls_in_order(evidence: Evidence) -> Iterator[Anomaly]:
+    """A consumer that skipped records, or went back, without having been told to."""
+    last: dict[str, dict[str, tuple[int, Op]]] = defaultdict(dict)
+    for op in evidence.ops:
+        at = last[op.proc]
+        if op.f == "assign":
+            for name in [name for name in at if name not in op.keys]:
+                del at[name]
+        elif op.f in {"rebalance", "revoke"}:
+            at.clear()
+        elif op.f == "seek":
+            for mark in op.marks:
+                at.pop(mark.key, None)
+        elif op.f == "poll" and op.ok:
+            for name, records in op.polls:
+                yield from _walk(name, evidence.keys[name], op, records, at)
+
+
+def _walk(
+    name: str, key: Key, op: Op, records: list[Record], at: dict[str, tuple[int, Op]]
+) -> Iterator[Anomaly]:
+    for record in records:
+        index = key.index_of[record.offset]
+        if name in at:
+            before, previous = at[name]
+            step = index - before
+            if step != 1:
+                kind = "poll-skip" if step > 1 else "nonmonotonic-poll"
+                kind = f"int-{kind}" if previous is op else kind
+                detail = f"offset {record.offset} after {key.offsets[before]} by {op.proc}"
+                yield Anomaly(kind, name, detail, [previous.i, op.i])
+        at[name] = (index, op)
+
+
+def realtime_offsets(evidence: Evidence) -> Iterator[Anomaly]:
+    """A write that got an offset known to be taken before the write began."""
+    for name, key in evidence.by_key():
+        acked = [(op.t1, s.offset, op.i) for op, s in key.sends if op.ok and s.offset is not None]
+        known = sorted(acked + [(op.t1, record.offset, op.i) for op, record in key.reads])
+        highest, witness, i = -1, -1, 0
+        for op, send in sorted(key.sends, key=lambda pair: pair[0].t0):
+            while i < len(known) and known[i][0] < op.t0:
+                if known[i][1] > highest:
+                    _, highest, witness = known[i]
+                i += 1
+            if op.ok and send.offset is not None and send.offset <= highest:
+                detail = f"offset {send.offset} given, {highest} was known before"
+                yield Anomaly("realtime-offset", name, detail, [witness, op.i])
+
+
+def stale_reads(evidence: Evidence) -> Iterator[Anomaly]:
+    """A consumer told that nothing follows, long after something was acknowledged there."""
+    acked: dict[str, tuple[list[int], list[int]]] = {}
+    for name, key in evidence.by_key():
+        pairs = sorted((s.offset, op.t1) for op, s in key.sends if op.ok and s.offset is not None)
+        earliest = [t1 for _, t1 in pairs]
+        for i in range(len(earliest) - 2, -1, -1):
+            earliest[i] = min(earliest[i], earliest[i + 1])
+        acked[name] = ([offset for offset, _ in pairs], earliest)
+    position: dict[tuple[str, str], int] = {}
+    calm_since, faulty = 0, False
+    for op in evidence.ops:
+        if op.f == "fault":
+            faulty = op.note == "begin"
+            calm_since = op.t1
+        elif op.f in {"assign", "rebalance", "revoke"}:
+            for place in [place for place in position if place[0] == op.proc]:
+                del position[place]
+        elif op.f == "seek":
+            position.update({(op.proc, mark.key): mark.offset for mark in op.marks})
+        elif op.f == "poll" and op.ok:
+            for name, records in op.polls:
+                place = (op.proc, name)
+                if records:
+                    position[place] = records[-1].offset + 1
+                elif place in position and not faulty and op.t0 >= calm_since:
+                    offsets, earliest = acked[name]
+                    i = bisect_left(offsets, position[place])
+                    since = max(calm_since, earliest[i]) if i < len(offsets) else op.t0
+                    if op.t0 - since > STALE_READ_BOUND_NS:
+                        detail = f"nothing at {position[place]}, {(op.t0 - since) / 1e9:.1f} s late"
+                        yield Anomaly("stale-read", name, detail, [op.i])
+
+
+def truncated_reads(evidence: Evidence) -> Iterator[Anomaly]:
+    """A record that was read, and is gone from between those that are still there."""
+    for name, key in evidence.by_key():
+        if not key.final:
+            continue
+        start = min(key.final)
+        for op, record in key.reads:
+            if record.offset >= start and record.offset not in key.final:
+                detail = f"offset {record.offset} was read as {record.value}, and is gone"
+                yield Anomaly("truncated-read", name, detail, [op.i])
+
+
+def high_watermarks(evidence: Evidence) -> Iterator[Anomaly]:
+    """A high watermark served by one leader epoch fell."""
+    served: dict[tuple[str, int], list[tuple[Op, int]]] = defaultdict(list)
+    for op in evidence.ops:
+        for name, (epoch, high_watermark) in op.hw.items():
+            if op.ok and epoch >= 0:
+                served[name, epoch].append((op, high_watermark))
+    for (name, epoch), by_return in sorted(served.items()):
+        highest, witness, i = -1, -1, 0
+        for op, high_watermark in sorted(by_return, key=lambda pair: pair[0].t0):
+            while i < len(by_return) and by_return[i][0].t1 < op.t0:
+                if by_return[i][1] > highest:
+                    highest, witness = by_return[i][1], by_return[i][0].i
+                i += 1
+            if high_watermark < highest:
+                detail = f"{high_watermark} after {highest} in leader epoch {epoch}"
+                yield Anomaly("hw-regress", name, detail, [witness, op.i])
+
+
+def leader_epochs(evidence: Evidence) -> Iterator[Anomaly]:
+    """Leader epochs fall along the log, or two servers acknowledged in one."""
+    for name, key in evidence.by_key():
+        final = [key.final[offset] for offset in sorted(key.final)]
+        told = [(op, record) for op, record in final if record.leader_epoch >= 0]
+        for (op, record), (_, after) in pairwise(told):
+            if after.leader_epoch < record.leader_epoch:
+                detail = f"epoch {after.leader_epoch} at {after.offset} after {record.leader_epoch}"
+                yield Anomaly("epoch-regress", name, detail, [op.i])
+        leader: dict[int, Op] = {}
+        for op, send in key.sends:
+            if not op.ok or send.offset is None or send.offset not in key.final or not op.node:
+                continue
+            epoch = key.final[send.offset][1].leader_epoch
+            other = leader.setdefault(epoch, op)
+            if epoch >= 0 and other.node != op.node:
+                detail = f"{other.node} and {op.node} both acknowledged in epoch {epoch}"
+                yield Anomaly("two-leaders", name, detail, [other.i, op.i])
+
+
+def listed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
+    """ListOffsets answered with less than was acknowledged, or not with the first that fits."""
+    lists = [op for op in evidence.ops if op.f == "list_offsets" and op.ok]
+    by_key: dict[str, list[tuple[Op, int, int]]] = defaultdict(list)
+    for op in lists:
+        for mark in op.marks:
+            by_key[mark.key].append((op, mark.timestamp, mark.offset))
+    for name, asked in sorted(by_key.items()):
+        key = evidence.keys[name]
+        acked = sorted(
+            (op.t1, s.offset, op.i) for op, s in key.sends if op.ok and s.offset is not None
+        )
+        returned = [t1 for t1, _, _ in acked]
+        highest = [-1]
+        for _, offset, _ in acked:
+            highest.append(max(highest[-1], offset))
+        by_time = _TimeIndex(key)
+        for op, timestamp, offset in asked:
+            if timestamp == LATEST:
+                known = highest[bisect_left(returned, op.t0)]
+                if offset <= known:
+                    detail = f"latest is {offset}, {known} was acknowledged before"
+                    yield Anomaly("list-offsets", name, detail, [op.i])
+            elif timestamp == EARLIEST:
+                if key.final and offset > min(key.final):
+                    detail = f"earliest is {offset}, {min(key.final)} is still there"
+                    yield Anomaly("list-offsets", name, detail, [op.i])
+            elif timestamp >= 0:
+                yield from by_time.check(name, op, timestamp, offset)
+
+
+class _TimeIndex:
+    """Least offset with a timestamp at or above T, among what the final read found."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.offsets = sorted(o for o, (_, r) in key.final.items() if r.timestamp >= 0)
+        self.largest: list[int] = []
+        for offset in self.offsets:
+            timestamp = key.final[offset][1].timestamp
+            self.largest.append(max(timestamp, self.largest[-1]) if self.largest else timestamp)
+
+    def check(self, name: str, op: Op, timestamp: int, offset: int) -> Iterator[Anomaly]:
+        i = bisect_left(self.largest, timestamp)
+        if i < len(self.offsets) and (offset < 0 or self.offsets[i] < offset):
+            least = self.offsets[i]
+            writer = self.key.writer.get(self.key.final[least][1].value)
+            if writer is not None and writer.ok and writer.t1 < op.t0:
+                detail = f"{offset} for timestamp {timestamp}, {least} fits"
+                yield Anomaly("list-offsets", name, detail, [writer.i, op.i])
+        found = self.key.final.get(offset)
+        if found is not None and 0 <= found[1].timestamp < timestamp:
+            detail = f"{offset} for timestamp {timestamp} has {found[1].timestamp}"
+            yield Anomaly("list-offsets", name, detail, [op.i])
+
+
+CHECKS: tuple[Callable[[Evidence], Iterator[Anomaly]], ...] = (
+    inconsistent_offsets,
+    duplicates,
+    lost_writes,
+    unseen,
+    phantoms,
+    sends_in_order,
+    polls_in_order,
+    realtime_offsets,
+    stale_reads,
+    truncated_reads,
+    high_watermarks,
+    leader_epochs,
+    listed_offsets,
+)
+
+
+def find(ops: Iterable[Op]) -> list[Anomaly]:
+    """Every anomaly of the logs in the history."""
+    evidence = Evidence(ops)
+    return [anomaly for check in CHECKS for anomaly in check(evidence)]

@@ -1,0 +1,40 @@
+"""`vdl check HISTORY.jsonl`: every check over a history, and one line for each finding."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+from vdl.check import anomalies, groups, history
+from vdl.check.anomalies import Anomaly, Evidence
+from vdl.check.history import Op
+
+FINDINGS_SHOWN = 20
+
+
+def find(ops: Iterable[Op]) -> list[Anomaly]:
+    """Every anomaly of the history, of logs and of groups."""
+    evidence = Evidence(ops)
+    checks = anomalies.CHECKS + groups.CHECKS
+    return [anomaly for check in checks for anomaly in check(evidence)]
+
+
+def main(path: str) -> int:
+    """Check the file and print the verdict. 0: clean; 1: anomalies; 2: not a history."""
+    try:
+        ops = list(history.read(path))
+    except (OSError, history.MalformedHistory) as error:
+        sys.stderr.write(f"{path}: {error}\n")
+        return 2
+    found = find(ops)
+    for anomaly in found[:FINDINGS_SHOWN]:
+        sys.stdout.write(f"{anomaly}\n")
+    if len(found) > FINDINGS_SHOWN:
+        sys.stdout.write(f"… and {len(found) - FINDINGS_SHOWN} more\n")
+    outcomes = Counter(op.type for op in ops)
+    counts = ", ".join(f"{outcomes[kind]} {kind}" for kind in ("ok", "fail", "info"))
+    names = Counter(anomaly.name for anomaly in found)
+    verdict = ", ".join(f"{count} {name}" for name, count in sorted(names.items())) or "clean"
+    sys.stdout.write(f"{len(ops)} operations ({counts}): {verdict}\n")
+    return 1 if found else 0
