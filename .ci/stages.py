@@ -129,7 +129,8 @@ def read_counts(results: Path, outcome: Outcome) -> None:
     """Add up the suites of a JUnit file; a missing file counts nothing."""
     if not results.exists():
         return
-    for suite in ET.parse(results).getroot().iter("testsuite"):
+    root = ET.parse(results).getroot()  # noqa: S314 - written by our own pytest a moment ago
+    for suite in root.iter("testsuite"):
         total, failures, errors, skipped = (
             int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
         )

@@ -1,0 +1,26 @@
+"""What all tests share: which outside tools must be there.
+
+A test marked `java` or `go` drives a real client in that language. On a machine without the tool it
+is skipped; under CI it fails instead, because a check that silently did not run is no check.
+"""
+
+import os
+import shutil
+
+import pytest
+
+TOOLS = {"java": ("java", "javac"), "go": ("go",)}
+"""Marker → the commands it needs."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, commands in TOOLS.items():
+        if item.get_closest_marker(marker) is None:
+            continue
+        missing = [command for command in commands if shutil.which(command) is None]
+        if not missing:
+            continue
+        reason = f"needs {' and '.join(missing)}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason}, which CI must have", pytrace=False)
+        pytest.skip(reason)

@@ -1,0 +1,203 @@
+"""The configuration file: every key checked, every error names file, key and expectation."""
+
+from pathlib import Path
+
+import pytest
+
+from vdl.config import (
+    KEYS,
+    ConfigError,
+    Endpoint,
+    load_config,
+    parse_config,
+    unreachable_options,
+)
+from vdl.config_values import Address, parse_address, parse_duration_ms, parse_size
+
+
+def parse(text, folder=Path("/etc/vdl")):
+    return parse_config(text, source="vdl.toml", folder=folder)
+
+
+def problem_of(text):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    return caught.value
+
+
+def test_config_empty_file_is_a_single_complete_server():
+    """With nothing said a server is a cluster of its own on loopback."""
+    config = parse("")
+    assert config.is_single
+    assert config.peer is None
+    assert [listener.port for listener in config.listeners] == [9092]
+    assert config.listeners[0].host == "127.0.0.1"
+    assert config.data_dir == Path("/etc/vdl/data")
+
+
+def test_config_three_hosts_reads_every_section():
+    """Seeds, listeners, endpoints and options of every layer end where they belong."""
+    config = parse("""
+        [server]
+        id = 2
+        data_dir = "/var/lib/vdl"
+        rack = "b"
+        [cluster.seeds]
+        1 = "vdl-1:19092"
+        2 = "vdl-2:19092"
+        3 = "[fd00::3]:19092"
+        [peer]
+        listen = "0.0.0.0:19092"
+        [[listeners]]
+        name = "INSIDE"
+        listen = "10.0.0.2:9092"
+        [[listeners]]
+        name = "OUTSIDE"
+        listen = "0.0.0.0:9093"
+        advertise = "kafka.example.org:9093"
+        [http]
+        listen = "off"
+        [kafka]
+        num.partitions = 6
+        auto.create.topics.enable = false
+        group.min.session.timeout.ms = "1s"
+        log.segment.bytes = "16MiB"
+        [raft]
+        election_timeout = "800ms"
+        [storage]
+        cache_bytes = "256MiB"
+        [log]
+        format = "json"
+    """)
+    assert config.server_id == 2
+    assert config.data_dir == Path("/var/lib/vdl")
+    assert config.rack == "b"
+    assert config.seeds == {
+        1: Address("vdl-1", 19092), 2: Address("vdl-2", 19092), 3: Address("fd00::3", 19092)
+    }  # fmt: skip
+    assert config.peer == Endpoint(Address("0.0.0.0", 19092), Address("vdl-2", 19092))
+    assert [listener.name for listener in config.listeners] == ["INSIDE", "OUTSIDE"]
+    assert config.listeners[1].advertised_host == "kafka.example.org"
+    assert config.http is None
+    assert config.kafka.num_partitions == 6
+    assert config.kafka.auto_create_topics is False
+    assert config.kafka.group_min_session_timeout_ms == 1_000
+    assert config.kafka.segment_bytes == config.store.segment_bytes == 16 << 20
+    assert config.host.election_ticks == 80
+    assert config.store.cache_bytes_max == 256 << 20
+    assert config.log.format == "json"
+
+
+def test_config_peer_without_section_listens_at_its_seed_address():
+    """A member of the seed list needs no [peer] section of its own."""
+    config = parse('[cluster.seeds]\n1 = "127.0.0.1:19092"\n')
+    assert config.peer is not None
+    assert config.peer.listen == Address("127.0.0.1", 19092)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("[kafka]\nnum.partitons = 3", "kafka.num.partitons", "did you mean kafka.num.partitions"),
+        ("[sever]\nid = 3", "sever.id", "did you mean server.id"),
+        ("[server]\nid = 0", "server.id", "a whole number from 1 to 32767, found 0"),
+        ("[server]\nid = true", "server.id", "a whole number"),
+        ('[server]\nid = "1"', "server.id", "a whole number"),
+        ("[server]\nid = [1]", "server.id", "expected one value, found a list"),
+        ("[storage]\ncache_bytes = 1.5", "storage.cache_bytes", '"64MiB"'),
+        ('[storage]\ncache_bytes = "1MiB"', "storage.cache_bytes", "from 8MiB"),
+        ('[raft]\nelection_timeout = "605ms"', "raft.election_timeout", "a multiple of 10ms"),
+        ("[raft]\nelection_timeout = 600", "raft.election_timeout", "a duration"),
+        ('[raft]\nheartbeat_interval = "500ms"', "raft.election_timeout", "three times"),
+        ('[http]\nlisten = "nowhere"', "http.listen", 'or "off"'),
+        ('[log]\nformat = "xml"', "log.format", '"logfmt" or "json"'),
+        ('[[listeners]]\nlisten = "0.0.0.0:9092"', "listeners[0].advertise", "required"),
+        ('[[listeners]]\nname = "X"', "listeners[0].listen", "an address"),
+        ('[[listeners]]\nlisen = "a:1"', "listeners[0].lisen", "did you mean listen"),
+        ('[[listeners]]\nname = "x"\nlisten = "a:1"', "listeners[0].name", "capital letters"),
+        ("listeners = []", "listeners", "one or more"),
+        ('[cluster.seeds]\nx = "a:1"', "cluster.seeds.x", "a server id"),
+        ('[cluster.seeds]\n1 = "a"', "cluster.seeds.1", "an address"),
+        ('[cluster.seeds]\n1 = "a:1"\n2 = "a:1"', "cluster.seeds", "same address"),
+        ('[server]\nid = 4\n[cluster.seeds]\n1 = "a:1"', "peer.listen", "required"),
+        ('[peer]\nlisten = "0.0.0.0:1"', "peer.advertise", "required"),
+        ('[http]\nlisten = "127.0.0.1:9092"', "http.listen", "also that of listeners[0].listen"),
+        ('[kafka]\nmessage.max.bytes = "64MiB"', "kafka.message.max.bytes", "log.segment.bytes"),
+        ("[kafka\n", "", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_config_wrong_value_names_file_key_and_expectation(text, key, words):
+    """A mistake is refused with everything needed to mend it."""
+    error = problem_of(text)
+    assert error.key == key
+    assert words in error.problem
+    assert str(error).startswith("vdl.toml: ")
+
+
+def test_config_missing_file_is_named(tmp_path):
+    """A file that is not there is an error with its path, not a default."""
+    path = tmp_path / "vdl.toml"
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(path)
+
+
+def test_config_file_relative_data_dir_is_beside_it(tmp_path):
+    """A folder with its configuration can be moved as one."""
+    (tmp_path / "vdl.toml").write_text('[server]\ndata_dir = "store"\n')
+    assert load_config(tmp_path / "vdl.toml").data_dir == tmp_path / "store"
+
+
+def test_config_every_option_of_every_layer_has_a_key():
+    """A limit that exists in code can be set: no option class has a field without a key."""
+    assert unreachable_options() == []
+
+
+def test_config_keys_have_distinct_targets():
+    """No two keys may fight over one field."""
+    targets = [key.target for key in KEYS.values()]
+    assert len(set(targets)) == len(targets)
+
+
+@pytest.mark.parametrize(
+    ("raw", "size"), [(0, 0), (17, 17), ("17", 17), ("1KB", 1000), ("1 KiB", 1024), ("2GiB", 2**31)]
+)
+def test_size_with_unit_is_bytes(raw, size):
+    """Decimal and binary units both mean what they say."""
+    assert parse_size(raw) == size
+
+
+@pytest.mark.parametrize("raw", [-1, True, 1.5, "", "KiB", "1kib", "1 KiBs", "-1KiB"])
+def test_size_without_meaning_is_refused(raw):
+    """Nothing is guessed."""
+    with pytest.raises(ValueError, match="a size"):
+        parse_size(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "duration_ms"), [("1ms", 1), ("1.5s", 1500), ("2 m", 120_000), ("1h", 3_600_000)]
+)
+def test_duration_with_unit_is_milliseconds(raw, duration_ms):
+    """A duration always says its unit."""
+    assert parse_duration_ms(raw) == duration_ms
+
+
+@pytest.mark.parametrize("raw", [5, "5", "-5s", "5 parsecs", ""])
+def test_duration_without_unit_is_refused(raw):
+    """A bare number could be seconds or milliseconds."""
+    with pytest.raises(ValueError, match="a duration"):
+        parse_duration_ms(raw)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9092", "[::1]:9092", "host.example:0"])
+def test_address_round_trip_is_the_same_text(text):
+    """What is parsed prints as it was written."""
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(
+    "raw", ["", "host", "host:", ":9092", "host:99999", "::1:9092", "a b:1", 1]
+)
+def test_address_without_host_or_port_is_refused(raw):
+    """Both parts are needed; an IPv6 address needs its brackets."""
+    with pytest.raises(ValueError, match="an address"):
+        parse_address(raw)

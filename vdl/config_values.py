@@ -1,0 +1,175 @@
+"""Values of a configuration file: sizes, durations, addresses, numbers within a range.
+
+A parser takes what TOML gave and returns what the program keeps, or raises ValueError with the
+words for what it expected, so that a message can be put together where file and key are known.
+Factories (`integer(1, 9)`) make parsers with a range.
+
+Must not know: keys and files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vdl.logstream.options import TICK_NS
+
+TICK_MS = TICK_NS // 1_000_000
+DAY_MS = 86_400_000
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+Scalar = str | int | bool | float
+Parse = Callable[[Scalar], object]
+"""Turns a value of the file into the value kept. Raises ValueError(what was expected)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host name or IP address and a TCP port; port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it means every interface, so that nobody can be told to connect to it."""
+        return self.host in {"0.0.0.0", "::", ""}  # noqa: S104 - recognised, not bound
+
+
+_SIZE = re.compile(r"(\d+)\s*([KMGT]i?B|B)?")
+_SIZE_UNITS = {
+    None: 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
+    "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB,
+}  # fmt: skip
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
+
+
+def parse_size(raw: Scalar) -> int:
+    """Bytes, from a number or a text with a unit. Raises ValueError(what was expected)."""
+    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
+        return raw
+    match = _SIZE.fullmatch(raw) if isinstance(raw, str) else None
+    if match is None:
+        raise ValueError('a size such as "64MiB"')
+    return int(match[1]) * _SIZE_UNITS[match[2]]
+
+
+def parse_duration_ms(raw: Scalar) -> int:
+    """Milliseconds, from a text with a unit. Raises ValueError(what was expected)."""
+    match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
+    if match is None:
+        raise ValueError('a duration such as "600ms" or "2h"')
+    return round(float(match[1]) * _DURATION_UNITS_MS[match[2]])
+
+
+def parse_address(raw: Scalar) -> Address:
+    """An address, "host:port" or "[IPv6]:port". Raises ValueError(what was expected)."""
+    match = _ADDRESS.fullmatch(raw) if isinstance(raw, str) else None
+    if match is None or int(match[3]) > 65_535:
+        raise ValueError('an address such as "127.0.0.1:9092" or "[::1]:9092"')
+    return Address(match[1] or match[2], int(match[3]))
+
+
+def integer(low: int, high: int) -> Parse:
+    def parse(raw: Scalar) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int) or not low <= raw <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return raw
+
+    return parse
+
+
+def size(low: int, high: int) -> Parse:
+    def parse(raw: Scalar) -> int:
+        size = parse_size(raw)
+        if not low <= size <= high:
+            raise ValueError(f"a size from {show_size(low)} to {show_size(high)}")
+        return size
+
+    return parse
+
+
+def milliseconds(low: int, high: int) -> Parse:
+    def parse(raw: Scalar) -> int:
+        duration_ms = raw if isinstance(raw, int) else parse_duration_ms(raw)
+        if isinstance(raw, bool) or not low <= duration_ms <= high:
+            raise ValueError(f"{low} to {high} milliseconds")
+        return duration_ms
+
+    return parse
+
+
+def duration(low: int, high: int) -> Parse:
+    """As `milliseconds`, but the unit must be said."""
+
+    def parse(raw: Scalar) -> int:
+        duration_ms = parse_duration_ms(raw)
+        if not low <= duration_ms <= high:
+            raise ValueError(f'a duration from "{low}ms" to "{high}ms"')
+        return duration_ms
+
+    return parse
+
+
+def ticks(low_ms: int, high_ms: int) -> Parse:
+    """A duration kept as ticks of the Raft core."""
+    parse_ms = duration(low_ms, high_ms)
+
+    def parse(raw: Scalar) -> int:
+        duration_ms = parse_ms(raw)
+        assert isinstance(duration_ms, int), duration_ms
+        if duration_ms % TICK_MS:
+            raise ValueError(f"a multiple of {TICK_MS}ms")
+        return duration_ms // TICK_MS
+
+    return parse
+
+
+def boolean(raw: Scalar) -> bool:
+    if not isinstance(raw, bool):
+        raise ValueError("true or false")
+    return raw
+
+
+def text(raw: Scalar) -> str:
+    if not isinstance(raw, str) or len(raw) > 249 or not raw.isprintable():
+        raise ValueError("a text of at most 249 printable characters")
+    return raw
+
+
+def path(raw: Scalar) -> Path:
+    if not isinstance(raw, str) or not raw or "\0" in raw:
+        raise ValueError("a path")
+    return Path(raw)
+
+
+def choice(*allowed: str) -> Parse:
+    def parse(raw: Scalar) -> str:
+        if not isinstance(raw, str) or raw not in allowed:
+            raise ValueError(" or ".join(f'"{choice}"' for choice in allowed))
+        return raw
+
+    return parse
+
+
+def address_or_off(raw: Scalar) -> Address | None:
+    if raw == "off":
+        return None
+    try:
+        return parse_address(raw)
+    except ValueError as error:
+        raise ValueError(f'{error}, or "off"') from None
+
+
+def show_size(size: int) -> str:
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return f"{size} bytes"
