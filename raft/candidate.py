@@ -114,9 +114,7 @@ def _request_votes(
         if voter == raft.id:
             raft.msgs_after_append.append(response(voter, raft.id, term))
         else:
-            raft.msgs.append(
-                request(voter, raft.id, term, log.last_term, log.last_index, transfer)
-            )
+            raft.msgs.append(request(voter, raft.id, term, log.last_term, log.last_index, transfer))
 
 
 def _has_unapplied_conf_change(raft: Raft) -> bool:
@@ -156,9 +154,7 @@ def handle_vote(raft: Raft, msg: MsgVote) -> None:
 def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
     """Would I vote? Changes nothing here (thesis §9.6)."""
     may_vote = (
-        msg.term > raft.term
-        or raft.vote == msg.from_
-        or (raft.vote == NONE and raft.lead == NONE)
+        msg.term > raft.term or raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
     )
     if may_vote and raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
         # The asked term, not ours: the asker is still in an older one and would drop the answer.

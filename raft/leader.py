@@ -1,8 +1,9 @@
 """The leader: appends, replicates, commits, and proves that it still leads (§5.3, §5.4.2, §8).
 
-Replication runs ahead of answers (thesis §10.2.1). Each member's `Progress` says what to send next
-and whether anything may be sent; an answer moves it, may commit, and sends what became possible. The
-leader's own log is one of the replicas: its acknowledgement arrives when its own disk has the entry.
+Replication runs ahead of answers (thesis §10.2.1). Each member's `Progress` says what to send
+next and whether anything may be sent; an answer moves it, may commit, and sends what became
+possible. The leader's own log is one of the replicas: its acknowledgement arrives when its own
+disk has the entry.
 
 With `batch_appends` nothing of this changes but the moment: what would be broadcast at once is
 noted in `broadcast_due` and leaves with the next Ready.
@@ -248,18 +249,14 @@ def _maybe_send_append(
         return _maybe_send_snapshot(raft, node, progress)
     try:
         entries = (
-            log.slice(progress.next, log.last_index + 1, raft.max_size_per_msg)
-            if may_carry
-            else []
+            log.slice(progress.next, log.last_index + 1, raft.max_size_per_msg) if may_carry else []
         )
     except Compacted:
         return _maybe_send_snapshot(raft, node, progress)
     except NotInMemory as answer:
         if progress.state is REPLICATE:
             progress.cold_read_first = progress.next
-            raft.cold_reads.append(
-                ColdRead(node, progress.next, answer.end, raft.max_size_per_msg)
-            )
+            raft.cold_reads.append(ColdRead(node, progress.next, answer.end, raft.max_size_per_msg))
             return False
         # Not worth a read before it is known that the logs agree there: probe empty-handed.
         entries = []
@@ -384,9 +381,7 @@ def _maybe_commit(raft: Raft) -> bool:
     """Commit what a quorum has durably, from this term only (§5.4.2). Returns whether it moved."""
     index = majority_index([progress.match for progress in raft.incoming_progress])
     if raft.outgoing_progress:
-        index = min(
-            index, majority_index([progress.match for progress in raft.outgoing_progress])
-        )
+        index = min(index, majority_index([progress.match for progress in raft.outgoing_progress]))
     log = raft.log
     if index <= log.committed or index < raft.term_start:
         return False

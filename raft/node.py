@@ -2,8 +2,8 @@
 
 The host calls `step` with what arrives, `tick` as time passes, `propose` with what is to be
 replicated; it then takes a `Ready`, does what it says, and delivers the storage's answers through
-`step` (asynchronous mode) or calls `advance` (synchronous mode). The node does no I/O, knows no clock
-and has no luck of its own: equal calls give equal Readys.
+`step` (asynchronous mode) or calls `advance` (synchronous mode). The node does no I/O, knows no
+clock and has no luck of its own: equal calls give equal Readys.
 
 This file is the border: it checks what comes in, compares terms (§5.1) and dispatches by message
 type to the role that is held. What the roles do is in `raft.follower`, `raft.candidate`,
@@ -118,7 +118,7 @@ class RawNode:
         if msg.from_ not in raft.progress and kind in RESPONSES:
             raise StepPeerNotFound(msg.from_)
         term = msg.term
-        if term != raft.term and term != 0 and not self._admit_other_term(msg):
+        if term not in (raft.term, 0) and not self._admit_other_term(msg):
             return
         handler = _HANDLERS[raft.state].get(kind)
         if handler is not None:
@@ -214,6 +214,10 @@ class RawNode:
         assert ticks > 0, ticks
         if self._raft.state is not LEADER:
             self._raft.campaign_due = ticks
+
+    def set_election_timeout(self, ticks: int) -> None:
+        """Replace the drawn election timeout. Use: scripted elections in tests and tools."""
+        self._raft.randomized_election_timeout = ticks
 
     def advance(self, ready: Ready) -> None:
         """Synchronous mode: `ready`, the last one, is worked off."""

@@ -14,9 +14,11 @@ disk holds). The object lives as long as the membership; a new term resets it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from enum import Enum
 
-from raft.types import NO_LIMIT, Index
+from raft.membership import Membership
+from raft.types import NO_LIMIT, Index, NodeId
 
 
 class ProgressState(Enum):
@@ -192,3 +194,24 @@ class Progress:
         self.pending_snapshot = 0
         self.cold_read_first = 0
         self.inflights.clear()
+
+
+def track(
+    known: Mapping[NodeId, Progress],
+    membership: Membership,
+    *,
+    last_index: Index,
+    new_inflights: Callable[[], Inflights],
+) -> dict[NodeId, Progress]:
+    """Progress of every member, ids ascending: members that stay keep theirs."""
+    tracked: dict[NodeId, Progress] = {}
+    for node in sorted(membership.members()):
+        progress = known.get(node)
+        if progress is None:
+            # Probed at the end of the log first: if it is empty, its answer tells at once.
+            progress = Progress(
+                next_index=max(last_index, 1), inflights=new_inflights(), is_learner=False
+            )
+        progress.is_learner = node in membership.learners
+        tracked[node] = progress
+    return tracked

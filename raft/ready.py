@@ -180,9 +180,7 @@ class ReadyMaker:
     def _collect_committed(self, ready: Ready) -> None:
         raft = self._raft
         try:
-            ready.committed_entries = raft.log.next_committed(
-                allow_unstable=self._allow_unstable
-            )
+            ready.committed_entries = raft.log.next_committed(allow_unstable=self._allow_unstable)
         except NotInMemory as answer:
             raft.cold_reads.append(
                 ColdRead(raft.id, answer.first, answer.end, raft.log.applying_bytes_max)
@@ -214,9 +212,7 @@ class ReadyMaker:
         if ready.committed_entries:
             answer = _applied_answer(raft, ready.committed_entries)
             ready.messages.append(
-                MsgStorageApply(
-                    LOCAL_APPLY_THREAD, raft.id, 0, ready.committed_entries, [answer]
-                )
+                MsgStorageApply(LOCAL_APPLY_THREAD, raft.id, 0, ready.committed_entries, [answer])
             )
 
     def _prepare_advance(self, ready: Ready) -> None:

@@ -18,7 +18,7 @@ from raft.config import Config
 from raft.log import RaftLog
 from raft.membership import Membership
 from raft.messages import Message, MsgAppResp
-from raft.progress import Inflights, Progress
+from raft.progress import Inflights, Progress, track
 from raft.reads import PendingReads
 from raft.types import (
     NONE,
@@ -223,17 +223,12 @@ class Raft:
     def set_membership(self, membership: Membership) -> None:
         """Take on a membership: keep what is known of members that stay, begin with new ones."""
         self.membership = membership
-        known = self.progress
-        # A newcomer is probed at the end of the log: if it is empty its answer tells at once.
-        next_index = max(self.log.last_index, 1)
-        self.progress = {}
-        for node in sorted(membership.members()):
-            progress = known.get(node)
-            if progress is None:
-                inflights = Inflights(self.max_inflight_msgs, self.max_inflight_bytes)
-                progress = Progress(next_index=next_index, inflights=inflights, is_learner=False)
-            progress.is_learner = node in membership.learners
-            self.progress[node] = progress
+        self.progress = track(
+            self.progress,
+            membership,
+            last_index=self.log.last_index,
+            new_inflights=lambda: Inflights(self.max_inflight_msgs, self.max_inflight_bytes),
+        )
         self.peers = tuple((node, p) for node, p in self.progress.items() if node != self.id)
         self.incoming_progress = tuple(self.progress[node] for node in sorted(membership.incoming))
         self.outgoing_progress = tuple(self.progress[node] for node in sorted(membership.outgoing))
