@@ -33,15 +33,11 @@ def run_folder(folder: Path) -> Iterator[Outcome]:
         yield run_transcript(path)
     for path in _files(folder, "quorum"):
         for block in blocks(path):
-            yield Outcome(
-                _name(path, block), _differences(block, block.expected, run_quorum(block))
-            )
+            yield _compared(path, block, run_quorum(block))
     for path in _files(folder, "confchange"):
         changer = Changer()
         for block in blocks(path):
-            yield Outcome(
-                _name(path, block), _differences(block, block.expected, changer.run(block))
-            )
+            yield _compared(path, block, changer.run(block))
 
 
 def run_transcript(path: Path) -> Outcome:
