@@ -1,18 +1,18 @@
 """The server's log: one line per event, structured, rate-limited, quiet when all is well.
 
-A line is an event name and fields, never prose with values inside it, so that it can be counted
-and searched: `ts=2026-03-01T12:00:00.000Z level=warning event=peer_lost peer=2 after_ms=1200`.
-Records of the standard `logging` module (of libraries, or of code that uses it) leave through the
-same door.
+Code logs through a `logging.Logger` it was given: a short event text and, as `extra`, the values.
+A line carries them apart, so that it can be counted and searched:
+
+    ts=2026-03-01T12:00:00.250Z level=warning event="link refused" peer=2 reason=WRONG_CLUSTER
 
 Rules:
 
 * `info` is for what happens a few times a day: started, leadership moved, stopped. `warning` is for
   what an operator may have to look at, `error` for what they must. Nothing is logged per request.
-* At most `lines_per_second_max` lines leave in a second; the first line of the next second says
-  how many were dropped. An error storm must not become a full disk. Errors are never dropped.
-* Writing may block on a slow terminal or disk, so the line is written by one `os.write`, and a
-  failed write is ignored: a full log disk does not stop a server.
+* At most `lines_per_second_max` lines leave in a second; the next line that leaves says how many
+  were dropped. An error storm must not become a full disk. Errors themselves are never dropped.
+* A value from outside can neither start a new line nor a new field.
+* A line that cannot be written is lost: a full log disk does not stop a server.
 
 Must not know: what the events mean.
 """
@@ -22,14 +22,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-_NAMES = {number: name for name, number in LEVELS.items()}
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
-Field = str | int | float | bool | None
+_OWN_ATTRIBUTES = frozenset(
+    {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "dropped_lines"}
+)
+"""What every record has; anything else on it came in through `extra`."""
+
+Line = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,133 +51,98 @@ class LogOptions:
     lines_per_second_max: int = 100
 
 
-class Log:
-    """Writes events to a file descriptor.
+def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger:
+    """The process's logger, writing to `descriptor`; libraries' records leave the same way.
 
-    `fields` given to `bind` are part of every line; a bound log shares its parent's rate limit.
+    Called once, by the command that runs a server. Python's own warnings are lines too.
     """
+    handler = LineHandler(descriptor)
+    handler.setFormatter(LineFormatter(options.format))
+    handler.addFilter(RateLimit(options.lines_per_second_max))
+    logging.basicConfig(level=LEVELS[options.level], handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+    return logging.getLogger("vdl")
 
-    def __init__(
-        self, options: LogOptions, *, wall_ms: Callable[[], int], descriptor: int = 2
-    ) -> None:
-        self._options = options
-        self._gate = _Gate(options.lines_per_second_max)
-        self._wall_ms = wall_ms
+
+class LineHandler(logging.Handler):
+    """Writes each line by one system call, so that lines of several threads do not mix."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
         self._descriptor = descriptor
-        self._level = LEVELS[options.level]
-        self._render = _render_json if options.format == "json" else _render_logfmt
-        self._bound: dict[str, Field] = {}
 
-    def bind(self, **fields: Field) -> Log:
-        """A log whose every line carries these fields too."""
-        child = object.__new__(Log)
-        child.__dict__.update(self.__dict__)
-        child._bound = {**self._bound, **fields}
-        return child
-
-    def debug(self, event: str, **fields: Field) -> None:
-        self._write(10, event, fields)
-
-    def info(self, event: str, **fields: Field) -> None:
-        self._write(20, event, fields)
-
-    def warning(self, event: str, **fields: Field) -> None:
-        self._write(30, event, fields)
-
-    def error(self, event: str, **fields: Field) -> None:
-        self._write(40, event, fields)
-
-    def _write(self, level: int, event: str, fields: dict[str, Field]) -> None:
-        if level < self._level:
-            return
-        now_ms = self._wall_ms()
-        admitted, dropped = self._gate.admit(now_ms // 1000)
-        if dropped:
-            self._emit(now_ms, 30, "log_lines_dropped", {"lines": dropped})
-        if admitted or level >= LEVELS["error"]:
-            self._emit(now_ms, level, event, fields)
-
-    def _emit(self, now_ms: int, level: int, event: str, fields: dict[str, Field]) -> None:
-        stamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        line: dict[str, Field] = {
-            "ts": f"{stamp}.{now_ms % 1000:03}Z",
-            "level": _NAMES[level],
-            "event": event,
-            **self._bound,
-            **fields,
-        }
+    def emit(self, record: logging.LogRecord) -> None:
         try:
-            os.write(self._descriptor, self._render(line).encode("utf-8", "replace") + b"\n")
+            os.write(self._descriptor, self.format(record).encode("utf-8", "replace") + b"\n")
         except OSError:
             return
 
 
-class LoggingHandler(logging.Handler):
-    """Carries records of the standard `logging` module into a `Log`."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        fields: dict[str, Field] = {"logger": record.name, "message": record.getMessage()}
-        if record.exc_info is not None and record.exc_info[1] is not None:
-            formatter = self.formatter or logging.Formatter()
-            fields["traceback"] = formatter.formatException(record.exc_info)
-        if record.levelno >= logging.ERROR:
-            self._log.error("log", **fields)
-        elif record.levelno >= logging.WARNING:
-            self._log.warning("log", **fields)
-        elif record.levelno >= logging.INFO:
-            self._log.info("log", **fields)
-        else:
-            self._log.debug("log", **fields)
-
-
-class _Gate:
-    """Counts the lines of the current second."""
-
-    __slots__ = ("_dropped", "_limit", "_second", "_used")
+class RateLimit(logging.Filter):
+    """Lets `limit` records below `error` pass in each second of wall time."""
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self._limit = limit
         self._second = -1
         self._used = 0
         self._dropped = 0
 
-    def admit(self, second: int) -> tuple[bool, int]:
-        """(whether this line may leave, how many were dropped in an earlier second)."""
-        dropped = 0
+    def filter(self, record: logging.LogRecord) -> bool:
+        second = int(record.created)
         if second != self._second:
-            dropped, self._dropped = self._dropped, 0
             self._second = second
             self._used = 0
-        if self._used >= self._limit:
+        if self._used >= self._limit and record.levelno < logging.ERROR:
             self._dropped += 1
-            return False, dropped
+            return False
         self._used += 1
-        return True, dropped
+        if self._dropped:
+            record.dropped_lines = self._dropped
+            self._dropped = 0
+        return True
 
 
-def _render_json(line: dict[str, Field]) -> str:
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+class LineFormatter(logging.Formatter):
+    """A record as one line of logfmt or JSON: ts, level, event, then the fields of `extra`."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self._render = _render_json if style == "json" else _render_logfmt
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: Line = {
+            "ts": stamp.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        if record.name != "vdl":
+            line["logger"] = record.name
+        fields = vars(record)
+        line.update((name, fields[name]) for name in fields if name not in _OWN_ATTRIBUTES)
+        if "dropped_lines" in fields:
+            line["dropped_lines"] = fields["dropped_lines"]
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            line["traceback"] = self.formatException(record.exc_info)
+        return self._render(line)
 
 
-def _render_logfmt(line: dict[str, Field]) -> str:
-    return " ".join(f"{key}={_logfmt_value(value)}" for key, value in line.items())
+def _render_json(line: Line) -> str:
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def _logfmt_value(value: Field) -> str:
+def _render_logfmt(line: Line) -> str:
+    return " ".join(f"{name}={_logfmt_value(value)}" for name, value in line.items())
+
+
+def _logfmt_value(value: object) -> str:
     """A bare word where it can be one, else quoted and escaped as JSON does."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, int):
-        return str(value)
-    # A value from outside must not be able to start a new line or a new field.
-    if value and value.isprintable() and not any(char in ' "=\\' for char in value):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    text = str(value)
+    if text and text.isprintable() and not any(char in ' "=\\' for char in text):
+        return text
+    return json.dumps(text, ensure_ascii=False)

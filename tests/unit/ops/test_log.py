@@ -1,0 +1,88 @@
+"""The server's log: one structured line per event, bounded in number, safe against its values."""
+
+import json
+import logging
+import sys
+
+import pytest
+
+from vdl.log import LineFormatter, LineHandler, RateLimit
+
+
+def record_of(message="started", level=logging.INFO, *, created=1_772_366_400.25, **extra):
+    record = logging.LogRecord("vdl", level, "x.py", 1, message, (), None)
+    record.created = created
+    vars(record).update(extra)
+    return record
+
+
+def test_log_line_logfmt_has_time_level_event_and_fields():
+    """One line: when, how serious, what, and the values apart from the words."""
+    line = LineFormatter("logfmt").format(record_of("link up", peer=2, rtt_ms=0.25, born=True))
+    assert line == (
+        'ts=2026-03-01T12:00:00.250Z level=info event="link up" peer=2 rtt_ms=0.25 born=true'
+    )
+
+
+def test_log_line_json_is_one_object():
+    """The same fields, for machines."""
+    line = LineFormatter("json").format(record_of("link up", peer=2, reason=None))
+    assert json.loads(line) == {
+        "ts": "2026-03-01T12:00:00.250Z",
+        "level": "info",
+        "event": "link up",
+        "peer": 2,
+        "reason": None,
+    }
+
+
+@pytest.mark.parametrize("style", ["logfmt", "json"])
+@pytest.mark.parametrize("value", ["a\nlevel=error", 'x" level=error "', "\x1b[2J", "a b", ""])
+def test_log_value_from_outside_cannot_break_out_of_its_field(style, value):
+    """A client id with a line break stays inside its own field."""
+    line = LineFormatter(style).format(record_of("closed", client=value))
+    assert line.isprintable()
+    if style == "json":
+        assert json.loads(line)["client"] == value
+    else:
+        field = line.partition(" client=")[2]
+        assert json.loads(field) == value
+
+
+def test_log_line_of_an_exception_carries_its_traceback():
+    """What went wrong is part of the same line."""
+    try:
+        raise LookupError("gone")
+    except LookupError:
+        record = record_of("handler failed", logging.ERROR)
+        record.exc_info = sys.exc_info()
+    line = LineFormatter("json").format(record)
+    assert "LookupError: gone" in json.loads(line)["traceback"]
+
+
+def test_log_rate_at_the_limit_passes_and_one_more_is_counted():
+    """A storm of warnings becomes a number on the next line that leaves."""
+    gate = RateLimit(3)
+    assert [gate.filter(record_of(created=7.1)) for _ in range(5)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    after = record_of(created=8.0)
+    assert gate.filter(after)
+    assert LineFormatter("logfmt").format(after).endswith(" dropped_lines=2")
+
+
+def test_log_rate_errors_always_pass():
+    """An error is never the line that was dropped."""
+    gate = RateLimit(1)
+    assert gate.filter(record_of(created=7.1))
+    assert not gate.filter(record_of(level=logging.WARNING, created=7.2))
+    assert gate.filter(record_of(level=logging.ERROR, created=7.3))
+
+
+def test_log_line_that_cannot_be_written_is_lost_quietly():
+    """A log that is full or closed does not stop the server."""
+    LineHandler(descriptor=-1).handle(record_of())

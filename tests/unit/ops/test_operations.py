@@ -1,0 +1,145 @@
+"""The operations port: metrics read at the scrape, health as a status code, everything bounded."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from vdl.http import REQUEST_BYTES_MAX, HttpServer, Response, answer
+from vdl.metrics import Health, Sample, Source, operations_routes
+
+LOG = logging.getLogger("test")
+
+
+def get(routes, target="/metrics", method="GET"):
+    request = f"{method} {target} HTTP/1.1\r\nHost: x".encode()
+    head, _, body = answer(request, routes, LOG).partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), head.decode(), body.decode()
+
+
+def routes_with(*sources, serving=True):
+    return operations_routes(sources, lambda: Health(serving, {"server_id": 3}))
+
+
+def test_metrics_numbers_are_read_at_each_scrape():
+    """Nothing is pushed: a scrape shows the counters as they are at that moment."""
+    counts = {"turns_total": 1, "groups": 9}
+    routes = routes_with(Source("host", lambda: counts))
+    assert "vdl_host_turns_total 1.0\n" in get(routes)[2]
+    counts["turns_total"] = 5
+    _, head, body = get(routes)
+    assert "vdl_host_turns_total 5.0\n" in body
+    assert "# TYPE vdl_host_turns_total counter\n" in body
+    assert "# TYPE vdl_host_groups gauge\nvdl_host_groups 9.0\n" in body
+    assert "Content-Type: text/plain" in head
+
+
+def test_metrics_samples_of_one_key_share_a_family():
+    """Many of a kind are told apart by labels, as Prometheus wants it."""
+    samples = [
+        Sample("requests_total", (("api", "Produce"),), 7),
+        Sample("errors_total", (("api", "Produce"),), 0),
+        Sample("requests_total", (("api", "Fetch"),), 9),
+    ]
+    body = get(routes_with(Source("kafka", lambda: samples)))[2]
+    assert body.count("# TYPE vdl_kafka_requests_total counter") == 1
+    assert 'vdl_kafka_requests_total{api="Produce"} 7.0\n' in body
+    assert 'vdl_kafka_requests_total{api="Fetch"} 9.0\n' in body
+
+
+def test_metrics_process_numbers_are_always_there():
+    """CPU and memory of the process come with every scrape."""
+    body = get(routes_with())[2]
+    assert "vdl_process_cpu_seconds_total" in body
+    assert "vdl_process_resident_bytes" in body
+
+
+def test_metrics_library_is_not_loaded_before_a_scrape():
+    """A server that nobody scrapes does not carry the Prometheus library."""
+    code = "import sys, vdl.metrics; sys.exit('prometheus_client' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("serving", "status"), [(True, 200), (False, 503)])
+def test_health_status_follows_serving(serving, status):
+    """Load balancers read the code, people the facts."""
+    answered, _, body = get(routes_with(serving=serving), "/health")
+    assert answered == status
+    assert json.loads(body) == {"serving": serving, "server_id": 3}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [("GET", "/", 404), ("POST", "/metrics", 405), ("GET", "/health?x=1", 200)],
+)
+def test_http_other_requests_get_the_right_status(method, target, status):
+    """Unknown paths and methods are refused by name; a query is ignored."""
+    assert get(routes_with(), target, method)[0] == status
+
+
+def test_http_head_has_no_body():
+    """HEAD tells the length and sends nothing."""
+    _, head, body = get(routes_with(), "/health", "HEAD")
+    assert "Content-Length: " in head
+    assert body == ""
+
+
+@pytest.mark.parametrize("head", [b"", b"GET", b"\x16\x03\x01", b"GET / SPDY/1"])
+def test_http_garbage_is_a_bad_request(head):
+    """What is not HTTP is told so."""
+    assert answer(head, {}, LOG).startswith(b"HTTP/1.1 400 ")
+
+
+def test_http_route_that_raises_is_a_500(caplog):
+    """A scrape that fails is logged and answered; the server lives."""
+
+    def broken():
+        raise LookupError("gone")
+
+    with caplog.at_level(logging.ERROR):
+        assert get({"/x": broken}, "/x")[0] == 500
+    assert "operations route failed" in caplog.text
+
+
+def test_http_server_answers_and_closes():
+    """Over a real socket: one request, one answer, end of stream; byte by byte as well."""
+
+    async def run():
+        server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        answers = []
+        for pieces in ([b"GET /x HTTP/1.1\r\n\r\n"], [b"GET /x HT", b"TP/1.1\r\n", b"\r", b"\n"]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            answers.append(await reader.read())
+            writer.close()
+            await writer.wait_closed()
+        server.close()
+        return answers
+
+    for received in asyncio.run(run()):
+        assert received.endswith(b"\r\n\r\nhello")
+
+
+def test_http_endless_request_is_cut_off():
+    """A head beyond the limit ends the connection instead of filling memory."""
+
+    async def run():
+        server = HttpServer({}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x" * (REQUEST_BYTES_MAX + 1))
+        try:
+            received = await reader.read()
+        except ConnectionResetError:
+            received = b""
+        writer.close()
+        server.close()
+        return received
+
+    assert asyncio.run(run()) == b""
