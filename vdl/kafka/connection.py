@@ -1,0 +1,215 @@
+"""The reading half of a Kafka connection, without the socket: bytes in, requests out.
+
+In the shape of h11: whoever owns the socket asks `get_buffer` where to put bytes, reports them with
+`buffer_updated`, and takes what has become whole with `next_request` until it returns None. That is
+asyncio's `BufferedProtocol`, and just as well a simulated network. `FrameReader` alone (frames
+without a header) serves the other end of a connection.
+
+Memory, the rules:
+
+* A byte of a buffer is written once. Buffers are never rewound or reused, so a view that was given
+  out stays what it is for as long as somebody holds it, and nobody has to say when he is done.
+* A view keeps its whole buffer alive: a chunk of at most `CHUNK_BYTES_MAX`, shared with the small
+  frames that came with it, or the frame's own. Keep a request's body until it is answered at most;
+  what lives longer is copied out.
+* A frame that is too big for a chunk gets a buffer of its own and is received where it will stay.
+  That buffer grows with what has arrived, never with what was claimed: to `GROWTH` times as much.
+* A connection with nothing under way holds no buffer at all.
+
+A length that cannot be is a `WireError`, as is a header that cannot be read; the same error comes
+again at every further call. There is no way to go on, since nobody knows where the next frame would
+begin. Which keys and versions exist is decided by who takes the request.
+
+Must not know: sockets, the event loop, handlers, the order of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct
+
+from vdl.kafka.wire.header import decode_request_header
+from vdl.kafka.wire.registry import FLEXIBLE_FROM
+from vdl.kafka.wire.runtime import WireError
+
+REQUEST_BYTES_MAX = 100 << 20
+"""Kafka's `socket.request.max.bytes`."""
+CHUNK_BYTES_MIN = 4 << 10
+CHUNK_BYTES_MAX = 64 << 10
+GROWTH = 4
+
+_LENGTH = Struct(">i")
+_NOTHING = memoryview(bytearray())
+
+
+class BadFrameLength(WireError):
+    """A frame of negative length, or above what this connection may send."""
+
+    def __init__(self, length: int, bytes_max: int) -> None:
+        super().__init__(length, bytes_max)
+        self.length = length
+        self.bytes_max = bytes_max
+
+
+class FrameReader:
+    """Cuts a stream of `[int32 length | frame]` into frames.
+
+    Invariant: `[start, end)` of the buffer has arrived and is not consumed; at most the last frame
+    in it is incomplete. Bytes before `start` belong to frames that were given out.
+    """
+
+    __slots__ = ("_chunk_bytes", "_end", "_is_own", "_needed", "_start", "_view", "bytes_max")
+
+    def __init__(self, bytes_max: int = REQUEST_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        """Largest frame. May be changed at any time: less before a client has authenticated."""
+        self._view = _NOTHING
+        self._start = 0
+        self._end = 0
+        self._needed = _LENGTH.size
+        """Bytes from `start` until the next frame is whole, as far as is known."""
+        self._is_own = False
+        """Whether the buffer is one large frame's, and will not go beyond the frame's end."""
+        self._chunk_bytes = CHUNK_BYTES_MIN
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has begun to arrive and is not whole."""
+        return self._end > self._start
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where the next bytes go; never empty. `size_hint` is asyncio's, and is not needed."""
+        del size_hint
+        room = len(self._view)
+        if self._end == room or (self._start and self._start + self._needed > room):
+            self._make_room()
+        return self._view[self._end :]
+
+    def buffer_updated(self, count: int) -> None:
+        """`count` bytes were put into what `get_buffer` gave last."""
+        self._end += count
+        assert self._end <= len(self._view), (self._end, len(self._view))
+        if self._end == len(self._view) and not self._is_own:
+            self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)
+
+    def next_frame(self) -> memoryview | None:
+        """The next whole frame, without its length, writable; None until more arrives.
+
+        Raises BadFrameLength.
+        """
+        whole = self.whole_frame()
+        if whole is None:
+            return None
+        frame, end = whole
+        self.consume(end)
+        return frame
+
+    def whole_frame(self) -> tuple[memoryview, int] | None:
+        """The next frame and the position after it; it stays unconsumed."""
+        start = self._start
+        arrived = self._end - start
+        if arrived < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._view, start)
+        if not 0 <= length <= self.bytes_max:
+            raise BadFrameLength(length, self.bytes_max)
+        needed = self._needed = _LENGTH.size + length
+        if arrived < needed:
+            return None
+        return self._view[start + _LENGTH.size : start + needed], start + needed
+
+    def consume(self, end: int) -> None:
+        """The frame that `whole_frame` returned with this `end` has been taken."""
+        self._start = end
+        self._needed = _LENGTH.size
+        if end == self._end:
+            # Nothing is under way: hold no memory. Views given out keep theirs alive.
+            self._view = _NOTHING
+            self._start = self._end = 0
+            self._is_own = False
+
+    def _make_room(self) -> None:
+        """A new buffer that begins with the bytes of the unfinished frame, which are copied."""
+        arrived = self._end - self._start
+        self._is_own = self._needed > CHUNK_BYTES_MAX
+        if self._is_own:
+            size = min(self._needed, max(self._chunk_bytes, GROWTH * arrived))
+        else:
+            size = max(self._chunk_bytes, min(self._needed, GROWTH * arrived))
+        assert size > arrived, (size, arrived, self._needed)
+        view = memoryview(bytearray(size))
+        view[:arrived] = self._view[self._start : self._end]
+        self._view = view
+        self._start, self._end = 0, arrived
+
+
+@dataclass(slots=True)
+class Request:
+    """One request as it arrived. `body` is writable, and a view of the connection's memory."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body: memoryview
+    bytes: int
+    """Size of the frame, header included."""
+
+
+class Connection:
+    """A client's connection as a server reads it: frames whose header has been read."""
+
+    __slots__ = ("_flexible_from", "_frames")
+
+    def __init__(
+        self,
+        *,
+        bytes_max: int = REQUEST_BYTES_MAX,
+        flexible_from: Mapping[int, int] = FLEXIBLE_FROM,
+    ) -> None:
+        self._frames = FrameReader(bytes_max)
+        self._flexible_from = flexible_from
+
+    @property
+    def bytes_max(self) -> int:
+        """Largest request this connection takes."""
+        return self._frames.bytes_max
+
+    @bytes_max.setter
+    def bytes_max(self, value: int) -> None:
+        self._frames.bytes_max = value
+
+    @property
+    def mid_request(self) -> bool:
+        """Whether a request has begun to arrive and is not whole."""
+        return self._frames.mid_frame
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return self._frames.get_buffer(size_hint)
+
+    def buffer_updated(self, count: int) -> None:
+        """`count` bytes were put into what `get_buffer` gave last."""
+        self._frames.buffer_updated(count)
+
+    def next_request(self) -> Request | None:
+        """The next whole request, in order of arrival; None until more arrives.
+
+        Raises WireError if the length or the header cannot be.
+        """
+        frames = self._frames
+        whole = frames.whole_frame()
+        if whole is None:
+            return None
+        frame, end = whole
+        header = decode_request_header(frame, self._flexible_from)
+        frames.consume(end)
+        return Request(
+            header.api_key,
+            header.api_version,
+            header.correlation_id,
+            header.client_id,
+            frame[header.body_start :],
+            len(frame),
+        )
