@@ -1,0 +1,61 @@
+"""What this package raises, one small tree.
+
+`RemoteError` is the peer's (or the network's) fault: the link it came over is closed and nothing
+else happens. Misuse by our own side is a `ValueError` or an assertion, never an `RpcError`.
+"""
+
+from __future__ import annotations
+
+
+class RpcError(Exception):
+    """The root of everything this package raises."""
+
+
+class RemoteError(RpcError):
+    """The other end sent what it must not send."""
+
+
+class CorruptFrame(RemoteError):
+    """A frame's head or payload does not match its CRC: the stream can no longer be trusted."""
+
+    def __init__(self, what: str, *, expected: int, actual: int) -> None:
+        super().__init__(f"corrupt {what}: CRC {actual:#010x}, the frame says {expected:#010x}")
+        self.what = what
+        self.expected = expected
+        self.actual = actual
+
+
+class FrameTooLarge(RemoteError):
+    """A frame head announces more payload than this link may carry in its present state."""
+
+    def __init__(self, length: int, *, bytes_max: int) -> None:
+        super().__init__(f"frame of {length} bytes, at most {bytes_max} are allowed")
+        self.length = length
+        self.bytes_max = bytes_max
+
+
+class MalformedFrame(RemoteError):
+    """A payload whose CRC is right does not have the shape its frame type demands."""
+
+    def __init__(self, what: str, position: int = 0) -> None:
+        super().__init__(f"malformed {what} at byte {position}")
+        self.what = what
+        self.position = position
+
+
+class UnexpectedFrame(RemoteError):
+    """A frame of this type may not arrive in the link's present state."""
+
+    def __init__(self, frame_type: int, state: str) -> None:
+        super().__init__(f"frame type {frame_type} while the link is {state}")
+        self.frame_type = frame_type
+        self.state = state
+
+
+class AdminError(RpcError):
+    """An admin call failed. `code` is the gRPC status name, such as `UNAVAILABLE`."""
+
+    def __init__(self, code: str, details: str) -> None:
+        super().__init__(f"{code}: {details}")
+        self.code = code
+        self.details = details

@@ -1,0 +1,176 @@
+"""The handshake: who is speaking, and why a link may be refused.
+
+A link carries nothing before both ends have said HELLO. The dialer speaks first; the other end
+answers with its own HELLO or with REJECT. The first eight bytes (magic, version, oldest version
+understood) keep their layout for ever, so that any two versions can at least refuse one another
+with the right reason.
+
+HELLO payload, little-endian:
+
+     0  magic          4s   b"VDLP"
+     4  version        u16  newest protocol version this end speaks
+     6  version_min    u16  oldest protocol version this end speaks
+     8  server_id      u32
+    12  to_server      u32  whom the sender believes to address, 0 if it does not know
+    16  directory_id   16s  the data directory: a wiped server is another directory
+    32  incarnation    u64  grows with every start of that directory
+    40  cluster_bytes  u16  \\
+    42  digest_bytes   u16   } lengths of what follows, in this order
+    44  info_bytes     u32  /
+    48  cluster id (UTF-8, empty before birth), configuration digest, info (opaque here)
+
+REJECT payload: reason u16, then a UTF-8 text for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+
+from rpc.errors import MalformedFrame
+
+PROTOCOL_VERSION = 1
+PROTOCOL_VERSION_MIN = 1
+
+DIRECTORY_ID_BYTES = 16
+CLUSTER_ID_BYTES_MAX = 255
+CONFIG_DIGEST_BYTES_MAX = 64
+INFO_BYTES_MAX = 32 << 10
+REJECT_TEXT_BYTES_MAX = 512
+
+_MAGIC = b"VDLP"
+_PREFIX = Struct("<4sHH")
+_HELLO = Struct("<4sHHII16sQHHI")
+_REJECT = Struct("<H")
+
+
+class RejectReason(IntEnum):
+    """Why one end refuses or ends a link. Sent in REJECT; never reuse a number."""
+
+    WRONG_CLUSTER = 1
+    WRONG_SERVER = 2
+    VERSION = 3
+    DUPLICATE_LINK = 4
+    NOT_ADMITTED = 5
+    TOO_MANY_LINKS = 6
+    STOPPING = 7
+    IDENTITY_CHANGED = 8
+    PROTOCOL_ERROR = 9
+
+
+_REASON_BY_CODE = {reason.value: reason for reason in RejectReason}
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """One server as it presents itself.
+
+    Use: `cluster_id` is "" until the server has adopted a birth record; such a server may only ask.
+    `config_digest` is compared by the birth procedure, `info` (advertised addresses) by the host.
+    """
+
+    server_id: int
+    directory_id: bytes
+    incarnation: int
+    cluster_id: str = ""
+    config_digest: bytes = b""
+    info: bytes = b""
+    to_server: int = 0
+    version: int = PROTOCOL_VERSION
+    version_min: int = PROTOCOL_VERSION_MIN
+
+    def __post_init__(self) -> None:
+        if not 0 < self.server_id < 1 << 32:
+            raise ValueError(f"server id {self.server_id}")
+        if len(self.directory_id) != DIRECTORY_ID_BYTES:
+            raise ValueError(f"directory id of {len(self.directory_id)} bytes")
+        if len(self.cluster_id.encode()) > CLUSTER_ID_BYTES_MAX:
+            raise ValueError("cluster id too long")
+        if len(self.config_digest) > CONFIG_DIGEST_BYTES_MAX:
+            raise ValueError("configuration digest too long")
+        if len(self.info) > INFO_BYTES_MAX:
+            raise ValueError("info too long")
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The HELLO payload."""
+    cluster_id = hello.cluster_id.encode()
+    head = _HELLO.pack(
+        _MAGIC, hello.version, hello.version_min, hello.server_id, hello.to_server,
+        hello.directory_id, hello.incarnation,
+        len(cluster_id), len(hello.config_digest), len(hello.info),
+    )  # fmt: skip
+    return b"".join((head, cluster_id, hello.config_digest, hello.info))
+
+
+def decode_versions(payload: memoryview) -> tuple[int, int]:
+    """(version, version_min) of a HELLO of any protocol version. Raises MalformedFrame."""
+    if len(payload) < _PREFIX.size:
+        raise MalformedFrame("hello", len(payload))
+    magic, version, version_min = _PREFIX.unpack_from(payload)
+    if magic != _MAGIC:
+        raise MalformedFrame("hello magic")
+    return version, version_min
+
+
+def decode_hello(payload: memoryview) -> Hello:
+    """A HELLO of a version we speak. Raises MalformedFrame."""
+    if len(payload) < _HELLO.size:
+        raise MalformedFrame("hello", len(payload))
+    (
+        magic, version, version_min, server_id, to_server,
+        directory_id, incarnation, cluster_bytes, digest_bytes, info_bytes,
+    ) = _HELLO.unpack_from(payload)  # fmt: skip
+    if magic != _MAGIC:
+        raise MalformedFrame("hello magic")
+    digest_at = _HELLO.size + cluster_bytes
+    info_at = digest_at + digest_bytes
+    # Bytes beyond `info` belong to a newer minor layout and are passed over.
+    if info_at + info_bytes > len(payload):
+        raise MalformedFrame("hello lengths", _HELLO.size)
+    try:
+        return Hello(
+            server_id=server_id,
+            directory_id=directory_id,
+            incarnation=incarnation,
+            cluster_id=str(payload[_HELLO.size : digest_at], "utf-8"),
+            config_digest=bytes(payload[digest_at:info_at]),
+            info=bytes(payload[info_at : info_at + info_bytes]),
+            to_server=to_server,
+            version=version,
+            version_min=version_min,
+        )
+    except ValueError as error:
+        raise MalformedFrame(f"hello ({error})") from error
+
+
+def encode_reject(reason: RejectReason, text: str) -> bytes:
+    """The REJECT payload; the text is cut to a bound."""
+    return _REJECT.pack(reason) + text.encode()[:REJECT_TEXT_BYTES_MAX]
+
+
+def decode_reject(payload: memoryview) -> tuple[RejectReason, str]:
+    """(reason, text). A reason unknown here reads as PROTOCOL_ERROR. Raises MalformedFrame."""
+    if len(payload) < _REJECT.size:
+        raise MalformedFrame("reject", len(payload))
+    (code,) = _REJECT.unpack_from(payload)
+    text = str(payload[_REJECT.size : _REJECT.size + REJECT_TEXT_BYTES_MAX], "utf-8", "replace")
+    return _REASON_BY_CODE.get(code, RejectReason.PROTOCOL_ERROR), text
+
+
+def refusal(local: Hello, remote: Hello, *, expected: int) -> tuple[RejectReason, str] | None:
+    """Why `local` may not share a link with `remote`, or None. `expected` 0: any server."""
+    if remote.server_id == local.server_id:
+        return RejectReason.WRONG_SERVER, f"server {remote.server_id} is this server's own id"
+    if expected not in (0, remote.server_id):
+        return RejectReason.WRONG_SERVER, f"expected server {expected}, found {remote.server_id}"
+    if remote.to_server not in (0, local.server_id):
+        return (
+            RejectReason.WRONG_SERVER,
+            f"this is server {local.server_id}, not {remote.to_server}",
+        )
+    if local.cluster_id and remote.cluster_id and local.cluster_id != remote.cluster_id:
+        text = f"server {local.server_id} belongs to {local.cluster_id}, not {remote.cluster_id}"
+        return RejectReason.WRONG_CLUSTER, text
+    return None

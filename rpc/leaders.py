@@ -1,0 +1,367 @@
+"""Who leads what: versioned lists that make heartbeats O(1) a link.
+
+Every server keeps one list of the groups it leads: (group, term, replica). On each link it sends
+the list *whole* when the link comes up, *changes* after, and at every heartbeat interval a
+HEARTBEAT that only names the list's version. A receiver that holds that version has thereby heard
+from the leader of every group on the list; nothing is touched per group. The same lists tell every
+server who leads what, so that metadata is fresh without a write anywhere.
+
+Time proves things in two directions, and both are conservative:
+
+* A follower may count from the *arrival* of the heartbeat: `LeaderListReceiver.confirmed_ns`.
+* A leader may count from when it *sent* the heartbeat that is acknowledged, never from the
+  acknowledgement's arrival: `LeaderListSender.heard_ns`. The heartbeat carries its sender's time,
+  the peer echoes the newest one in its own heartbeat, so nobody keeps a table of what is
+  outstanding. An acknowledgement counts for a group only if the list version the peer holds
+  includes the group's present term.
+
+What acknowledgements do not prove: that the peer's replica has not moved to a higher term. Whoever
+learns of a listed term below its own replica's term answers with that term by a Raft message.
+
+A frame that could not be sent is not remembered here. The receiver notices (a version it does not
+hold), says so by acknowledging version 0, and is sent the whole list again.
+
+HEARTBEAT, little-endian: version u64, sent_ns i64, echo_ns i64 (-1: none), held_version u64.
+LEADERS: whole u8, from_version u64, version u64, count u32, then (group u64, term u64, replica u64)
+each; replica 0: no longer led by the sender.
+
+Must not know: clocks (times are arguments), links, what a group is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from rpc.errors import MalformedFrame, RemoteError
+from rpc.peer import FrameType
+from rpc.reader import Buffer
+
+REPLICA_NUMBER_BITS: Final = 16
+"""A replica id is server id << 16 | replica number."""
+
+CHANGES_KEPT: Final = 4_096
+"""How many changes are remembered; a peer further behind is sent the whole list."""
+
+_HEARTBEAT = Struct("<QqqQ")
+_LEADERS = Struct("<BQQI")
+_LED = Struct("<QQQ")
+
+OutFrame = tuple[FrameType, list[Buffer]]
+
+
+class ConflictingLeaders(RemoteError):
+    """Two replicas claim one term of one group, which Raft rules out (§5.2)."""
+
+    def __init__(self, group: int, term: int, *, known: int, claimed: int) -> None:
+        super().__init__(f"group {group} term {term}: led by {known}, claimed by {claimed}")
+        self.group = group
+        self.term = term
+        self.known = known
+        self.claimed = claimed
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The freshest known leader of a group. `replica` 0: the term's leader has given it up."""
+
+    term: int
+    replica: int
+
+    @property
+    def server_id(self) -> int:
+        """The leader's server, 0 if there is none."""
+        return self.replica >> REPLICA_NUMBER_BITS
+
+
+@dataclass(slots=True)
+class LeaderChange:
+    """The freshest known leader of `group` is another one, or gone (`replica` 0)."""
+
+    group: int
+    term: int
+    replica: int
+
+
+@dataclass(slots=True)
+class _Led:
+    term: int
+    replica: int
+    version: int  # of the list, since when it says so
+
+
+class _Cursor:
+    """How far one peer is; exists while its link is up."""
+
+    __slots__ = ("acked_ns", "held_version", "last_sent_ns", "sent_version", "whole_ns")
+
+    def __init__(self) -> None:
+        self.sent_version = -1  # -1: the whole list is to be sent
+        self.whole_ns = -1  # when it was
+        self.last_sent_ns = -1
+        self.acked_ns = -1
+        self.held_version = 0
+
+
+class LeaderListSender:
+    """What this server leads, and how far each peer knows it."""
+
+    def __init__(self) -> None:
+        # Version 0 is what a peer without a list acknowledges; an empty list has version 1.
+        self.version = 1
+        self._led: dict[int, _Led] = {}
+        self._changes: deque[tuple[int, int, int]] = deque()  # (group, term, replica)
+        self._cursors: dict[int, _Cursor] = {}
+
+    # --- the list -------------------------------------------------------------------------------
+    def set(self, group: int, term: int, replica: int) -> None:
+        """`replica`, here, leads `group` in `term`."""
+        led = self._led.get(group)
+        if led is not None and led.term == term and led.replica == replica:
+            return
+        assert led is None or led.term < term, (group, led, term)
+        assert replica > 0, replica
+        self._changed(group, term, replica)
+        self._led[group] = _Led(term, replica, self.version)
+
+    def drop(self, group: int) -> None:
+        """`group` is no longer led from here; harmless if it was not."""
+        led = self._led.pop(group, None)
+        if led is not None:
+            self._changed(group, led.term, 0)
+
+    def _changed(self, group: int, term: int, replica: int) -> None:
+        self.version += 1
+        self._changes.append((group, term, replica))
+        if len(self._changes) > CHANGES_KEPT:
+            self._changes.popleft()
+
+    # --- peers ----------------------------------------------------------------------------------
+    def connected(self, peer: int) -> None:
+        """A new session: it will be sent the whole list."""
+        self._cursors[peer] = _Cursor()
+
+    def disconnected(self, peer: int) -> None:
+        """What it acknowledged no longer counts."""
+        self._cursors.pop(peer, None)
+
+    def changes(self, peer: int, now_ns: int) -> OutFrame | None:
+        """The LEADERS frame that brings the peer up to date, None if it is."""
+        cursor = self._cursors[peer]
+        sent_version = cursor.sent_version
+        if sent_version == self.version:
+            return None
+        cursor.sent_version = self.version
+        behind = self.version - sent_version
+        if sent_version < 0 or behind > len(self._changes):
+            cursor.whole_ns = now_ns
+            rows = [(group, led.term, led.replica) for group, led in sorted(self._led.items())]
+            head = _LEADERS.pack(True, 0, self.version, len(rows))
+        else:
+            # Of several changes of one group only the last matters.
+            recent = list(self._changes)[-behind:]
+            rows = list({group: (group, term, replica) for group, term, replica in recent}.values())
+            head = _LEADERS.pack(False, sent_version, self.version, len(rows))
+        body = b"".join([_LED.pack(*row) for row in rows])
+        return FrameType.LEADERS, [head + body]
+
+    def heartbeat(self, peer: int, now_ns: int, *, echo_ns: int, held_version: int) -> OutFrame:
+        """The HEARTBEAT frame. It vouches for `version`: send `changes` before it."""
+        cursor = self._cursors[peer]
+        assert cursor.sent_version == self.version, (cursor.sent_version, self.version)
+        cursor.last_sent_ns = now_ns
+        return FrameType.HEARTBEAT, [_HEARTBEAT.pack(self.version, now_ns, echo_ns, held_version)]
+
+    def acknowledged(self, peer: int, *, echo_ns: int, held_version: int) -> None:
+        """The peer's heartbeat echoed ours. Raises MalformedFrame if that was never sent."""
+        cursor = self._cursors[peer]
+        if echo_ns > cursor.last_sent_ns or held_version > self.version:
+            raise MalformedFrame("heartbeat acknowledgement")
+        cursor.acked_ns = max(cursor.acked_ns, echo_ns)
+        cursor.held_version = held_version
+        if held_version == 0 and echo_ns >= cursor.whole_ns >= 0:
+            # It read a heartbeat that was sent behind the whole list, yet holds none: one of our
+            # LEADERS frames was never sent.
+            cursor.sent_version = -1
+            cursor.whole_ns = -1
+
+    def acked_ns(self, peer: int) -> int:
+        """When the newest heartbeat that `peer` acknowledged was sent, -1 for none."""
+        cursor = self._cursors.get(peer)
+        return cursor.acked_ns if cursor is not None else -1
+
+    def heard_ns(self, peer: int, group: int) -> int:
+        """Since when, at the latest, `peer` last knew that we lead `group` in its present term:
+        what check-quorum may count. -1: it does not know, or we do not lead it."""
+        cursor = self._cursors.get(peer)
+        led = self._led.get(group)
+        if cursor is None or led is None or led.version > cursor.held_version:
+            return -1
+        return cursor.acked_ns
+
+
+class _Held:
+    """One peer's list as held here."""
+
+    __slots__ = ("confirmed_ns", "echo_ns", "listed", "version")
+
+    def __init__(self) -> None:
+        self.listed: dict[int, tuple[int, int]] = {}  # group → (term, replica)
+        self.version = 0  # 0: not (or no longer) known to be complete
+        self.confirmed_ns = -1
+        self.echo_ns = -1
+
+    def end_session(self) -> None:
+        # `listed` stays: still the best answer to "who leads", and what the next whole list is
+        # compared with.
+        self.version = 0
+        self.confirmed_ns = -1
+        self.echo_ns = -1
+
+
+class LeaderListReceiver:
+    """What all peers lead, merged: per group the leader of the highest term."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+        self._leaders: dict[int, Leader] = {}
+
+    def connected(self, peer: int) -> None:
+        """A new session with `peer`."""
+        held = self._held.setdefault(peer, _Held())
+        held.end_session()
+
+    def disconnected(self, peer: int) -> None:
+        """Its list is no longer confirmed; what it listed stays known until others lead."""
+        held = self._held.get(peer)
+        if held is not None:
+            held.end_session()
+
+    def leaders(self, peer: int, payload: memoryview) -> list[LeaderChange]:
+        """A LEADERS frame: what changed for the host. Raises MalformedFrame, ConflictingLeaders."""
+        if len(payload) < _LEADERS.size:
+            raise MalformedFrame("leader list", len(payload))
+        whole, from_version, version, count = _LEADERS.unpack_from(payload)
+        body = payload[_LEADERS.size :]
+        if len(body) != count * _LED.size or version == 0:
+            raise MalformedFrame("leader list", _LEADERS.size)
+        held = self._held[peer]
+        rows = [(group, term, replica) for group, term, replica in _LED.iter_unpack(body)]
+        for _, _, replica in rows:
+            if replica and replica >> REPLICA_NUMBER_BITS != peer:
+                raise MalformedFrame(f"leader list of server {peer} with replica {replica}")
+        changes: list[LeaderChange] = []
+        if whole:
+            kept = {group for group, _, _ in rows}
+            for group in [group for group in held.listed if group not in kept]:
+                self._dropped(held, group, changes)
+        elif from_version != held.version:
+            held.version = 0
+            return []
+        for group, term, replica in rows:
+            if replica:
+                self._led(held, LeaderChange(group, term, replica), changes)
+            else:
+                self._dropped(held, group, changes)
+        held.version = version
+        return changes
+
+    def heartbeat(self, peer: int, version: int, sent_ns: int, now_ns: int) -> None:
+        """A HEARTBEAT that names the peer's list version."""
+        held = self._held[peer]
+        held.echo_ns = sent_ns
+        if version == held.version:
+            held.confirmed_ns = now_ns
+        else:
+            held.version = 0
+
+    def leader(self, group: int) -> Leader | None:
+        """The freshest leader known, by term."""
+        return self._leaders.get(group)
+
+    def confirmed_ns(self, peer: int) -> int:
+        """When `peer` last confirmed its whole list, on our clock; -1: not since its link is up."""
+        held = self._held.get(peer)
+        return held.confirmed_ns if held is not None else -1
+
+    def acknowledgement(self, peer: int) -> tuple[int, int]:
+        """(echo_ns, held_version) for our next heartbeat to `peer`."""
+        held = self._held[peer]
+        return held.echo_ns, held.version
+
+    def forget_group(self, group: int) -> None:
+        """The group was deleted."""
+        self._leaders.pop(group, None)
+        for held in self._held.values():
+            held.listed.pop(group, None)
+
+    def forget_peer(self, peer: int) -> list[LeaderChange]:
+        """The server left the cluster: it leads nothing."""
+        changes: list[LeaderChange] = []
+        held = self._held.pop(peer, None)
+        if held is not None:
+            for group in list(held.listed):
+                self._dropped(held, group, changes)
+        return changes
+
+    def _led(self, held: _Held, claim: LeaderChange, changes: list[LeaderChange]) -> None:
+        group, term, replica = claim.group, claim.term, claim.replica
+        held.listed[group] = (term, replica)
+        known = self._leaders.get(group)
+        if known is not None and known.term == term and known.replica not in (0, replica):
+            raise ConflictingLeaders(group, term, known=known.replica, claimed=replica)
+        if known is None or known.term < term or (known.term == term and not known.replica):
+            self._leaders[group] = Leader(term, replica)
+            changes.append(claim)
+
+    def _dropped(self, held: _Held, group: int, changes: list[LeaderChange]) -> None:
+        listed = held.listed.pop(group, None)
+        if listed is None:
+            return
+        term, replica = listed
+        known = self._leaders.get(group)
+        if known is not None and known.term == term and known.replica == replica:
+            # The term stays known, so that an older claim does not come back.
+            self._leaders[group] = Leader(term, 0)
+            changes.append(LeaderChange(group, term, 0))
+
+
+class LeaderLists:
+    """Both directions of all links: what the host wires to its transport's callbacks."""
+
+    def __init__(self) -> None:
+        self.sender = LeaderListSender()
+        self.receiver = LeaderListReceiver()
+
+    def connected(self, peer: int) -> None:
+        """`PeerHandler.link_up`, for a peer of our cluster. Send `frames` right after."""
+        self.sender.connected(peer)
+        self.receiver.connected(peer)
+
+    def disconnected(self, peer: int) -> None:
+        """`PeerHandler.link_down`."""
+        self.sender.disconnected(peer)
+        self.receiver.disconnected(peer)
+
+    def frames(self, peer: int, now_ns: int) -> list[OutFrame]:
+        """What to send at a beat: changes if there are any, then the heartbeat."""
+        changes = self.sender.changes(peer, now_ns)
+        echo_ns, held_version = self.receiver.acknowledgement(peer)
+        heartbeat = self.sender.heartbeat(peer, now_ns, echo_ns=echo_ns, held_version=held_version)
+        return [heartbeat] if changes is None else [changes, heartbeat]
+
+    def received(
+        self, peer: int, frame_type: FrameType, payload: memoryview, now_ns: int
+    ) -> list[LeaderChange]:
+        """A HEARTBEAT or LEADERS frame. Raises MalformedFrame, ConflictingLeaders."""
+        if frame_type is FrameType.LEADERS:
+            return self.receiver.leaders(peer, payload)
+        assert frame_type is FrameType.HEARTBEAT, frame_type
+        if len(payload) != _HEARTBEAT.size:
+            raise MalformedFrame("heartbeat", len(payload))
+        version, sent_ns, echo_ns, held_version = _HEARTBEAT.unpack_from(payload)
+        self.sender.acknowledged(peer, echo_ns=echo_ns, held_version=held_version)
+        self.receiver.heartbeat(peer, version, sent_ns, now_ns)
+        return []

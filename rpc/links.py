@@ -1,0 +1,659 @@
+"""The links of one server: dialling, handshake, one link per pair, liveness, loss.
+
+This is the only implementation of that logic; it runs over `rpc.streams`, so that real sockets and
+the simulator execute the same lines.
+
+**One link per pair of servers.** Both ends dial, so that either may be behind a firewall; a link
+carries both directions and is one session. Two dials that cross are settled by rule: *the dial of
+the lower server id wins*. The lower end holds an inbound HELLO while its own attempt is under way
+and takes it only if that attempt fails; the higher end takes an inbound HELLO at once and drops its
+own attempt. A peer dials only when it has no link, so an inbound HELLO of a linked peer means that
+its end is lost, or that the HELLO crossed our success: the former replaces the link, the latter is
+refused, and the link is pinged to find out.
+
+**Fast failover.** A link that ends unexpectedly is dialled again at once, before anything is
+reported. Nobody listening there proves that the process is gone: `link_down(refused=True)`. A
+connection that is accepted and then dies before HELLO belongs to a process in the middle of dying:
+it is dialled again within milliseconds. A new link is reported as down and up: a new session.
+Anything slower is `link_down(refused=False)` after `redial_report_ms`, and Raft's election timeout
+decides.
+
+**Back-off** doubles from `backoff_first_ms` to `backoff_max_ms`, with jitter. A link that lived
+less than `stable_ms` is not dialled again at once: two servers that disagree must not spin.
+
+**Liveness.** A link that brings no byte for `silent_ms_max` is closed; one that is quiet for
+`ping_idle_ms` is pinged first. When our own loop stood still, everybody gets that time back.
+
+Must not know: Raft, sockets, asyncio.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rpc.errors import RemoteError
+from rpc.hello import Hello, RejectReason
+from rpc.peer import (
+    DEFAULT_LIMITS,
+    Event,
+    FrameReceived,
+    FrameType,
+    HelloReceived,
+    LinkState,
+    PeerEngine,
+    PeerLimits,
+    PongReceived,
+    Rejected,
+    Role,
+)
+from rpc.reader import Buffer
+from rpc.streams import (
+    Address,
+    Clock,
+    Dial,
+    Dialer,
+    DialFailed,
+    LinkStatus,
+    PeerHandler,
+    Stream,
+    Timer,
+)
+
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """Times and bounds of all links of one server."""
+
+    limits: PeerLimits = DEFAULT_LIMITS
+    heartbeat_ms: int = 100
+    ping_idle_ms: int = 500
+    silent_ms_max: int = 2_000
+    suspect_ms_max: int = 300
+    """A link whose peer dials again must bring a byte within this time."""
+    attempt_ms_max: int = 1_000
+    """From the start of a dial to the peer's HELLO; as long for an inbound stream's HELLO."""
+    backoff_first_ms: int = 20
+    backoff_max_ms: int = 1_000
+    redial_report_ms: int = 100
+    stable_ms: int = 1_000
+    quick_redials_ms: tuple[int, ...] = (1, 4, 16)
+    """Pauses before dialling again when a lost peer accepts and then dies before its HELLO."""
+    inbound_max: int = 64
+    """Inbound streams that have not said who they are, at one time."""
+    peers_max: int = 1_024
+
+
+DEFAULT_OPTIONS = LinkOptions()
+
+# Reasons that do not go away by themselves: the next dial waits the longest back-off.
+_LASTING = frozenset(
+    (
+        RejectReason.WRONG_CLUSTER, RejectReason.WRONG_SERVER, RejectReason.VERSION,
+        RejectReason.NOT_ADMITTED, RejectReason.TOO_MANY_LINKS,
+    )
+)  # fmt: skip
+
+
+class _Connection:
+    """One stream and its engine. Owned by `Links`, which knows what it is good for."""
+
+    __slots__ = (
+        "blocked", "engine", "heard", "heard_ns", "is_closed", "links", "opened_ns", "peer",
+        "pinged", "round_trip_ns", "stream", "suspect_ns",
+    )  # fmt: skip
+
+    def __init__(self, links: Links, stream: Stream, engine: PeerEngine, now_ns: int) -> None:
+        self.links = links
+        self.stream = stream
+        self.engine = engine
+        self.peer: _Peer | None = None  # known once dialled or greeted
+        self.blocked = False  # the stream took less than it was offered; `writable` will come
+        self.is_closed = False
+        self.heard = False  # since the last sweep: cheaper than reading the clock for each buffer
+        self.heard_ns = now_ns
+        self.opened_ns = now_ns
+        self.pinged = False
+        self.suspect_ns = -1
+        self.round_trip_ns = -1
+
+    # --- StreamOwner ----------------------------------------------------------------------------
+    def get_buffer(self) -> memoryview:
+        return self.engine.get_buffer()
+
+    def buffer_updated(self, received: int) -> None:
+        self.heard = True
+        engine = self.engine
+        engine.buffer_updated(received)
+        try:
+            while not self.is_closed and (event := engine.next_event()) is not None:
+                self.links._event(self, event)
+        except RemoteError as error:
+            if not self.is_closed:
+                self.links._broken(self, error)
+        if engine.unsent_bytes and not self.blocked and not self.is_closed:
+            self.flush()
+
+    def writable(self) -> None:
+        self.blocked = False
+        self.flush()
+
+    def ended(self, cause: str) -> None:
+        self.is_closed = True
+        self.links._over(self, reason=None, text=cause)
+
+    # --- for Links ------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Write what is queued, as far as the stream takes it."""
+        assert not self.is_closed
+        engine = self.engine
+        while engine.unsent_bytes and not self.blocked:
+            buffers = engine.gather()
+            written = self.stream.write(buffers)
+            engine.sent(written)
+            if engine.unsent_bytes:
+                self.blocked = written < sum(map(len, buffers))
+
+    def close(self, reason: RejectReason | None = None, text: str = "") -> None:
+        """End it, with a last word if there is a reason and the engine still speaks."""
+        if self.is_closed:
+            return
+        if reason is not None and self.engine.state is not LinkState.CLOSED:
+            self.engine.reject(reason, text)
+        if not self.blocked:
+            self.flush()
+        self.is_closed = True
+        self.stream.close()
+
+
+class _Peer:
+    """What is known about one other server.
+
+    Invariant: no attempt is under way while there is a link; `held` only during an attempt.
+    """
+
+    __slots__ = (
+        "address", "attempt", "attempt_timer", "dial", "dial_timer", "failures", "held", "is_up",
+        "link", "quick_redials", "refusable", "report_timer", "server_id",
+    )  # fmt: skip
+
+    def __init__(self, server_id: int) -> None:
+        self.server_id = server_id
+        self.address: Address | None = None  # None: it dials us, we cannot dial it
+        self.link: _Connection | None = None
+        self.is_up = False  # as the handler was told
+        self.refusable = False  # it was up, and the handler was not yet told that it is gone
+        self.dial: Dial | None = None  # the attempt, while connecting
+        self.attempt: _Connection | None = None  # the attempt, while awaiting HELLO
+        self.attempt_timer: Timer | None = None
+        self.held: _Connection | None = None  # greeted us while our own attempt is under way
+        self.dial_timer: Timer | None = None  # the next attempt
+        self.report_timer: Timer | None = None  # a loss that is not yet reported
+        self.failures = 0
+        self.quick_redials = 0
+
+    @property
+    def is_attempting(self) -> bool:
+        return self.dial is not None or self.attempt is not None
+
+
+class Links:
+    """All links of one server; implements `rpc.streams.Transport`."""
+
+    def __init__(
+        self,
+        local: Hello,
+        dialer: Dialer,
+        clock: Clock,
+        rng: random.Random,
+        handler: PeerHandler,
+        options: LinkOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        self._local = local
+        self._dialer = dialer
+        self._clock = clock
+        self._rng = rng
+        self._handler = handler
+        self._options = options
+        self._peers: dict[int, _Peer] = {}
+        self._open: dict[int, _Connection] = {}  # the links that are up, by server id
+        # Streams that have not said who they are: a set, but in the order they came.
+        self._inbound: dict[_Connection, None] = {}
+        self._is_closed = False
+        self._swept_ns = clock.now_ns()
+        self._sweep_timer = clock.call_later(options.heartbeat_ms * _MS, self._sweep)
+
+    # --- Transport ------------------------------------------------------------------------------
+    def send(self, server_id: int, frame_type: FrameType, buffers: Sequence[Buffer]) -> bool:
+        """See `Transport.send`. Written at once, unless the stream is full."""
+        connection = self._open.get(server_id)
+        if connection is None or not connection.engine.send(frame_type, buffers):
+            return False
+        if not connection.blocked:
+            connection.flush()
+        return True
+
+    def links(self) -> list[LinkStatus]:
+        """Every known peer, by server id."""
+        now_ns = self._clock.now_ns()
+        return [self._status(self._peers[server_id], now_ns) for server_id in sorted(self._peers)]
+
+    def close(self) -> None:
+        """Say STOPPING on every link, end everything; no callback follows."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._sweep_timer.cancel()
+        for server_id in sorted(self._peers):
+            peer = self._peers[server_id]
+            self._end_attempt(peer, RejectReason.STOPPING)
+            _cancel(peer.dial_timer)
+            _cancel(peer.report_timer)
+            if peer.held is not None:
+                peer.held.close(RejectReason.STOPPING, "")
+            if peer.link is not None:
+                peer.link.close(RejectReason.STOPPING, "")
+        for connection in self._inbound:
+            connection.close()
+        self._peers.clear()
+        self._open.clear()
+        self._inbound.clear()
+
+    # --- who there is ---------------------------------------------------------------------------
+    def set_peer(self, server_id: int, address: Address) -> None:
+        """Keep a link to this server, at this address; dialled at once if it is news."""
+        if server_id == self._local.server_id:
+            raise ValueError(f"server {server_id} is this server")
+        assert not self._is_closed
+        peer = self._peer(server_id)
+        if peer.address == address:
+            return
+        peer.address = address
+        if peer.link is None:
+            self._end_attempt(peer, None)
+            peer.failures = 0
+            self._schedule_dial(peer, delay_ns=0)
+
+    def remove_peer(self, server_id: int) -> None:
+        """Forget the server; its link ends, reported as down."""
+        peer = self._peers.pop(server_id, None)
+        if peer is None:
+            return
+        self._end_attempt(peer, None)
+        peer.dial_timer = _cancel(peer.dial_timer)
+        if peer.held is not None:
+            peer.held.close(RejectReason.NOT_ADMITTED, "removed")
+        if peer.link is not None:
+            self._unlink(peer).close(RejectReason.NOT_ADMITTED, "removed")
+        self._report_down(peer, refused=False)
+
+    def set_local(self, local: Hello) -> None:
+        """This server presents itself differently from now on, as after adopting a cluster: all
+        links end (reported as down) and are made anew."""
+        if local.server_id != self._local.server_id:
+            raise ValueError("a server does not change its id")
+        self._local = local
+        for connection in list(self._inbound):
+            connection.close(RejectReason.IDENTITY_CHANGED, "")
+        self._inbound.clear()
+        for server_id in sorted(self._peers):
+            peer = self._peers[server_id]
+            self._end_attempt(peer, RejectReason.IDENTITY_CHANGED)
+            if peer.held is not None:
+                peer.held.close(RejectReason.IDENTITY_CHANGED, "")
+                peer.held = None
+            if peer.link is not None:
+                self._unlink(peer).close(RejectReason.IDENTITY_CHANGED, "")
+            self._report_down(peer, refused=False)
+            peer.failures = 0
+            self._schedule_dial(peer, delay_ns=0)
+
+    def accepted(self, stream: Stream) -> None:
+        """A stream came in on the peer port: it must say HELLO in time."""
+        if self._is_closed or len(self._inbound) >= self._options.inbound_max:
+            stream.close()
+            return
+        engine = PeerEngine(self._local, Role.ACCEPTOR, limits=self._options.limits)
+        connection = _Connection(self, stream, engine, self._clock.now_ns())
+        self._inbound[connection] = None
+        stream.start(connection)
+
+    def _peer(self, server_id: int) -> _Peer:
+        peer = self._peers.get(server_id)
+        if peer is None:
+            peer = self._peers[server_id] = _Peer(server_id)
+        return peer
+
+    # --- dialling -------------------------------------------------------------------------------
+    def _schedule_dial(self, peer: _Peer, *, delay_ns: int) -> None:
+        assert peer.link is None
+        assert not peer.is_attempting
+        if peer.address is None:
+            return
+        _cancel(peer.dial_timer)
+        if delay_ns:
+            peer.dial_timer = self._clock.call_later(delay_ns, partial(self._dial, peer))
+        else:
+            self._dial(peer)
+
+    def _dial(self, peer: _Peer) -> None:
+        assert peer.link is None
+        assert not peer.is_attempting
+        assert peer.address is not None
+        peer.dial_timer = None
+        peer.attempt_timer = self._clock.call_later(
+            self._options.attempt_ms_max * _MS, partial(self._attempt_timed_out, peer)
+        )
+        peer.dial = self._dialer.dial(peer.address, partial(self._dialed, peer))
+
+    def _dialed(self, peer: _Peer, result: Stream | DialFailed) -> None:
+        assert peer.dial is not None
+        peer.dial = None
+        if isinstance(result, DialFailed):
+            self._attempt_failed(peer, refused=result.refused)
+            return
+        engine = PeerEngine(
+            self._local, Role.DIALER, expected=peer.server_id, limits=self._options.limits
+        )
+        connection = _Connection(self, result, engine, self._clock.now_ns())
+        connection.peer = peer
+        peer.attempt = connection
+        result.start(connection)
+        connection.flush()
+
+    def _attempt_timed_out(self, peer: _Peer) -> None:
+        self._end_attempt(peer, None)
+        self._attempt_failed(peer, refused=False)
+
+    def _end_attempt(self, peer: _Peer, reason: RejectReason | None) -> None:
+        peer.attempt_timer = _cancel(peer.attempt_timer)
+        if peer.dial is not None:
+            peer.dial.cancel()
+            peer.dial = None
+        if peer.attempt is not None:
+            peer.attempt.close(reason)
+            peer.attempt = None
+
+    def _attempt_failed(
+        self, peer: _Peer, *, refused: bool, died_early: bool = False, lasting: bool = False
+    ) -> None:
+        peer.attempt_timer = _cancel(peer.attempt_timer)
+        if peer.held is not None:
+            held = peer.held
+            peer.held = None
+            self._accept(peer, held)
+            return
+        options = self._options
+        if refused:
+            self._report_down(peer, refused=True)
+        elif peer.report_timer is not None:
+            if died_early and peer.quick_redials < len(options.quick_redials_ms):
+                delay_ms = options.quick_redials_ms[peer.quick_redials]
+                peer.quick_redials += 1
+                self._schedule_dial(peer, delay_ns=delay_ms * _MS)
+                return
+            self._report_down(peer, refused=False)
+        self._back_off(peer, lasting=lasting)
+
+    def _back_off(self, peer: _Peer, *, lasting: bool = False) -> None:
+        options = self._options
+        delay_ms = options.backoff_max_ms
+        if not lasting:
+            delay_ms = min(delay_ms, options.backoff_first_ms << min(peer.failures, 16))
+        peer.failures += 1
+        jitter = 0.5 + self._rng.random() / 2
+        self._schedule_dial(peer, delay_ns=int(delay_ms * _MS * jitter))
+
+    # --- events of connections ------------------------------------------------------------------
+    def _event(self, connection: _Connection, event: Event) -> None:
+        if type(event) is FrameReceived:
+            assert connection.peer is not None
+            self._handler.frame(connection.peer.server_id, event.type, event.payload)
+        elif type(event) is HelloReceived:
+            if connection.engine.role is Role.ACCEPTOR:
+                self._greeted(connection, event.hello)
+            else:
+                self._answered(connection, event.hello)
+        elif type(event) is PongReceived:
+            connection.round_trip_ns = max(0, self._clock.now_ns() - event.sent_ns)
+        else:
+            assert isinstance(event, Rejected), event
+            self._rejected(connection, event)
+
+    def _greeted(self, connection: _Connection, hello: Hello) -> None:
+        """A peer dialled us and said who it is: take it, hold it or refuse it."""
+        self._inbound.pop(connection, None)
+        if hello.server_id not in self._peers and len(self._peers) >= self._options.peers_max:
+            self._refuse(connection, hello.server_id, RejectReason.TOO_MANY_LINKS)
+            return
+        if not self._handler.admit(hello):
+            self._refuse(connection, hello.server_id, RejectReason.NOT_ADMITTED)
+            return
+        peer = self._peer(hello.server_id)
+        connection.peer = peer
+        we_are_lower = self._local.server_id < hello.server_id
+        link = peer.link
+        if link is not None:
+            dialed_by_us = link.engine.role is Role.DIALER
+            if we_are_lower and dialed_by_us and _same_process(link.engine.remote, hello):
+                self._suspect(link)
+                connection.close(RejectReason.DUPLICATE_LINK, "already linked")
+                return
+        elif we_are_lower and peer.is_attempting:
+            if peer.held is not None:
+                peer.held.close(RejectReason.DUPLICATE_LINK, "dialled again")
+            peer.held = connection
+            return
+        self._accept(peer, connection)
+
+    def _accept(self, peer: _Peer, connection: _Connection) -> None:
+        connection.engine.accept()
+        self._establish(peer, connection)
+
+    def _answered(self, connection: _Connection, hello: Hello) -> None:
+        """The peer we dialled answered: the link is open."""
+        peer = connection.peer
+        assert peer is not None
+        assert peer.attempt is connection
+        peer.attempt = None
+        if not self._handler.admit(hello):
+            self._refuse(connection, hello.server_id, RejectReason.NOT_ADMITTED)
+            self._attempt_failed(peer, refused=False, lasting=True)
+            return
+        self._establish(peer, connection)
+
+    def _establish(self, peer: _Peer, connection: _Connection) -> None:
+        """`connection` is the link now, whatever else there was is not."""
+        hello = connection.engine.remote
+        assert hello is not None
+        assert connection.engine.state is LinkState.OPEN
+        if peer.link is not None:
+            self._unlink(peer).close(RejectReason.DUPLICATE_LINK, "replaced")
+        self._end_attempt(peer, None)
+        peer.dial_timer = _cancel(peer.dial_timer)
+        if peer.held is not None:
+            peer.held.close(RejectReason.DUPLICATE_LINK, "already linked")
+            peer.held = None
+        self._report_down(peer, refused=False)
+        peer.link = connection
+        peer.is_up = True
+        peer.refusable = False
+        connection.opened_ns = connection.heard_ns = self._clock.now_ns()
+        self._open[peer.server_id] = connection
+        connection.flush()
+        self._handler.link_up(hello)
+
+    def _refuse(self, connection: _Connection, server_id: int, reason: RejectReason) -> None:
+        connection.close(reason, "")
+        self._handler.rejected(server_id, reason, "", by_peer=False)
+
+    def _suspect(self, link: _Connection) -> None:
+        if link.suspect_ns < 0:
+            now_ns = self._clock.now_ns()
+            link.suspect_ns = now_ns
+            link.heard = False
+            link.engine.ping(now_ns)
+            if not link.blocked:
+                link.flush()
+
+    def _rejected(self, connection: _Connection, event: Rejected) -> None:
+        remote = connection.engine.remote
+        server_id = connection.peer.server_id if connection.peer is not None else 0
+        if not server_id and remote is not None:
+            server_id = remote.server_id
+        connection.close()
+        self._over(connection, reason=event.reason, text=event.text)
+        if event.reason is not RejectReason.DUPLICATE_LINK:
+            self._handler.rejected(server_id, event.reason, event.text, by_peer=event.by_peer)
+
+    def _broken(self, connection: _Connection, error: RemoteError) -> None:
+        """The peer sent what it must not send."""
+        server_id = connection.peer.server_id if connection.peer is not None else 0
+        text = str(error)
+        if connection.engine.state is LinkState.OPEN:
+            connection.close(RejectReason.PROTOCOL_ERROR, text)
+        else:
+            connection.close()
+        self._over(connection, reason=RejectReason.PROTOCOL_ERROR, text=text)
+        self._handler.rejected(server_id, RejectReason.PROTOCOL_ERROR, text, by_peer=False)
+
+    # --- loss -----------------------------------------------------------------------------------
+    def _over(self, connection: _Connection, *, reason: RejectReason | None, text: str) -> None:
+        """A connection is closed that we did not close on purpose."""
+        assert connection.is_closed
+        peer = connection.peer
+        if peer is None:
+            self._inbound.pop(connection, None)
+        elif connection is peer.link:
+            self._lost(peer, reason)
+        elif connection is peer.attempt:
+            peer.attempt = None
+            self._attempt_failed(
+                peer,
+                refused=reason is RejectReason.STOPPING,
+                died_early=reason is None,
+                lasting=reason in _LASTING,
+            )
+        elif connection is peer.held:
+            peer.held = None
+
+    def _lost(self, peer: _Peer, reason: RejectReason | None) -> None:
+        """The link ended: find out whether the peer is gone, then report."""
+        link = self._unlink(peer)
+        now_ns = self._clock.now_ns()
+        peer.refusable = True
+        if reason is RejectReason.STOPPING:
+            peer.failures = 0
+            self._report_down(peer, refused=True)
+            self._back_off(peer)
+            return
+        if now_ns - link.opened_ns >= self._options.stable_ms * _MS:
+            peer.failures = 0
+        if peer.address is None:
+            self._report_down(peer, refused=False)
+            return
+        peer.report_timer = self._clock.call_later(
+            self._options.redial_report_ms * _MS,
+            partial(self._report_down, peer, refused=False),
+        )
+        peer.quick_redials = 0
+        if peer.failures == 0:
+            # The next loss of a link that does not become stable waits its back-off.
+            peer.failures = 1
+            self._schedule_dial(peer, delay_ns=0)
+        else:
+            self._back_off(peer)
+
+    def _unlink(self, peer: _Peer) -> _Connection:
+        link = peer.link
+        assert link is not None
+        peer.link = None
+        del self._open[peer.server_id]
+        return link
+
+    def _report_down(self, peer: _Peer, *, refused: bool) -> None:
+        """Tell the handler, once for each thing it does not yet know."""
+        peer.report_timer = _cancel(peer.report_timer)
+        if refused:
+            if not peer.refusable:
+                return
+            peer.refusable = False
+        elif not peer.is_up:
+            return
+        peer.is_up = False
+        self._handler.link_down(peer.server_id, refused=refused)
+
+    # --- liveness -------------------------------------------------------------------------------
+    def _sweep(self) -> None:
+        """Every heartbeat interval: close what is silent, ping what is quiet, let the host beat."""
+        options = self._options
+        now_ns = self._clock.now_ns()
+        interval_ns = options.heartbeat_ms * _MS
+        self._sweep_timer = self._clock.call_later(interval_ns, self._sweep)
+        # The time our own loop stood still says nothing about others: what they sent meanwhile
+        # may not have been read yet.
+        stood_still_ns = max(0, now_ns - self._swept_ns - 2 * interval_ns)
+        self._swept_ns = now_ns
+        for connection in [
+            inbound
+            for inbound in self._inbound
+            if now_ns - inbound.opened_ns > options.attempt_ms_max * _MS + stood_still_ns
+        ]:
+            self._inbound.pop(connection, None)
+            connection.close()
+        for server_id in sorted(self._open):
+            connection_up = self._open.get(server_id)
+            if connection_up is not None:
+                self._check_liveness(connection_up, now_ns, stood_still_ns)
+        if not self._is_closed:
+            self._handler.beat()
+
+    def _check_liveness(self, link: _Connection, now_ns: int, stood_still_ns: int) -> None:
+        options = self._options
+        if link.heard:
+            link.heard = False
+            link.heard_ns = now_ns
+            link.pinged = False
+            link.suspect_ns = -1
+            return
+        link.heard_ns += stood_still_ns
+        silent_ns = now_ns - link.heard_ns
+        if link.suspect_ns >= 0:
+            link.suspect_ns += stood_still_ns
+        is_dead_suspect = 0 <= link.suspect_ns < now_ns - options.suspect_ms_max * _MS
+        if silent_ns > options.silent_ms_max * _MS or is_dead_suspect:
+            link.close()
+            self._over(link, reason=None, text="silent")
+        elif silent_ns >= options.ping_idle_ms * _MS and not link.pinged:
+            link.pinged = True
+            link.engine.ping(now_ns)
+            if not link.blocked:
+                link.flush()
+
+    def _status(self, peer: _Peer, now_ns: int) -> LinkStatus:
+        link = peer.link
+        return LinkStatus(
+            server_id=peer.server_id,
+            is_up=link is not None,
+            dialed_by_us=link is not None and link.engine.role is Role.DIALER,
+            unsent_bytes=link.engine.unsent_bytes if link is not None else 0,
+            round_trip_ns=link.round_trip_ns if link is not None else -1,
+            silent_ns=now_ns - link.heard_ns if link is not None else -1,
+            dial_failures=peer.failures,
+        )
+
+
+def _cancel(timer: Timer | None) -> Timer | None:
+    """Cancel if there is one; the None that comes back is to be assigned in its place."""
+    if timer is not None:
+        timer.cancel()
+    return None
+
+
+def _same_process(known: Hello | None, hello: Hello) -> bool:
+    assert known is not None
+    return (known.directory_id, known.incarnation) == (hello.directory_id, hello.incarnation)

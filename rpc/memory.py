@@ -1,0 +1,378 @@
+"""The in-process twin of the socket transport: streams between servers on a virtual clock.
+
+`Network` carries bytes between `Links` as TCP does: in order, complete, delayed, ended by a close,
+a reset or nothing at all. Everything that happens is a timer of the given clock, so that one
+thread, one clock and one seed replay a whole cluster. How long a chunk takes is asked of `delay_ns`
+each time; what is cut waits, like a TCP segment that is sent again until the path is whole.
+
+Faults: `cut` and `heal` one direction of one pair; `reset` all streams of a pair; `crash` a server
+(its streams end, its port refuses); `vanish` (a power cut: nobody answers any more, not even with a
+refusal); `pause` and `resume` a process whose kernel goes on.
+
+Must not know: frames, handshakes, Raft.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rpc.reader import Buffer
+from rpc.streams import Address, Clock, DialFailed, Stream, StreamOwner
+
+WINDOW_BYTES = 4 << 20
+"""What one direction of one stream holds before `write` takes less: a socket's buffers."""
+
+DelayFunction = Callable[[int, int, int], int]
+"""(source server, target server, bytes) → nanoseconds it takes. 0 bytes: a control segment."""
+
+
+class Network:
+    """All streams between the servers of one world.
+
+    `chunk_bytes_max` cuts what is delivered into pieces, down to single bytes.
+    """
+
+    def __init__(
+        self, clock: Clock, delay_ns: DelayFunction, *, chunk_bytes_max: int = 1 << 20
+    ) -> None:
+        self.clock = clock
+        self.delay_ns = delay_ns
+        self.chunk_bytes_max = chunk_bytes_max
+        self._listeners: dict[Address, tuple[int, Callable[[Stream], None]]] = {}
+        self._servers: dict[Address, int] = {}  # also of servers that do not listen now
+        self._cut: set[tuple[int, int]] = set()
+        self._vanished: set[int] = set()
+        self._paused: dict[int, list[Callable[[], None]]] = {}  # what happens on resume
+        # Dicts as ordered sets: faults call back in this order.
+        self._streams: dict[MemoryStream, None] = {}
+        self._dials: dict[MemoryDial, None] = {}
+
+    # --- what servers do ------------------------------------------------------------------------
+    def dialer(self, server_id: int) -> MemoryDialer:
+        """What `Links` of this server dials with."""
+        return MemoryDialer(self, server_id)
+
+    def listen(self, server_id: int, address: Address, on_stream: Callable[[Stream], None]) -> None:
+        """Streams dialled to `address` come to `on_stream`; the server is (again) present."""
+        if address in self._listeners:
+            raise OSError(f"{address} is in use")
+        self._vanished.discard(server_id)
+        self._servers[address] = server_id
+        self._listeners[address] = (server_id, on_stream)
+
+    def stop_listening(self, address: Address) -> None:
+        """Who dials `address` now is refused."""
+        self._listeners.pop(address, None)
+
+    # --- faults ---------------------------------------------------------------------------------
+    def cut(self, source: int, target: int) -> None:
+        """Nothing that `source` sends reaches `target`, until `heal`."""
+        self._cut.add((source, target))
+
+    def heal(self, source: int, target: int) -> None:
+        """What waited for the cut goes on its way."""
+        self._cut.discard((source, target))
+        for stream in list(self._streams):
+            if (stream.source, stream.target) == (source, target):
+                stream.send_again()
+        for dial in list(self._dials):
+            if {dial.source, dial.target} == {source, target}:
+                dial.send_again()
+
+    def reset(self, first: int, second: int) -> None:
+        """Both ends of every stream between the two see a reset; what was on its way is lost."""
+        for stream in list(self._streams):
+            if {stream.source, stream.target} == {first, second}:
+                stream.end("reset")
+
+    def crash(self, server_id: int) -> None:
+        """The process is gone: its ports refuse, the other ends of its streams see them end. It
+        is called back no more."""
+        self._remove(server_id)
+        for stream in list(self._streams):
+            if stream.source == server_id:
+                stream.close()
+
+    def vanish(self, server_id: int) -> None:
+        """The machine is gone: nothing is answered, no stream ends; until it listens again."""
+        self._remove(server_id)
+        self._vanished.add(server_id)
+        for stream in list(self._streams):
+            if stream.source == server_id:
+                stream.forget()
+
+    def pause(self, server_id: int) -> None:
+        """The process is called back no more until `resume`; its kernel still takes bytes, up to
+        the window, and connections."""
+        self._paused.setdefault(server_id, [])
+
+    def resume(self, server_id: int) -> None:
+        """Everything that happened to the process meanwhile, in order."""
+        for call in self._paused.pop(server_id, ()):
+            # A call may pause it again: then the rest waits in the new list.
+            self.call(server_id, call)
+
+    def _remove(self, server_id: int) -> None:
+        self._paused.pop(server_id, None)
+        for address in [a for a, (owner, _) in self._listeners.items() if owner == server_id]:
+            del self._listeners[address]
+        for dial in list(self._dials):
+            if dial.source == server_id:
+                dial.cancel()
+
+    # --- for streams and dials --------------------------------------------------------------------
+    def reaches(self, source: int, target: int) -> bool:
+        """Do segments of `source` arrive at `target`?"""
+        if source in self._vanished or target in self._vanished:
+            return False
+        return (source, target) not in self._cut
+
+    def call(self, server_id: int, call: Callable[[], None]) -> None:
+        """Call into a server's process, now or when it resumes."""
+        waiting = self._paused.get(server_id)
+        if waiting is None:
+            call()
+        else:
+            waiting.append(call)
+
+    def server_at(self, address: Address) -> int:
+        """The server that listens there or did, 0 if nobody ever has."""
+        return self._servers.get(address, 0)
+
+    def begin(self, dial: MemoryDial) -> None:
+        """The dial is under way."""
+        self._dials[dial] = None
+
+    def finish(self, dial: MemoryDial) -> None:
+        """The dial is over."""
+        self._dials.pop(dial, None)
+
+    def connect(self, source: int, address: Address) -> Stream | None:
+        """The near end of a new stream to who listens at `address`, None if nobody does."""
+        listener = self._listeners.get(address)
+        if listener is None:
+            return None
+        target, on_stream = listener
+        near = MemoryStream(self, source, target)
+        far = MemoryStream(self, target, source)
+        near.other, far.other = far, near
+        self._streams[near] = self._streams[far] = None
+        self.call(target, partial(on_stream, far))
+        return near
+
+    def detach(self, stream: MemoryStream) -> None:
+        """Nothing more will come of this end."""
+        self._streams.pop(stream, None)
+
+
+class MemoryDialer:
+    """`rpc.streams.Dialer` of one server."""
+
+    __slots__ = ("_network", "_server_id")
+
+    def __init__(self, network: Network, server_id: int) -> None:
+        self._network = network
+        self._server_id = server_id
+
+    def dial(
+        self, address: Address, on_result: Callable[[Stream | DialFailed], None]
+    ) -> MemoryDial:
+        return MemoryDial(self._network, self._server_id, address, on_result)
+
+
+class MemoryDial:
+    """One attempt to connect: a request and its answer, either of which may be cut off."""
+
+    __slots__ = (
+        "_address",
+        "_is_over",
+        "_is_waiting",
+        "_network",
+        "_on_result",
+        "source",
+        "target",
+    )
+
+    def __init__(
+        self,
+        network: Network,
+        source: int,
+        address: Address,
+        on_result: Callable[[Stream | DialFailed], None],
+    ) -> None:
+        self.source = source
+        self.target = network.server_at(address)
+        self._network = network
+        self._address = address
+        self._on_result = on_result
+        self._is_over = False
+        self._is_waiting = True  # for a heal
+        network.begin(self)
+        self.send_again()
+
+    def cancel(self) -> None:
+        self._is_over = True
+        self._network.finish(self)
+
+    def send_again(self) -> None:
+        """Set out, as TCP does again and again while nothing comes back."""
+        if self._is_waiting:
+            self._is_waiting = False
+            network = self._network
+            round_trip_ns = network.delay_ns(self.source, self.target, 0)
+            round_trip_ns += network.delay_ns(self.target, self.source, 0)
+            network.clock.call_later(round_trip_ns, self._arrived)
+
+    def _arrived(self) -> None:
+        if self._is_over:
+            return
+        network = self._network
+        source, target = self.source, self.target
+        if not (network.reaches(source, target) and network.reaches(target, source)):
+            self._is_waiting = True
+            return
+        stream = network.connect(source, self._address)
+        result = DialFailed(refused=True, cause="refused") if stream is None else stream
+        network.call(source, partial(self._finish, result))
+
+    def _finish(self, result: Stream | DialFailed) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._network.finish(self)
+            self._on_result(result)
+        elif not isinstance(result, DialFailed):
+            result.close()
+
+
+class MemoryStream:
+    """One end of a stream: what `source` writes goes to `target`, where `other` is.
+
+    Invariant: `_sent` holds what has not arrived yet, in order, each with its time; a timer is set
+    for the first of it, unless that waits for a heal.
+    """
+
+    __slots__ = (
+        "_in_flight_bytes", "_is_closed", "_is_forgotten", "_is_full", "_is_waiting", "_network",
+        "_owner", "_sent", "other", "source", "target",
+    )  # fmt: skip
+
+    def __init__(self, network: Network, source: int, target: int) -> None:
+        self.source = source
+        self.target = target
+        self.other: MemoryStream = self  # until connected
+        self._network = network
+        self._owner: StreamOwner | None = None
+        self._sent: deque[tuple[int, bytes | str]] = deque()  # str, last: why it ends
+        self._in_flight_bytes = 0
+        self._is_full = False  # a write took less than it was offered
+        self._is_waiting = False  # for a heal
+        self._is_closed = False
+        self._is_forgotten = False
+
+    # --- rpc.streams.Stream ---------------------------------------------------------------------
+    def start(self, owner: StreamOwner) -> None:
+        assert self._owner is None
+        self._owner = owner
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        assert not self._is_closed
+        data = b"".join(buffers)  # a copy, as the kernel makes one
+        taken = min(len(data), WINDOW_BYTES - self._in_flight_bytes)
+        if taken < len(data):
+            self._is_full = True
+        if taken:
+            self._in_flight_bytes += taken
+            self._send(data[:taken])
+        return taken
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._send("closed by the peer")
+
+    # --- for Network ----------------------------------------------------------------------------
+    def end(self, cause: str) -> None:
+        """This end is told that the stream is over."""
+        self._sent.clear()
+        self._network.detach(self)
+        if not self._is_closed:
+            self._network.call(self.source, partial(self._tell_end, cause))
+
+    def forget(self) -> None:
+        """This end ceases to exist, silently."""
+        self._is_closed = True
+        self._is_forgotten = True
+        self._sent.clear()
+        self._network.detach(self)
+
+    def send_again(self) -> None:
+        """The path is whole again."""
+        if self._is_waiting and self._sent:
+            self._is_waiting = False
+            delay_ns = self._network.delay_ns(self.source, self.target, 0)
+            self._network.clock.call_later(delay_ns, self._arrived)
+
+    # --- on its way -------------------------------------------------------------------------------
+    def _send(self, item: bytes | str) -> None:
+        network = self._network
+        now_ns = network.clock.now_ns()
+        size = len(item) if isinstance(item, bytes) else 0
+        arrives_ns = now_ns + network.delay_ns(self.source, self.target, size)
+        if self._sent:
+            arrives_ns = max(arrives_ns, self._sent[-1][0])
+        self._sent.append((arrives_ns, item))
+        if len(self._sent) == 1:
+            network.clock.call_later(arrives_ns - now_ns, self._arrived)
+
+    def _arrived(self) -> None:
+        """The first item is there, unless it is cut off."""
+        if not self._sent:
+            return  # reset or forgotten meanwhile
+        network = self._network
+        if not network.reaches(self.source, self.target):
+            self._is_waiting = True
+            return
+        _, item = self._sent.popleft()
+        if self._sent:
+            delay_ns = max(0, self._sent[0][0] - network.clock.now_ns())
+            network.clock.call_later(delay_ns, self._arrived)
+        if self.other._is_forgotten:
+            # The machine is back and knows nothing of this stream.
+            self.end("reset")
+        elif isinstance(item, str):
+            network.detach(self)
+            self.other.end(item)
+        else:
+            network.call(self.target, partial(self._deliver, item))
+
+    def _deliver(self, data: bytes) -> None:
+        """Into the other process."""
+        self.other._receive(data)
+        self._in_flight_bytes -= len(data)
+        if self._is_full:
+            self._is_full = False
+            self._network.call(self.source, self._tell_writable)
+
+    # --- in this end's process --------------------------------------------------------------------
+    def _receive(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and not self._is_closed:
+            assert self._owner is not None
+            buffer = self._owner.get_buffer()
+            taken = min(len(view), len(buffer), self._network.chunk_bytes_max)
+            buffer[:taken] = view[:taken]
+            view = view[taken:]
+            self._owner.buffer_updated(taken)
+
+    def _tell_writable(self) -> None:
+        if not self._is_closed:
+            assert self._owner is not None
+            self._owner.writable()
+
+    def _tell_end(self, cause: str) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            assert self._owner is not None
+            self._owner.ended(cause)

@@ -1,0 +1,363 @@
+"""The engine of one link between two servers: bytes in, events out; frames in, bytes out.
+
+It never touches a socket and never reads a clock. Whoever owns the byte stream (the asyncio
+transport, the in-process twin, the simulator) reads into `get_buffer()`, reports with
+`buffer_updated()`, takes events from `next_event()` until it returns None, and writes what
+`gather()` offers, reporting with `sent()`.
+
+Rules of a link:
+
+* Nothing travels before HELLO. The dialer's engine queues its HELLO when it is made; the acceptor's
+  yields the dialer's as an event and waits for `accept()` or `reject()`. Wrong cluster, wrong
+  server and unknown version are refused here, with a REJECT that says why.
+* A link on which either end has no cluster id yet is *unborn*: it carries ASK, ANSWER, PING and
+  PONG only; `send` refuses anything else and receiving it ends the link. A server that adopts a
+  cluster leaves its unborn links and makes new ones.
+* A frame that is damaged, too large or out of place ends the link: no resynchronisation.
+* What is queued and not yet written is bounded (`in_flight_bytes_max`). Beyond it `send` returns
+  False and queues nothing: the caller reports the peer unreachable, and Raft sends again later.
+  Small control frames have a reserve of their own, so that heartbeats still pass.
+
+Must not know: Raft, leader lists, what ASK and PROPOSE mean.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from itertools import islice
+from struct import Struct
+
+from crc32c import crc32c
+
+from rpc.errors import MalformedFrame, RemoteError, UnexpectedFrame
+from rpc.hello import (
+    PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
+    Hello,
+    RejectReason,
+    decode_hello,
+    decode_reject,
+    decode_versions,
+    encode_hello,
+    encode_reject,
+    refusal,
+)
+from rpc.reader import HEAD_BYTES, Buffer, FrameReader, frame_head
+
+HELLO_FRAME_BYTES_MAX = 64 << 10
+"""What a peer may make us hold before it has said who it is."""
+
+GATHER_BUFFERS_MAX = 1024
+"""IOV_MAX of Linux: more buffers than this do not go into one `sendmsg`."""
+
+_PING = Struct("<q")
+
+
+class FrameType(IntEnum):
+    """What a frame carries. Numbers are on the wire: never reuse one."""
+
+    HELLO = 1
+    REJECT = 2
+    PING = 3
+    PONG = 4
+    ASK = 5  # an unborn server asks for the cluster's birth record
+    ANSWER = 6  # "empty", or the record
+    RAFT = 7  # messages of many groups, see rpc.frames
+    HEARTBEAT = 8  # leader list version and acknowledgement, see rpc.leaders
+    LEADERS = 9  # leader list, whole or changes
+    PROPOSE = 10  # a state-machine command for the leader of a group
+    PROPOSED = 11  # its definite refusal, or where it was appended
+
+
+_TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
+_UNBORN_TYPES = frozenset((FrameType.ASK, FrameType.ANSWER))
+_BORN_TYPES = frozenset(
+    (
+        FrameType.ASK, FrameType.ANSWER, FrameType.RAFT, FrameType.HEARTBEAT, FrameType.LEADERS,
+        FrameType.PROPOSE, FrameType.PROPOSED,
+    )
+)  # fmt: skip
+_BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE))
+
+
+class Role(Enum):
+    """Which end of the byte stream this engine is."""
+
+    DIALER = "dialer"
+    ACCEPTOR = "acceptor"
+
+
+class LinkState(Enum):
+    """`OPENING → (DECIDING →) OPEN → CLOSED`; only an acceptor decides."""
+
+    OPENING = "opening"
+    DECIDING = "deciding"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """Bounds of one link, in bytes."""
+
+    in_flight_bytes_max: int = 16 << 20
+    control_reserve_bytes: int = 1 << 20
+    frame_bytes_max: int = 64 << 20
+
+
+DEFAULT_LIMITS = PeerLimits()
+
+
+@dataclass(slots=True)
+class HelloReceived:
+    """The peer said who it is. A dialer's link is open now; an acceptor must decide."""
+
+    hello: Hello
+
+
+@dataclass(slots=True)
+class FrameReceived:
+    """A frame for the layer above. `payload` is writable and stays valid while referenced."""
+
+    type: FrameType
+    payload: memoryview
+
+
+@dataclass(slots=True)
+class PongReceived:
+    """The answer to the PING that was sent at `sent_ns`, on our clock."""
+
+    sent_ns: int
+
+
+@dataclass(slots=True)
+class Rejected:
+    """The link is over: by the peer's word, or by ours (what is queued should still be written)."""
+
+    reason: RejectReason
+    text: str
+    by_peer: bool
+
+
+Event = HelloReceived | FrameReceived | PongReceived | Rejected
+
+
+class PeerEngine:
+    """One link, seen from one end."""
+
+    __slots__ = (
+        "_expected", "_limits", "_local", "_out", "_reader", "_sendable", "born", "remote", "role",
+        "state", "unsent_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        local: Hello,
+        role: Role,
+        *,
+        expected: int = 0,
+        limits: PeerLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """`expected`: the server that must answer a dialer, 0 for any."""
+        self.role = role
+        self.state = LinkState.OPENING
+        self.remote: Hello | None = None
+        self.born = False  # both ends named the same cluster
+        self.unsent_bytes = 0  # queued and not yet reported by `sent`
+        self._local = replace(local, to_server=expected)
+        self._expected = expected
+        self._limits = limits
+        self._reader = FrameReader(frame_bytes_max=HELLO_FRAME_BYTES_MAX)
+        self._out: deque[Buffer] = deque()
+        self._sendable: frozenset[FrameType] = frozenset()
+        if role is Role.DIALER:
+            self._queue(FrameType.HELLO, (encode_hello(self._local),))
+
+    # --- in -------------------------------------------------------------------------------------
+    def get_buffer(self) -> memoryview:
+        """Where the stream's next bytes go; never empty."""
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, received: int) -> None:
+        """`received` bytes lie at the start of the last buffer given."""
+        self._reader.buffer_updated(received)
+
+    def receive(self, data: Buffer) -> list[Event]:
+        """Copy `data` in and return all its events, for streams that cannot read into a buffer.
+
+        Events of frames behind an undecided HELLO are an error, as in `next_event`.
+        """
+        events: list[Event] = []
+        view = memoryview(data)
+        while view and self.state is not LinkState.CLOSED:
+            buffer = self.get_buffer()
+            taken = min(len(buffer), len(view))
+            buffer[:taken] = view[:taken]
+            view = view[taken:]
+            self.buffer_updated(taken)
+            while (event := self.next_event()) is not None:
+                events.append(event)
+        return events
+
+    def next_event(self) -> Event | None:
+        """The next event, or None until more bytes come. After a raise the link is CLOSED.
+
+        Raises CorruptFrame, FrameTooLarge, MalformedFrame, UnexpectedFrame.
+        """
+        while self.state is not LinkState.CLOSED:
+            try:
+                frame = self._reader.next_frame()
+                if frame is None:
+                    return None
+                event = self._step(*frame)
+            except RemoteError:
+                self.state = LinkState.CLOSED
+                raise
+            if event is not None:
+                return event
+        return None
+
+    def _step(self, code: int, payload: memoryview) -> Event | None:
+        frame_type = _TYPE_BY_CODE.get(code)
+        if self.state is LinkState.OPEN:
+            # `_sendable` is what this link carries, in both directions.
+            if frame_type is not None and frame_type in self._sendable:
+                return FrameReceived(frame_type, payload)
+            if frame_type is FrameType.PING:
+                self._ping_received(payload)
+                return None
+            if frame_type is FrameType.PONG:
+                if len(payload) != _PING.size:
+                    raise MalformedFrame("pong", len(payload))
+                return PongReceived(_PING.unpack(payload)[0])
+        elif self.state is LinkState.OPENING and frame_type is FrameType.HELLO:
+            return self._hello_received(payload)
+        if frame_type is FrameType.REJECT:
+            self.state = LinkState.CLOSED
+            reason, text = decode_reject(payload)
+            return Rejected(reason, text, by_peer=True)
+        raise UnexpectedFrame(
+            code, self.state.value if self.born else f"unborn, {self.state.value}"
+        )
+
+    def _hello_received(self, payload: memoryview) -> Event:
+        version, version_min = decode_versions(payload)
+        if version < PROTOCOL_VERSION_MIN or version_min > PROTOCOL_VERSION:
+            text = f"versions [{PROTOCOL_VERSION_MIN}, {PROTOCOL_VERSION}] are spoken here, "
+            return self._refuse(RejectReason.VERSION, f"{text}not [{version_min}, {version}]")
+        hello = decode_hello(payload)
+        self.remote = hello
+        refused = refusal(self._local, hello, expected=self._expected)
+        if refused is not None:
+            return self._refuse(*refused)
+        if self.role is Role.DIALER:
+            self._open()
+        else:
+            self.state = LinkState.DECIDING
+        return HelloReceived(hello)
+
+    def _ping_received(self, payload: memoryview) -> None:
+        if len(payload) != _PING.size:
+            raise MalformedFrame("ping", len(payload))
+        # A peer that pings and never reads gets no more answers than the bound holds.
+        if self.unsent_bytes < self._limits.in_flight_bytes_max:
+            self._queue(FrameType.PONG, (bytes(payload),))
+
+    def _refuse(self, reason: RejectReason, text: str) -> Rejected:
+        self.reject(reason, text)
+        return Rejected(reason, text, by_peer=False)
+
+    def _open(self) -> None:
+        assert self.remote is not None
+        self.state = LinkState.OPEN
+        self.born = (
+            bool(self.remote.cluster_id) and self.remote.cluster_id == self._local.cluster_id
+        )
+        self._sendable = _BORN_TYPES if self.born else _UNBORN_TYPES
+        self._reader.frame_bytes_max = self._limits.frame_bytes_max
+
+    # --- out ------------------------------------------------------------------------------------
+    def accept(self) -> None:
+        """Answer the dialer's HELLO with ours: the link is open."""
+        assert self.state is LinkState.DECIDING, self.state
+        self._queue(FrameType.HELLO, (encode_hello(self._local),))
+        self._open()
+
+    def reject(self, reason: RejectReason, text: str) -> None:
+        """Say why and close: no event follows. What is queued should still be written."""
+        assert self.state is not LinkState.CLOSED, self.state
+        self._queue(FrameType.REJECT, (encode_reject(reason, text),))
+        self.state = LinkState.CLOSED
+
+    def send(self, frame_type: FrameType, buffers: Sequence[Buffer]) -> bool:
+        """Queue one frame; False, and nothing queued, when the link is not open, is unborn and the
+        frame is for members of a cluster, or its bound is hit.
+
+        The buffers are kept, not copied: they must not change until written. One frame larger than
+        the whole bound passes when nothing else is queued. Raises ValueError for a frame that the
+        peer would refuse.
+        """
+        if self.state is not LinkState.OPEN:
+            return False
+        if frame_type not in self._sendable:
+            if frame_type not in _BORN_TYPES:
+                raise ValueError(f"{frame_type.name} frames are the engine's own")
+            return False
+        length = 0
+        for buffer in buffers:
+            length += len(buffer)
+        limits = self._limits
+        if length > limits.frame_bytes_max:
+            raise ValueError(
+                f"frame of {length} bytes, at most {limits.frame_bytes_max} may be sent"
+            )
+        unsent = self.unsent_bytes
+        if unsent:
+            bytes_max = limits.in_flight_bytes_max
+            if frame_type not in _BULK_TYPES:
+                bytes_max += limits.control_reserve_bytes
+            if unsent + HEAD_BYTES + length > bytes_max:
+                return False
+        self._queue(frame_type, buffers)
+        return True
+
+    def ping(self, now_ns: int) -> None:
+        """Queue a PING that carries `now_ns` back to us as a `PongReceived`."""
+        assert self.state is LinkState.OPEN, self.state
+        self._queue(FrameType.PING, (_PING.pack(now_ns),))
+
+    def gather(self) -> list[Buffer]:
+        """What is to be written next, for one `sendmsg`. Empty when nothing is queued."""
+        out = self._out
+        if len(out) <= GATHER_BUFFERS_MAX:
+            return list(out)
+        return list(islice(out, GATHER_BUFFERS_MAX))
+
+    def sent(self, written: int) -> None:
+        """The stream took the first `written` bytes of what `gather` offered."""
+        assert 0 <= written <= self.unsent_bytes, (written, self.unsent_bytes)
+        out = self._out
+        self.unsent_bytes -= written
+        if not self.unsent_bytes:
+            out.clear()
+            return
+        while written:
+            buffer = out[0]
+            if len(buffer) > written:
+                out[0] = memoryview(buffer)[written:]
+                return
+            written -= len(buffer)
+            out.popleft()
+
+    def _queue(self, frame_type: FrameType, buffers: Sequence[Buffer]) -> None:
+        crc = 0
+        length = 0
+        for buffer in buffers:
+            crc = crc32c(buffer, crc)
+            length += len(buffer)
+        self._out.append(frame_head(frame_type, length, crc))
+        self._out.extend(buffers)
+        self.unsent_bytes += HEAD_BYTES + length

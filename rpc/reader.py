@@ -1,0 +1,161 @@
+"""Cutting a received byte stream into frames without copying what is large.
+
+A frame is a 16-byte head and a payload:
+
+     0  length       u32  payload bytes
+     4  type         u8
+     5  flags        u8   zero
+     6  zero         u16
+     8  payload_crc  u32  CRC32C of the payload
+    12  head_crc     u32  CRC32C of bytes [0, 12), seeded so that zeros fail
+
+The head has a check of its own, so a damaged length is never believed: nothing waits for bytes that
+will not come. The payload check covers *all* of it, records too. A Kafka batch carries a CRC, but
+no follower recomputes it, and commands carry none; at 20 GB/s the check costs 0.05 CPU-seconds/GB
+on each side, which is less than the doubt.
+
+Bytes are received into 64 KiB chunks; small frames are views into the chunk they arrived in. A
+frame that does not fit in its chunk gets a bytearray of its own into which the socket then reads
+directly. No byte is ever overwritten after it was handed out: a view stays valid for as long as it
+is referenced. A small view pins at most one chunk.
+
+Must not know: frame types, sockets, time.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from crc32c import crc32c
+
+from rpc.errors import CorruptFrame, FrameTooLarge, MalformedFrame
+
+Buffer = bytes | bytearray | memoryview
+"""Contiguous bytes; a memoryview has format "B"."""
+
+HEAD_BYTES = 16
+CHUNK_BYTES = 64 << 10
+
+_HEAD = Struct("<IBBHII")
+_HEAD_CHECKED = Struct("<IBBHI")
+_HEAD_CRC = Struct("<I")
+_HEAD_SEED = 0x56444C31
+_CHECKED_BYTES = _HEAD_CHECKED.size
+
+# A frame that does not fit in what is left of its chunk moves: into a buffer of its own when it is
+# at least this large, else into the next chunk.
+_OWN_BUFFER_BYTES = CHUNK_BYTES // 4
+
+
+def frame_head(frame_type: int, length: int, payload_crc: int) -> bytes:
+    """The 16 bytes before a payload."""
+    checked = _HEAD_CHECKED.pack(length, frame_type, 0, 0, payload_crc)
+    return checked + _HEAD_CRC.pack(crc32c(checked, _HEAD_SEED))
+
+
+class FrameReader:
+    """Bytes in through `get_buffer` and `buffer_updated`, frames out through `next_frame`.
+
+    Use: after each `buffer_updated`, call `next_frame` until it returns None before asking for the
+    next buffer. Invariant: between calls, less than one frame is unread.
+    """
+
+    __slots__ = (
+        "_chunk", "_crc", "_end", "_length", "_own", "_own_end", "_start", "_type",
+        "frame_bytes_max",
+    )  # fmt: skip
+
+    def __init__(self, *, frame_bytes_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._chunk = memoryview(bytearray(CHUNK_BYTES))
+        self._start = 0  # first unread byte of the chunk
+        self._end = 0  # after the last received byte of the chunk
+        self._length = -1  # payload length of the frame whose head was read, else -1
+        self._type = 0
+        self._crc = 0
+        self._own: memoryview | None = None  # payload buffer of a frame too large for its chunk
+        self._own_end = 0
+
+    def get_buffer(self) -> memoryview:
+        """Where the next received bytes go; never empty."""
+        if self._own is not None:
+            return self._own[self._own_end :]
+        if self._length < 0 and CHUNK_BYTES - self._end < _OWN_BUFFER_BYTES:
+            assert self._end - self._start < HEAD_BYTES, (self._start, self._end)
+            self._next_chunk()
+        return self._chunk[self._end :]
+
+    def buffer_updated(self, received: int) -> None:
+        """`received` bytes were written at the start of the last buffer given."""
+        if self._own is not None:
+            self._own_end += received
+            assert self._own_end <= self._length, (self._own_end, self._length)
+        else:
+            self._end += received
+            assert self._end <= CHUNK_BYTES, self._end
+
+    def next_frame(self) -> tuple[int, memoryview] | None:
+        """(type, payload), or None until more bytes come.
+
+        Raises CorruptFrame, FrameTooLarge, MalformedFrame; the stream is then of no further use.
+        """
+        if self._length < 0:
+            if self._end - self._start < HEAD_BYTES:
+                return None
+            self._read_head()
+        length = self._length
+        if self._own is not None:
+            if self._own_end < length:
+                return None
+            payload = self._own
+            self._own = None
+        else:
+            start = self._start
+            if self._end - start < length:
+                if length > CHUNK_BYTES - start:
+                    self._move()
+                return None
+            payload = self._chunk[start : start + length]
+            self._start = start + length
+        self._length = -1
+        actual = crc32c(payload)
+        if actual != self._crc:
+            raise CorruptFrame("frame payload", expected=self._crc, actual=actual)
+        return self._type, payload
+
+    def _read_head(self) -> None:
+        start = self._start
+        length, frame_type, flags, zero, payload_crc, head_crc = _HEAD.unpack_from(
+            self._chunk, start
+        )
+        actual = crc32c(self._chunk[start : start + _CHECKED_BYTES], _HEAD_SEED)
+        if actual != head_crc:
+            raise CorruptFrame("frame head", expected=head_crc, actual=actual)
+        if flags or zero:
+            raise MalformedFrame("frame flags", 5)
+        if length > self.frame_bytes_max:
+            raise FrameTooLarge(length, bytes_max=self.frame_bytes_max)
+        self._start = start + HEAD_BYTES
+        self._length = length
+        self._type = frame_type
+        self._crc = payload_crc
+
+    def _move(self) -> None:
+        """Make room for the frame being read, which does not fit where it began."""
+        if self._length < _OWN_BUFFER_BYTES:
+            self._next_chunk()
+            return
+        have = self._end - self._start
+        self._own = memoryview(bytearray(self._length))
+        # The one copy of a large payload: what of it had arrived together with its head.
+        self._own[:have] = self._chunk[self._start : self._end]
+        self._own_end = have
+        self._start = self._end
+
+    def _next_chunk(self) -> None:
+        have = self._end - self._start
+        chunk = memoryview(bytearray(CHUNK_BYTES))
+        chunk[:have] = self._chunk[self._start : self._end]
+        self._chunk = chunk
+        self._start = 0
+        self._end = have

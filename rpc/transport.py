@@ -1,0 +1,395 @@
+"""Real sockets under the link logic: the peer port, dialling, non-blocking reads and gather writes.
+
+Sockets are driven by the loop's `add_reader` and `add_writer` directly. asyncio's own transports
+are not used because they join gather lists before writing (`writelines` on Python 3.11 copies every
+payload); here a payload goes from the cache chunk to the kernel by `sendmsg`, and from the kernel
+into the bytearray it stays in by `recv_into`.
+
+No tasks, no futures, no coroutines: everything is a callback on the loop. An exception that leaves
+a callback of the host goes to the loop's exception handler, which a server makes fatal.
+
+Sizes: reads take at most `_READ_BYTES_PER_TURN` from one link before others get their turn. What
+the kernel does not take stays in the link's engine, which bounds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rpc.hello import Hello
+from rpc.links import DEFAULT_OPTIONS, LinkOptions, Links
+from rpc.reader import Buffer
+from rpc.streams import Address, Clock, Dialer, DialFailed, PeerHandler, Stream, StreamOwner, Timer
+
+_READ_BYTES_PER_TURN = 1 << 20
+_BACKLOG = 128
+_LINGER_ZERO = struct.pack("ii", 1, 0)
+_ACCEPTS_PER_TURN = 32
+# Nothing is lost when the kernel has no descriptor or memory for a stream: its peer dials again.
+_ACCEPT_PAUSE_S = 0.1
+_OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+class LoopClock:
+    """`rpc.streams.Clock` over an asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer:
+        return self._loop.call_later(delay_ns / 1e9, fn)
+
+
+class SocketStream:
+    """A connected non-blocking TCP socket as a `rpc.streams.Stream`."""
+
+    __slots__ = ("_fd", "_is_closed", "_is_writing", "_loop", "_owner", "_socket")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket) -> None:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop = loop
+        self._socket = connected
+        self._fd = connected.fileno()
+        self._owner: StreamOwner | None = None
+        self._is_writing = False  # the loop tells us when the socket takes bytes again
+        self._is_closed = False
+
+    def start(self, owner: StreamOwner) -> None:
+        assert self._owner is None
+        self._owner = owner
+        self._loop.add_reader(self._fd, self._readable)
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        """See `Stream.write`: one `sendmsg`."""
+        if self._is_closed:
+            return sum(map(len, buffers))
+        try:
+            written = self._socket.sendmsg(buffers)
+        except BlockingIOError:
+            written = 0
+        except OSError as error:
+            # Told later, so that nobody is called back out of a `write`.
+            self._loop.call_soon(self._end, _cause(error))
+            return sum(map(len, buffers))
+        offered = sum(map(len, buffers))
+        if written < offered and not self._is_writing:
+            self._is_writing = True
+            self._loop.add_writer(self._fd, self._writable)
+        return written
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._fd)
+        if self._is_writing:
+            self._loop.remove_writer(self._fd)
+        self._socket.close()
+
+    def _readable(self) -> None:
+        owner = self._owner
+        assert owner is not None
+        budget = _READ_BYTES_PER_TURN
+        while not self._is_closed and budget > 0:
+            buffer = owner.get_buffer()
+            try:
+                received = self._socket.recv_into(buffer)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._end(_cause(error))
+                return
+            if not received:
+                self._end("closed by the peer")
+                return
+            owner.buffer_updated(received)
+            if received < len(buffer):
+                return
+            budget -= received
+
+    def _writable(self) -> None:
+        assert self._is_writing
+        self._is_writing = False
+        self._loop.remove_writer(self._fd)
+        assert self._owner is not None
+        self._owner.writable()
+
+    def _end(self, cause: str) -> None:
+        if not self._is_closed:
+            self.close()
+            assert self._owner is not None
+            self._owner.ended(cause)
+
+
+class SocketDialer:
+    """`rpc.streams.Dialer` over TCP. Names are looked up in the loop's default executor, numeric
+    addresses are not; the addresses of a name are tried in turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def dial(
+        self, address: Address, on_result: Callable[[Stream | DialFailed], None]
+    ) -> SocketDial:
+        return SocketDial(self._loop, address, on_result)
+
+
+_Candidate = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
+"""(address family, socket address)"""
+
+
+class SocketDial:
+    """One attempt to connect."""
+
+    __slots__ = ("_all_refused", "_candidates", "_fd", "_is_over", "_loop", "_on_result", "_socket")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: Address,
+        on_result: Callable[[Stream | DialFailed], None],
+    ) -> None:
+        self._loop = loop
+        self._on_result = on_result
+        self._socket: socket.socket | None = None
+        self._fd = -1  # registered with the loop, else -1
+        self._candidates: list[_Candidate] = []
+        self._all_refused = True  # of those tried so far
+        self._is_over = False
+        numeric = _numeric(address)
+        if numeric is not None:
+            self._candidates = [numeric]
+            loop.call_soon(self._try_next, "")
+        else:
+            lookup = loop.run_in_executor(None, partial(_resolve, address))
+            lookup.add_done_callback(self._resolved)
+
+    def cancel(self) -> None:
+        self._is_over = True
+        self._release()
+
+    def _resolved(self, lookup: asyncio.Future[list[_Candidate] | str]) -> None:
+        if self._is_over or lookup.cancelled():
+            return
+        found = lookup.result()
+        if isinstance(found, str):
+            self._finish(DialFailed(refused=False, cause=found))
+        else:
+            assert found, "a name that resolves has an address"
+            self._candidates = found
+            self._try_next("")
+
+    def _try_next(self, cause: str) -> None:
+        """Connect to the next candidate; `cause` is why the one before failed."""
+        if self._is_over:
+            return
+        if not self._candidates:
+            # Only when every address of the name refuses is the process known to be gone.
+            self._finish(DialFailed(refused=self._all_refused, cause=cause))
+            return
+        family, target = self._candidates.pop(0)
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            code = self._socket.connect_ex(target)
+        except OSError as error:
+            self._failed(error)
+            return
+        if code == errno.EINPROGRESS:
+            self._fd = self._socket.fileno()
+            self._loop.add_writer(self._fd, self._connected)
+        elif code:
+            self._failed(OSError(code, os.strerror(code)))
+        else:
+            self._connected()
+
+    def _connected(self) -> None:
+        connected = self._socket
+        assert connected is not None
+        if self._fd >= 0:
+            self._loop.remove_writer(self._fd)
+            self._fd = -1
+        code = connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._failed(OSError(code, os.strerror(code)))
+            return
+        try:
+            is_self = connected.getsockname() == connected.getpeername()
+        except OSError as error:
+            self._failed(error)
+            return
+        if is_self:
+            # A port of the ephemeral range that nobody listens on can be connected to itself (TCP
+            # simultaneous open), and would then be taken from the server that should have it.
+            # Lingering for 0 s frees it at once.
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+            self._failed(ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself"))
+            return
+        self._socket = None
+        self._finish(SocketStream(self._loop, connected))
+
+    def _failed(self, error: OSError) -> None:
+        self._release()
+        if error.errno != errno.ECONNREFUSED:
+            self._all_refused = False
+        self._try_next(_cause(error))
+
+    def _finish(self, result: Stream | DialFailed) -> None:
+        assert not self._is_over
+        self._is_over = True
+        self._on_result(result)
+
+    def _release(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_writer(self._fd)
+            self._fd = -1
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class SocketListener:
+    """The peer port: hands every inbound stream to `on_stream`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: Address,
+        on_stream: Callable[[Stream], None],
+    ) -> None:
+        """Bind and listen; `start` accepts. Raises OSError."""
+        self._loop = loop
+        self._on_stream = on_stream
+        self._resume: asyncio.TimerHandle | None = None
+        found = _resolve(address)
+        if isinstance(found, str):
+            raise OSError(f"cannot listen on {address[0]}:{address[1]}: {found}")
+        family, target = found[0]
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # A restarted server must not wait for the old connections' TIME_WAIT.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.setblocking(False)
+            self._socket.bind(target)
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self._fd = self._socket.fileno()
+
+    @property
+    def port(self) -> int:
+        """The port bound, also when the address said 0."""
+        return int(self._socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._resume = None
+        self._loop.add_reader(self._fd, self._acceptable)
+
+    def close(self) -> None:
+        """Stop listening; who dials now is refused."""
+        if self._resume is not None:
+            self._resume.cancel()
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+
+    def _acceptable(self) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                accepted, _peer = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    raise
+                # The stream stays in the backlog; asking again at once would spin.
+                self._loop.remove_reader(self._fd)
+                self._resume = self._loop.call_later(_ACCEPT_PAUSE_S, self.start)
+                return
+            accepted.setblocking(False)
+            self._on_stream(SocketStream(self._loop, accepted))
+
+
+class SocketTransport(Links):
+    """`Links` over TCP, with its listener. Made and used on the loop's thread."""
+
+    def __init__(
+        self,
+        local: Hello,
+        listen: Address,
+        handler: PeerHandler,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        options: LinkOptions = DEFAULT_OPTIONS,
+        clock: Clock | None = None,
+    ) -> None:
+        """Listens at once (raises OSError if it cannot); dials what `set_peer` names."""
+        dialer: Dialer = SocketDialer(loop)
+        self._listener = SocketListener(loop, listen, self.accepted)
+        super().__init__(local, dialer, clock or LoopClock(loop), rng, handler, options)
+        self._listener.start()
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._listener.port
+
+    def close(self) -> None:
+        # First the port, so that a peer that is told STOPPING finds nobody when it dials again.
+        self._listener.close()
+        super().close()
+
+
+def _numeric(address: Address) -> _Candidate | None:
+    """The socket address of a numeric host, None for a name."""
+    try:
+        found = socket.getaddrinfo(
+            *address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        )
+    except OSError:
+        return None
+    return _candidate(found[0])
+
+
+def _resolve(address: Address) -> list[_Candidate] | str:
+    """All socket addresses of a host, or why there are none. Blocks."""
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return _cause(error)
+    return [_candidate(info) for info in found]
+
+
+_AddressInfo = tuple[
+    socket.AddressFamily,
+    socket.SocketKind,
+    int,
+    str,
+    tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes],
+]
+
+
+def _candidate(info: _AddressInfo) -> _Candidate:
+    family, _, _, _, target = info
+    host = target[0]
+    assert isinstance(host, str), info  # the other shape is for families we did not ask for
+    if len(target) == 4:
+        return family, (host, int(target[1]), target[2], target[3])
+    return family, (host, int(target[1]))
+
+
+def _cause(error: OSError) -> str:
+    return error.strerror or str(error)
