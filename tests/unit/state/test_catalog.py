@@ -1,0 +1,234 @@
+"""The catalog decides at apply: registration, topics, placement, producer ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.catalog import Catalog, GroupAdded, GroupRemoved, ServerRegistered
+
+
+def topic_id(name: str) -> bytes:
+    return name.encode().ljust(16, b"\0")[:16]
+
+
+def register(catalog: Catalog, server_id: int, *, directory: bytes = b"", rack: str = "") -> Any:
+    return catalog.apply(
+        commands.RegisterServer(
+            server_id,
+            directory or bytes([server_id]) * 16,
+            rack,
+            {"PLAINTEXT": ("127.0.0.1", 9091 + server_id)},
+            True,
+        ),
+        0,
+        1,
+    )
+
+
+def create(catalog: Catalog, name: str, **fields: Any) -> Any:
+    shared = {
+        key: fields.pop(key) for key in ("validate_only", "default_partitions") if key in fields
+    }
+    new = commands.NewTopic(name, fields.pop("topic_id", topic_id(name)), **fields)
+    return catalog.apply(commands.CreateTopics([new], **shared), 0, 1)
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    catalog = Catalog("cluster")
+    for server_id in (1, 2, 3):
+        register(catalog, server_id)
+    return catalog
+
+
+def test_registration_repeated_changes_nothing(catalog: Catalog) -> None:
+    """A restart registers again; only news is an event and a write."""
+    catalog.take_dirty()
+    assert register(catalog, 1).events == []
+    assert catalog.take_dirty() == []
+    assert register(catalog, 1, rack="r").events == [ServerRegistered(1)]
+    assert len(catalog.take_dirty()) == 1
+
+
+def test_registration_with_another_directory_is_refused(catalog: Catalog) -> None:
+    """A wiped server is not the server its replicas were entrusted to (101)."""
+    answer = register(catalog, 1, directory=b"x" * 16)
+    assert answer.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    answer = register(catalog, 4, directory=bytes([1]) * 16)
+    assert answer.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    assert sorted(catalog.servers) == [1, 2, 3]
+
+
+def test_topic_created_has_groups_numbered_after_the_coordinators(catalog: Catalog) -> None:
+    """Group 0 is the catalog, 1 to 8 the coordinators; partitions come after, in order."""
+    answer = create(catalog, "t", partitions=3)
+    (created,) = answer.topics
+    assert created.group_ids == [9, 10, 11]
+    assert answer.events == [GroupAdded(9), GroupAdded(10), GroupAdded(11)]
+    assert catalog.topics["t"].partitions == [9, 10, 11]
+    assert catalog.topics_by_id[topic_id("t")] is catalog.topics["t"]
+    assert [catalog.groups[group].partition for group in (9, 10, 11)] == [0, 1, 2]
+    leaders = {catalog.groups[group].replicas[0].server_id for group in (9, 10, 11)}
+    assert leaders == {1, 2, 3}
+
+
+def test_group_ids_are_never_reused(catalog: Catalog) -> None:
+    """A deleted topic's groups stay dead: its replicas' files may still lie somewhere."""
+    create(catalog, "t", partitions=2)
+    catalog.apply(commands.DeleteTopics(["t"]), 0, 1)
+    create(catalog, "t", partitions=2, topic_id=b"second..second..")
+    assert catalog.topics["t"].partitions == [11, 12]
+    assert catalog.next_group_id == 13
+
+
+def test_defaults_fill_what_was_not_asked(catalog: Catalog) -> None:
+    """KIP-464: -1 is the server's default; the default factor shrinks to the servers there are."""
+    (created,) = create(catalog, "t", default_partitions=4).topics
+    assert (created.partitions, created.replication_factor) == (4, 3)
+    single = Catalog()
+    register(single, 7)
+    (created,) = create(single, "t").topics
+    assert (created.partitions, created.replication_factor) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "error"),
+    [
+        ("", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (".", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("..", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("a/b", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("ü", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("x" * 250, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("x" * 249, {}, ErrorCode.NONE),
+        ("here", {}, ErrorCode.TOPIC_ALREADY_EXISTS),
+        ("t", {"partitions": 0}, ErrorCode.INVALID_PARTITIONS),
+        ("t", {"partitions": -2}, ErrorCode.INVALID_PARTITIONS),
+        ("t", {"partitions": 100_001}, ErrorCode.INVALID_PARTITIONS),
+        ("t", {"replication_factor": 4}, ErrorCode.INVALID_REPLICATION_FACTOR),
+        ("t", {"replication_factor": 0}, ErrorCode.INVALID_REPLICATION_FACTOR),
+        ("t", {"assignments": [[1, 2], [2, 3]]}, ErrorCode.NONE),
+        ("t", {"assignments": []}, ErrorCode.INVALID_PARTITIONS),
+        ("t", {"assignments": [[1, 1]]}, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", {"assignments": [[1], [2, 3]]}, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", {"assignments": [[9]]}, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", {"assignments": [[1]], "partitions": 1}, ErrorCode.INVALID_REQUEST),
+        ("t", {"topic_id": topic_id("here")}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_topic_that_cannot_be_created_gets_kafkas_error(
+    catalog: Catalog, name: str, fields: dict[str, Any], error: ErrorCode
+) -> None:
+    """Names 17, existing 36, partitions 37, factor 38, assignment 39; nothing is changed."""
+    create(catalog, "here")
+    before = catalog.items()
+    (created,) = create(catalog, name, **fields).topics
+    assert created.error is error
+    if error is not ErrorCode.NONE:
+        assert catalog.items() == before
+        assert created.message
+
+
+def test_topic_validated_only_is_not_created(catalog: Catalog) -> None:
+    """`validate_only` answers as a creation would and leaves no trace."""
+    before = catalog.items()
+    (created,) = create(catalog, "t", partitions=5, validate_only=True).topics
+    assert created.error is ErrorCode.NONE
+    assert (created.partitions, created.replication_factor) == (5, 3)
+    assert catalog.items() == before
+
+
+def test_explicit_assignment_is_taken_as_it_is(catalog: Catalog) -> None:
+    """The first server named is the preferred leader."""
+    create(catalog, "t", assignments=[[3, 1], [2, 3]])
+    placed = [
+        [replica.server_id for replica in catalog.groups[group].replicas]
+        for group in catalog.topics["t"].partitions
+    ]
+    assert placed == [[3, 1], [2, 3]]
+
+
+def test_topics_are_deleted_by_name_and_by_id(catalog: Catalog) -> None:
+    """Unknown names are 3, unknown ids 100; the groups are named for whoever holds replicas."""
+    create(catalog, "a")
+    create(catalog, "b", partitions=2)
+    answer = catalog.apply(commands.DeleteTopics(["a", "no"], [topic_id("b"), topic_id("a")]), 0, 1)
+    assert [(topic.name, topic.error) for topic in answer.topics] == [
+        ("a", ErrorCode.NONE),
+        ("no", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("b", ErrorCode.NONE),
+        ("", ErrorCode.UNKNOWN_TOPIC_ID),
+    ]
+    assert answer.events == [GroupRemoved(9), GroupRemoved(10), GroupRemoved(11)]
+    assert (catalog.topics, catalog.topics_by_id, catalog.groups) == ({}, {}, {})
+
+
+def test_producer_id_blocks_do_not_overlap(catalog: Catalog) -> None:
+    """Two servers never hand out one id, also after a restart."""
+    first = catalog.apply(commands.AllocateProducerIds(1000), 0, 1)
+    copy = Catalog("cluster")
+    copy.load(catalog.items())
+    second = copy.apply(commands.AllocateProducerIds(1000), 0, 2)
+    assert (first.first, first.count, second.first) == (0, 1000, 1000)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "a.b"])
+STEPS = st.one_of(
+    st.builds(
+        lambda name, n, rf, seq: commands.CreateTopics(
+            [commands.NewTopic(name, bytes([seq]) * 16, n, rf)]
+        ),
+        NAMES,
+        st.integers(-1, 4),
+        st.integers(-1, 4),
+        st.integers(0, 255),
+    ),
+    st.builds(commands.DeleteTopics, st.lists(NAMES, max_size=2)),
+    st.builds(commands.AllocateProducerIds, st.integers(1, 5)),
+    st.builds(
+        lambda server, rack: commands.RegisterServer(server, bytes([server]) * 16, rack, {}, True),
+        st.integers(1, 5),
+        st.sampled_from(["", "r"]),
+    ),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STEPS, max_size=25), st.integers(0, 25))
+def test_replay_gives_equal_bytes_over_any_checkpoint(steps: list[Any], cut: int) -> None:
+    """Replayed through encode and decode, and through a checkpoint at any point, every replica
+    has the same bytes; dirty keys merged are the whole state; indexes by name and id agree."""
+    straight, restarted = Catalog("c"), Catalog("c")
+    disk: dict[bytes, bytes] = {}
+
+    def checkpoint() -> None:
+        for key, value in restarted.take_dirty():
+            if value is None:
+                disk.pop(key, None)
+            else:
+                disk[key] = value
+
+    for index, command in enumerate(steps):
+        data = commands.encode(commands.Envelope(1, 1, index, 5, command))
+        straight.apply(command, 5, index)
+        restarted.apply(commands.decode(data).command, 5, index)
+        if index == cut:
+            checkpoint()
+            restarted = Catalog("c")
+            restarted.load(sorted(disk.items()))
+    checkpoint()
+    assert straight.items() == restarted.items()
+    assert dict(straight.items()) == {**dict(Catalog().items()), **disk}
+    assert {t.name for t in straight.topics_by_id.values()} == set(straight.topics)
+    listed = [group for topic in straight.topics.values() for group in topic.partitions]
+    assert sorted(listed) == sorted(straight.groups)
+    for group in straight.groups.values():
+        servers = [replica.server_id for replica in group.replicas]
+        assert len(set(servers)) == len(servers)
+        assert group.group_id < straight.next_group_id

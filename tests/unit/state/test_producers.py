@@ -1,0 +1,254 @@
+"""The idempotent window: what is appended, what is recognised, what is refused (KIP-98)."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vdl.errors import ErrorCode
+from vdl.state.partition import PartitionState
+from vdl.state.producers import (
+    PRODUCERS_MAX,
+    SEQUENCE_END,
+    WINDOW_BATCHES,
+    Duplicate,
+    Overlay,
+    Producers,
+)
+
+PID = 42
+COUNT = 10
+
+
+class Leader:
+    """One partition as its leader sees it: batches are appended, some of them applied."""
+
+    def __init__(self) -> None:
+        self.state = PartitionState()
+        self.overlay = Overlay()
+        self.log: list[tuple[int, int, int, int, int, int]] = []
+        self.applied = 0
+
+    @property
+    def producers(self) -> Producers:
+        return self.state.producers
+
+    def send(
+        self, sequence: int, *, epoch: int = 0, pid: int = PID, count: int = COUNT
+    ) -> Duplicate | ErrorCode:
+        verdict = self.producers.check(self.overlay, pid, epoch, sequence, count)
+        if verdict is ErrorCode.NONE:
+            index = len(self.log) + 1
+            offset = self.log[-1][4] + self.log[-1][3] if self.log else 0
+            self.log.append((pid, epoch, sequence, count, offset, index))
+            self.overlay.append(*self.log[-1])
+        return verdict
+
+    def apply(self, until: int | None = None) -> None:
+        until = len(self.log) if until is None else until
+        for batch in self.log[self.applied : until]:
+            self.producers.apply(*batch, 1_000 + batch[5])
+            self.overlay.committed(batch[0], batch[5])
+        self.applied = max(self.applied, until)
+
+    def fail_over(self) -> None:
+        """A new leader: it has what was applied, and nothing that was only appended."""
+        del self.log[self.applied :]
+        self.overlay = Overlay()
+
+
+def test_batches_in_order_are_appended_before_and_after_commit() -> None:
+    """Sequence numbers must be dense over committed and uncommitted batches alike."""
+    leader = Leader()
+    for n in range(8):
+        assert leader.send(n * COUNT) is ErrorCode.NONE
+        if n == 3:
+            leader.apply(2)
+    leader.apply()
+    assert leader.send(80) is ErrorCode.NONE
+
+
+def test_retry_of_an_uncommitted_batch_names_the_original_entry() -> None:
+    """A duplicate of what is not committed waits on the original entry."""
+    leader = Leader()
+    leader.send(0)
+    leader.send(10)
+    assert leader.send(10) == Duplicate(base_offset=10, index=2)
+
+
+def test_retry_after_failover_gets_the_original_offset() -> None:
+    """The window is a function of the committed log: the next leader has it (RELIABILITY: seq)."""
+    leader = Leader()
+    for n in range(5):
+        leader.send(n * COUNT)
+    leader.apply(4)
+    leader.fail_over()
+    assert leader.send(30) == Duplicate(base_offset=30, index=4)
+    assert leader.send(40) is ErrorCode.NONE, "it was lost with the old leader"
+
+
+def test_retry_is_found_in_the_committed_window_behind_an_overlay() -> None:
+    """Both layers are searched: the retried batch is applied, later ones are only appended."""
+    leader = Leader()
+    leader.send(0)
+    leader.apply()
+    leader.send(10)
+    assert leader.send(0) == Duplicate(base_offset=0, index=1)
+
+
+def test_gap_in_sequence_is_out_of_order() -> None:
+    """A batch that does not follow the last one is 45, and was not appended."""
+    leader = Leader()
+    leader.send(0)
+    assert leader.send(20) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert leader.send(5) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert leader.send(0, count=5) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_batch_below_the_window_is_a_duplicate_without_offset() -> None:
+    """What was certainly appended is never answered "not appended"."""
+    leader = Leader()
+    for n in range(WINDOW_BATCHES + 1):
+        leader.send(n * COUNT)
+    leader.apply()
+    assert leader.send(0) is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+    assert leader.send(10) == Duplicate(base_offset=10, index=2)
+
+
+def test_unknown_producer_must_start_at_zero() -> None:
+    """A first batch in the middle of a sequence is 59: nobody can tell what came before it."""
+    leader = Leader()
+    assert leader.send(10) is ErrorCode.UNKNOWN_PRODUCER_ID
+    assert leader.send(0) is ErrorCode.NONE
+
+
+def test_epoch_that_rises_starts_a_new_sequence_and_fences_the_old() -> None:
+    """Old epochs are 47; a new epoch begins at 0 (KIP-360)."""
+    leader = Leader()
+    leader.send(0)
+    assert leader.send(10, epoch=1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert leader.send(0, epoch=1) is ErrorCode.NONE
+    assert leader.send(10, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert leader.send(0, epoch=1) == Duplicate(base_offset=10, index=2)
+    leader.apply()
+    assert leader.send(10, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert leader.send(10, epoch=1) is ErrorCode.NONE
+
+
+def test_duplicate_of_an_older_epoch_is_not_looked_for() -> None:
+    """The same numbers in another epoch are another batch."""
+    leader = Leader()
+    leader.send(0)
+    leader.send(10)
+    leader.apply()
+    leader.send(0, epoch=1)
+    assert leader.send(10, epoch=1) is ErrorCode.NONE
+
+
+def test_sequence_wraps_to_zero_after_the_largest() -> None:
+    """Sequence numbers are 31 bits; a batch may straddle the end."""
+    producers = Producers()
+    overlay = Overlay()
+    first = SEQUENCE_END - 5
+    producers.apply(PID, 0, 0, first, 0, 1, -1)
+    assert producers.check(overlay, PID, 0, first, 10) is ErrorCode.NONE
+    producers.apply(PID, 0, first, 10, first, 2, -1)
+    assert producers.check(overlay, PID, 0, first, 10) == Duplicate(first, 2)
+    assert producers.check(overlay, PID, 0, 5, 1) is ErrorCode.NONE
+    assert producers.check(overlay, PID, 0, 4, 1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
+    """Memory is bounded by count, in the order of the log, so equally on every replica."""
+    producers = Producers()
+    for pid in range(PRODUCERS_MAX):
+        producers.apply(pid, 0, 0, 1, pid, pid + 1, -1)
+    producers.apply(0, 0, 1, 1, PRODUCERS_MAX, PRODUCERS_MAX + 1, -1)
+    producers.take_dirty()
+    assert len(producers) == PRODUCERS_MAX
+    producers.apply(PRODUCERS_MAX, 0, 0, 1, 0, PRODUCERS_MAX + 2, -1)
+    assert len(producers) == PRODUCERS_MAX
+    assert producers.get(0) is not None
+    assert producers.get(1) is None
+    deleted = [key for key, value in producers.take_dirty() if value is None]
+    assert len(deleted) == 1
+
+
+def test_state_loaded_is_the_state_stored_also_its_order_of_forgetting() -> None:
+    """A restart, or a snapshot, changes no later decision."""
+    leader = Leader()
+    for n in range(7):
+        leader.send(n * COUNT, pid=n % 3 and 7)
+    leader.apply()
+    for pid in (9, 7, 8, 0):
+        leader.send(0, pid=pid, epoch=1)
+    leader.apply()
+    copy = PartitionState()
+    copy.load(leader.state.items())
+    assert copy.items() == leader.state.items()
+    assert list(copy.producers._producers) == list(leader.producers._producers)
+    assert copy.take_dirty() == []
+
+
+def test_dirty_keys_merged_give_the_whole_state() -> None:
+    """A checkpoint of what changed, on top of the one before, is the state."""
+    leader = Leader()
+    stored: dict[bytes, bytes] = {}
+    for n in range(40):
+        leader.send((n // 4) * COUNT, pid=n % 4)
+        leader.apply()
+        if n % 7 == 0:
+            for key, value in leader.state.take_dirty():
+                assert value is not None
+                stored[key] = value
+    for key, value in leader.state.take_dirty():
+        assert value is not None
+        stored[key] = value
+    assert sorted(stored.items()) == leader.state.items()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(0, 11), st.integers(0, 2)),
+            st.tuples(st.just("apply"), st.integers(1, 4), st.just(0)),
+            st.tuples(st.just("fail over"), st.just(0), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_random_sends_never_append_twice_or_out_of_order(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """Against the dumb version, the log itself: every batch once, dense from 0 in its epoch; a
+    batch in the log is never called unknown or not appended while it is within the window."""
+    leader = Leader()
+    for kind, number, epoch in steps:
+        if kind == "apply":
+            leader.apply(min(len(leader.log), leader.applied + number))
+        elif kind == "fail over":
+            leader.fail_over()
+        else:
+            mine = [batch for batch in leader.log if batch[1] == epoch]
+            verdict = leader.send(number * COUNT, epoch=epoch)
+            original = [batch for batch in mine if batch[2] == number * COUNT]
+            newest = max((batch[1] for batch in leader.log), default=-1)
+            if epoch < newest:
+                assert verdict is ErrorCode.INVALID_PRODUCER_EPOCH
+            elif original and original[0] in mine[-WINDOW_BATCHES:]:
+                assert verdict == Duplicate(original[0][4], original[0][5])
+            elif original:
+                assert verdict is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or isinstance(
+                    verdict, Duplicate
+                )
+            elif number * COUNT != len(mine) * COUNT:
+                assert verdict in (
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    ErrorCode.UNKNOWN_PRODUCER_ID,
+                )
+            else:
+                assert verdict is ErrorCode.NONE
+    for epoch in range(3):
+        sequences = [batch[2] for batch in leader.log if batch[1] == epoch]
+        assert sequences == [n * COUNT for n in range(len(sequences))]

@@ -1,0 +1,1 @@
+"""Deterministic state machines fed by committed entries: catalog, coordinators, producers."""

@@ -1,0 +1,458 @@
+"""The catalog: servers, topics, where their replicas are, and the cluster's range of producer ids.
+
+State of group 0, the same on every server, so each server answers Metadata from its own copy. A
+group id is given out once and never again; a replica is thereby named for ever.
+
+Rules:
+
+* `apply` decides. Its results carry Kafka's error codes, one for each topic asked for.
+* Nothing is read but the state and the command: no clock, no luck, no other group.
+
+Must not know: who leads what, whether a server is alive (a command may say), records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any
+
+import msgspec
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.placement import Load, place
+from vdl.state.table import decode_value, encode_value
+
+TOPIC_NAME_CHARS_MAX = 249
+"""Longest topic name Kafka allows."""
+
+PARTITIONS_PER_TOPIC_MAX = 100_000
+"""Keeps one command from filling every server's memory."""
+
+_TOPIC_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A server of the cluster."""
+
+    server_id: int
+    directory_id: bytes
+    """Of the data directory it registered with. A server id with another directory is refused."""
+    rack: str
+    listeners: dict[str, tuple[str, int]]
+    """Listener name → advertised (host, port)."""
+    replica_of_catalog: bool
+    """True: voter of the catalog; False: learner."""
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One copy of a group: (server id, replica number) is never given out twice for a group."""
+
+    server_id: int
+    replica_number: int
+
+
+class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One partition's Raft group."""
+
+    group_id: int
+    topic: str
+    partition: int
+    replicas: list[ReplicaInfo]
+    """Preferred leader first."""
+
+
+class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A topic. `partitions[p]` is the group id of partition p."""
+
+    name: str
+    topic_id: bytes
+    partitions: list[int]
+    configs: dict[str, str]
+    """What was set, as text; defaults are not stored."""
+
+
+class Counters(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers that only grow, as stored."""
+
+    next_group_id: int
+    next_producer_id: int
+
+
+@dataclass(slots=True)
+class GroupAdded:
+    """Event: a partition's group exists from now on."""
+
+    group_id: int
+
+
+@dataclass(slots=True)
+class GroupRemoved:
+    """Event: its replicas may be deleted."""
+
+    group_id: int
+
+
+@dataclass(slots=True)
+class ServerRegistered:
+    """Event: a server is new, or said something new about itself."""
+
+    server_id: int
+
+
+CatalogEvent = GroupAdded | GroupRemoved | ServerRegistered
+
+
+@dataclass(slots=True)
+class Registration:
+    """Answer to RegisterServer."""
+
+    error: ErrorCode
+    message: str = ""
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CreatedTopic:
+    """Answer for one topic of CreateTopics; the numbers are valid when `error` is NONE."""
+
+    name: str
+    error: ErrorCode
+    message: str = ""
+    topic_id: bytes = bytes(16)
+    partitions: int = -1
+    replication_factor: int = -1
+    configs: dict[str, str] = field(default_factory=dict)
+    group_ids: list[int] = field(default_factory=list)
+    """Empty with `validate_only`."""
+
+
+@dataclass(slots=True)
+class TopicsCreated:
+    """Answer to CreateTopics, in the order asked."""
+
+    topics: list[CreatedTopic]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class DeletedTopic:
+    """Answer for one topic of DeleteTopics. `name` is empty for an id nobody has."""
+
+    name: str
+    topic_id: bytes
+    error: ErrorCode
+    group_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TopicsDeleted:
+    """Answer to DeleteTopics: names in the order asked, then ids."""
+
+    topics: list[DeletedTopic]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ProducerIdBlock:
+    """Answer to AllocateProducerIds: [first, first + count) are the proposer's."""
+
+    first: int
+    count: int
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+_KEY_COUNTERS = b"c"
+_KEY_GROUP = Struct(">cQ")
+_KEY_SERVER = Struct(">cI")
+
+
+class Catalog:
+    """See the module. Everything public but `apply` and `load` is read-only to others."""
+
+    def __init__(self, cluster_id: str = "", *, coordinator_groups: int = 8) -> None:
+        self.cluster_id = cluster_id
+        self.servers: dict[int, ServerInfo] = {}
+        self.topics: dict[str, TopicInfo] = {}
+        self.topics_by_id: dict[bytes, TopicInfo] = {}
+        self.groups: dict[int, GroupInfo] = {}
+        """Groups of partitions only: the catalog and the coordinators are in the birth record."""
+        self.next_group_id = coordinator_groups + 1
+        self.next_producer_id = 0
+        self._first_group_id = self.next_group_id
+        self._dirty: set[bytes] = set()
+        self._apply_by_type: dict[type, Callable[[Any], Any]] = {
+            commands.RegisterServer: self._register_server,
+            commands.CreateTopics: self._create_topics,
+            commands.DeleteTopics: self._delete_topics,
+            commands.AllocateProducerIds: self._allocate_producer_ids,
+        }
+
+    def apply(self, command: Any, now_ms: int, index: int) -> Any:
+        """Apply one committed command; the answer's type goes with the command's."""
+        return self._apply_by_type[type(command)](command)
+
+    # --- servers ---------------------------------------------------------------------------
+    def _register_server(self, command: commands.RegisterServer) -> Registration:
+        known = self.servers.get(command.server_id)
+        if known is not None and known.directory_id != command.directory_id:
+            # A server that lost its disk is not the server its replicas were entrusted to.
+            return Registration(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                f"server {command.server_id} is registered with another data directory",
+            )
+        for other in self.servers.values():
+            if other.directory_id == command.directory_id and other.server_id != command.server_id:
+                return Registration(
+                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                    f"this data directory is registered as server {other.server_id}",
+                )
+        info = ServerInfo(
+            server_id=command.server_id,
+            directory_id=command.directory_id,
+            rack=command.rack,
+            listeners=command.listeners,
+            replica_of_catalog=command.replica_of_catalog,
+        )
+        if info == known:
+            return Registration(ErrorCode.NONE)
+        self.servers[command.server_id] = info
+        self._dirty.add(_server_key(command.server_id))
+        return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
+
+    # --- topics ----------------------------------------------------------------------------
+    def _create_topics(self, command: commands.CreateTopics) -> TopicsCreated:
+        answer = TopicsCreated([])
+        load = Load(self.servers)
+        for group in self.groups.values():
+            load.add([replica.server_id for replica in group.replicas])
+        for new in command.topics:
+            created = self._plan(new, command)
+            answer.topics.append(created)
+            if created.error is ErrorCode.NONE and not command.validate_only:
+                self._create(new, created, load, frozenset(command.alive))
+                answer.events.extend(GroupAdded(group_id) for group_id in created.group_ids)
+        return answer
+
+    def _plan(self, new: commands.NewTopic, command: commands.CreateTopics) -> CreatedTopic:
+        """Whether the topic can be created, and its numbers. KIP-464 for the defaults."""
+
+        def refused(error: ErrorCode, message: str) -> CreatedTopic:
+            return CreatedTopic(new.name, error, message)
+
+        complaint = topic_name_complaint(new.name)
+        if complaint:
+            return refused(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
+        if new.name in self.topics:
+            return refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic '{new.name}' already exists")
+        if new.topic_id in self.topics_by_id:
+            return refused(ErrorCode.INVALID_REQUEST, "the topic id is in use")
+        if new.assignments is not None:
+            error, complaint = self._check_assignments(new)
+            if error is not ErrorCode.NONE:
+                return refused(error, complaint)
+            partitions, factor = len(new.assignments), len(new.assignments[0])
+        else:
+            partitions = command.default_partitions if new.partitions == -1 else new.partitions
+            factor = new.replication_factor
+            if factor == -1:
+                factor = min(command.default_replication_factor, max(1, len(self.servers)))
+        if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
+            return refused(
+                ErrorCode.INVALID_PARTITIONS,
+                f"the number of partitions must be 1 to {PARTITIONS_PER_TOPIC_MAX}",
+            )
+        if not 0 < factor <= len(self.servers):
+            return refused(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"replication factor {factor}, but {len(self.servers)} servers are registered",
+            )
+        return CreatedTopic(
+            new.name,
+            ErrorCode.NONE,
+            topic_id=new.topic_id,
+            partitions=partitions,
+            replication_factor=factor,
+            configs=new.configs,
+        )
+
+    def _check_assignments(self, new: commands.NewTopic) -> tuple[ErrorCode, str]:
+        assignments = new.assignments
+        assert assignments is not None, new.name
+        if new.partitions != -1 or new.replication_factor != -1:
+            return ErrorCode.INVALID_REQUEST, "both assignments and counts were given"
+        if not assignments:
+            return ErrorCode.INVALID_PARTITIONS, "the assignment names no partition"
+        for replicas in assignments:
+            if not replicas or len(set(replicas)) != len(replicas):
+                return (
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    "each partition needs servers that are all different",
+                )
+            if len(replicas) != len(assignments[0]):
+                return (
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    "all partitions must have the same number of replicas",
+                )
+            unknown = [server for server in replicas if server not in self.servers]
+            if unknown:
+                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"no server {unknown[0]}"
+        return ErrorCode.NONE, ""
+
+    def _create(
+        self,
+        new: commands.NewTopic,
+        created: CreatedTopic,
+        load: Load,
+        alive: frozenset[int],
+    ) -> None:
+        placements = new.assignments
+        if placements is None:
+            placements = place(
+                load,
+                {server.server_id: server.rack for server in self.servers.values()},
+                partitions=created.partitions,
+                replication_factor=created.replication_factor,
+                alive=alive,
+            )
+        else:
+            for replicas in placements:
+                load.add(replicas)
+        first = self.next_group_id
+        for partition, servers in enumerate(placements):
+            group_id = first + partition
+            assert group_id not in self.groups, group_id
+            self.groups[group_id] = GroupInfo(
+                group_id=group_id,
+                topic=new.name,
+                partition=partition,
+                replicas=[ReplicaInfo(server, 1) for server in servers],
+            )
+            self._dirty.add(_group_key(group_id))
+        self.next_group_id = first + len(placements)
+        created.group_ids = list(range(first, self.next_group_id))
+        topic = TopicInfo(new.name, new.topic_id, created.group_ids, new.configs)
+        self.topics[new.name] = topic
+        self.topics_by_id[new.topic_id] = topic
+        self._dirty.add(_topic_key(new.name))
+        self._dirty.add(_KEY_COUNTERS)
+
+    def _delete_topics(self, command: commands.DeleteTopics) -> TopicsDeleted:
+        answer = TopicsDeleted([])
+        for name in command.names:
+            topic = self.topics.get(name)
+            if topic is None:
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                answer.topics.append(DeletedTopic(name, bytes(16), error))
+            else:
+                self._delete(topic, answer)
+        for topic_id in command.topic_ids:
+            topic = self.topics_by_id.get(topic_id)
+            if topic is None:
+                answer.topics.append(DeletedTopic("", topic_id, ErrorCode.UNKNOWN_TOPIC_ID))
+            else:
+                self._delete(topic, answer)
+        return answer
+
+    def _delete(self, topic: TopicInfo, answer: TopicsDeleted) -> None:
+        for group_id in topic.partitions:
+            del self.groups[group_id]
+            self._dirty.add(_group_key(group_id))
+            answer.events.append(GroupRemoved(group_id))
+        del self.topics[topic.name]
+        del self.topics_by_id[topic.topic_id]
+        self._dirty.add(_topic_key(topic.name))
+        answer.topics.append(
+            DeletedTopic(topic.name, topic.topic_id, ErrorCode.NONE, topic.partitions)
+        )
+
+    # --- producer ids ----------------------------------------------------------------------
+    def _allocate_producer_ids(self, command: commands.AllocateProducerIds) -> ProducerIdBlock:
+        assert command.count > 0, command
+        block = ProducerIdBlock(self.next_producer_id, command.count)
+        self.next_producer_id += command.count
+        self._dirty.add(_KEY_COUNTERS)
+        return block
+
+    # --- storing ---------------------------------------------------------------------------
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of everything that changed since the last call, None where it went."""
+        dirty, self._dirty = self._dirty, set()
+        return [(key, self._stored(key)) for key in sorted(dirty)]
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """The whole state, in key order: snapshots and digests."""
+        keys = [_KEY_COUNTERS]
+        keys.extend(map(_group_key, self.groups))
+        keys.extend(map(_server_key, self.servers))
+        keys.extend(map(_topic_key, self.topics))
+        found = ((key, self._stored(key)) for key in sorted(keys))
+        return [(key, value) for key, value in found if value is not None]
+
+    def load(self, items: list[tuple[bytes, bytes]]) -> None:
+        """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
+        self.servers = {}
+        self.topics = {}
+        self.topics_by_id = {}
+        self.groups = {}
+        self.next_group_id = self._first_group_id
+        self.next_producer_id = 0
+        self._dirty = set()
+        for key, value in items:
+            match key[:1]:
+                case b"c":
+                    counters = decode_value(value, Counters)
+                    self.next_group_id = counters.next_group_id
+                    self.next_producer_id = counters.next_producer_id
+                case b"g":
+                    group = decode_value(value, GroupInfo)
+                    self.groups[group.group_id] = group
+                case b"s":
+                    server = decode_value(value, ServerInfo)
+                    self.servers[server.server_id] = server
+                case b"t":
+                    topic = decode_value(value, TopicInfo)
+                    self.topics[topic.name] = topic
+                    self.topics_by_id[topic.topic_id] = topic
+                case kind:
+                    raise AssertionError(f"the catalog stores nothing under {kind!r}")
+
+    def _stored(self, key: bytes) -> bytes | None:
+        value: Any
+        match key[:1]:
+            case b"c":
+                value = Counters(self.next_group_id, self.next_producer_id)
+            case b"g":
+                value = self.groups.get(_KEY_GROUP.unpack(key)[1])
+            case b"s":
+                value = self.servers.get(_KEY_SERVER.unpack(key)[1])
+            case _:
+                value = self.topics.get(key[1:].decode())
+        return None if value is None else encode_value(value)
+
+
+def topic_name_complaint(name: str) -> str:
+    """What is wrong with a topic's name, in Kafka's terms; empty when nothing is."""
+    if not name:
+        return "a topic name must not be empty"
+    if name in {".", ".."}:
+        return "a topic name must not be '.' or '..'"
+    if len(name) > TOPIC_NAME_CHARS_MAX:
+        return f"a topic name has at most {TOPIC_NAME_CHARS_MAX} characters"
+    if not _TOPIC_NAME_CHARS.issuperset(name):
+        return "a topic name may hold letters, digits, '.', '_' and '-' only"
+    return ""
+
+
+def _group_key(group_id: int) -> bytes:
+    return _KEY_GROUP.pack(b"g", group_id)
+
+
+def _server_key(server_id: int) -> bytes:
+    return _KEY_SERVER.pack(b"s", server_id)
+
+
+def _topic_key(name: str) -> bytes:
+    return b"t" + name.encode()

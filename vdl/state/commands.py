@@ -1,0 +1,246 @@
+"""Every command a replicated state machine understands, and the envelope it travels in.
+
+A command is one entry of the catalog's or a coordinator's log. It carries whatever its outcome may
+depend on: the proposer's wall time, the identifiers it drew, the limits of its configuration. Two
+replicas that apply the same entries therefore reach the same bytes.
+
+Rules:
+
+* Tags are numbers and are never reused; fields are only ever added at the end, with a default.
+* A field this version does not know is an error, not something to skip: a replica that cannot
+  understand a command must stop rather than diverge.
+
+Must not know: who proposes, how entries are stored, Kafka's wire format.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Command(
+    msgspec.Struct,
+    frozen=True,
+    array_like=True,
+    forbid_unknown_fields=True,
+    gc=False,
+    tag_field="kind",
+):
+    """Base of all commands: a tagged, positional record."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Base of the values inside commands."""
+
+
+# --- catalog: tags 1..99 ---------------------------------------------------------------------
+
+
+class RegisterServer(Command, frozen=True, tag=1):
+    """A server tells the cluster who it is and how clients reach it, at each start."""
+
+    server_id: int
+    directory_id: bytes
+    rack: str
+    """Servers with one label share a machine; empty: alone on its own."""
+    listeners: dict[str, tuple[str, int]]
+    """Listener name → advertised (host, port)."""
+    replica_of_catalog: bool
+    """True: voter of the catalog; False: learner."""
+
+
+class NewTopic(Part, frozen=True):
+    """One topic to create. The proposer draws `topic_id` and has checked `configs`."""
+
+    name: str
+    topic_id: bytes
+    """16 bytes, drawn by the proposer."""
+    partitions: int = -1
+    """-1: the default of the command."""
+    replication_factor: int = -1
+    """-1: the default of the command, or the number of servers if that is less."""
+    assignments: list[list[int]] | None = None
+    """Server ids by partition, preferred leader first; then both counts must be -1."""
+    configs: dict[str, str] = {}
+
+
+class CreateTopics(Command, frozen=True, tag=2):
+    """Create topics, each on its own: one that is refused does not stop the others."""
+
+    topics: list[NewTopic]
+    default_partitions: int = 1
+    default_replication_factor: int = 3
+    validate_only: bool = False
+    alive: list[int] = []
+    """Servers the proposer has a link to: they come first in placements. Empty: all."""
+
+
+class DeleteTopics(Command, frozen=True, tag=3):
+    """Delete topics by name or by id; what is asked by id is answered after the names."""
+
+    names: list[str] = []
+    topic_ids: list[bytes] = []
+
+
+class AllocateProducerIds(Command, frozen=True, tag=4):
+    """Take the next `count` producer ids out of the cluster's range."""
+
+    count: int
+
+
+# --- coordinator: tags 100..199 --------------------------------------------------------------
+
+
+class Protocol(Part, frozen=True):
+    """One assignment strategy a member supports, with its opaque subscription."""
+
+    name: str
+    metadata: bytes
+
+
+class JoinGroup(Command, frozen=True, tag=100):
+    """A member asks to be part of the next generation (KIP-62, KIP-345, KIP-394)."""
+
+    group_id: str
+    member_id: str
+    """As the client sent it; empty for one that has none yet."""
+    new_member_id: str
+    """Drawn by the coordinator, used if one has to be given out."""
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: list[Protocol]
+    """In order of preference."""
+    known_member_id_required: bool
+    """JoinGroup v4+: a dynamic member first gets its id and asks again with it (KIP-394)."""
+    members_max: int
+    hold_first_rebalance: bool
+    """The first rebalance of an empty group waits for `CompleteJoin` (KIP-134)."""
+
+
+class SyncGroup(Command, frozen=True, tag=101):
+    """The leader of a generation hands in everybody's assignment."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: list[tuple[str, bytes]]
+    """(member id, assignment); members left out get an empty one."""
+
+
+class LeavingMember(Part, frozen=True):
+    """Who leaves: by member id, or by instance id alone (an administrator's removal)."""
+
+    member_id: str
+    group_instance_id: str | None = None
+
+
+class LeaveGroup(Command, frozen=True, tag=102):
+    """Members go, or are removed (KIP-345)."""
+
+    group_id: str
+    members: list[LeavingMember]
+
+
+class ExpireMembers(Command, frozen=True, tag=103):
+    """Members whose session ended, or who did not sync in time, as the leader's timers saw it."""
+
+    group_id: str
+    member_ids: list[str]
+    generation: int = -1
+    """Only while this is the group's generation; -1: whatever it is."""
+
+
+class CompleteJoin(Command, frozen=True, tag=104):
+    """The rebalance timeout (or the delay before a first rebalance) of `generation` is over:
+    go on with whoever has joined."""
+
+    group_id: str
+    generation: int
+    """The generation that is being left."""
+
+
+class DeleteGroups(Command, frozen=True, tag=105):
+    """Delete empty groups and their offsets."""
+
+    group_ids: list[str]
+
+
+class OffsetCommit(Part, frozen=True):
+    """A position in one partition of one topic."""
+
+    topic: str
+    topic_id: bytes
+    """Of the topic the coordinator knew when it proposed; 16 zeros if it knew none."""
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+class CommitOffsets(Command, frozen=True, tag=106):
+    """Committed offsets of a group, all or none."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+    offsets: list[OffsetCommit]
+    retention_ms: int = -1
+    """OffsetCommit v2–4: how long to keep them; -1: the group's retention."""
+
+
+class ExpireOffsets(Command, frozen=True, tag=107):
+    """Drop the offsets of groups that have been without members for long (KIP-211)."""
+
+    retention_ms: int
+
+
+AnyCommand = (
+    RegisterServer
+    | CreateTopics
+    | DeleteTopics
+    | AllocateProducerIds
+    | JoinGroup
+    | SyncGroup
+    | LeaveGroup
+    | ExpireMembers
+    | CompleteJoin
+    | DeleteGroups
+    | CommitOffsets
+    | ExpireOffsets
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A command as it stands in the log.
+
+    (`server_id`, `boot`, `seq`) names the proposer's waiter; `now_ms` is the proposer's wall time,
+    the only time `apply` sees.
+    """
+
+    server_id: int
+    boot: int
+    seq: int
+    now_ms: int
+    command: AnyCommand
+
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The payload of an entry."""
+    return _ENCODER.encode(envelope)
+
+
+def decode(data: bytes | bytearray | memoryview) -> Envelope:
+    """Nothing in the result points into `data`. Raises msgspec.DecodeError."""
+    return _DECODER.decode(data)

@@ -1,0 +1,77 @@
+"""Where replicas of new partitions go.
+
+Each partition gets its preferred leader first: the server that leads the fewest, so that leaders
+spread; then followers, those on machines (racks) not used yet before the others, the least loaded
+first. Servers that are down get replicas only when there are not enough others. All ties go to the
+server that follows in id order, so the outcome is a function of its inputs.
+
+Must not know: topics, what a server is apart from its id and rack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+
+class Load:
+    """How many replicas, and how many of them preferred leaders, each server has."""
+
+    __slots__ = ("leaders", "replicas")
+
+    def __init__(self, servers: Iterable[int]) -> None:
+        self.leaders = dict.fromkeys(servers, 0)
+        self.replicas = dict(self.leaders)
+
+    def add(self, replicas: Sequence[int]) -> None:
+        """Count one partition, preferred leader first; servers that are gone do not count."""
+        for server in replicas:
+            if server in self.replicas:
+                self.replicas[server] += 1
+        if replicas[0] in self.leaders:
+            self.leaders[replicas[0]] += 1
+
+
+def place(
+    load: Load,
+    racks: Mapping[int, str],
+    *,
+    partitions: int,
+    replication_factor: int,
+    alive: frozenset[int],
+) -> list[list[int]]:
+    """Server ids by partition, preferred leader first; `load` is counted up.
+
+    `racks` maps every server to its rack, empty for none. `alive` empty means all of them.
+    """
+    servers = sorted(racks)
+    assert 0 < replication_factor <= len(servers), (replication_factor, servers)
+    return [_place_one(load, racks, servers, replication_factor, alive) for _ in range(partitions)]
+
+
+def _place_one(
+    load: Load,
+    racks: Mapping[int, str],
+    servers: list[int],
+    replication_factor: int,
+    alive: frozenset[int],
+) -> list[int]:
+    def down(server: int) -> bool:
+        return bool(alive) and server not in alive
+
+    leader = min(servers, key=lambda s: (down(s), load.leaders[s], load.replicas[s], s))
+    chosen = [leader]
+    used_racks = {racks[leader]}
+    while len(chosen) < replication_factor:
+        follower = min(
+            (server for server in servers if server not in chosen),
+            key=lambda s: (
+                bool(racks[s]) and racks[s] in used_racks,
+                down(s),
+                load.replicas[s],
+                (s < leader, s),
+            ),
+        )
+        chosen.append(follower)
+        used_racks.add(racks[follower])
+    load.add(chosen)
+    return chosen
