@@ -71,13 +71,20 @@ class EntryLike(Protocol):
     that copy, so that the caller's request buffer is free and peers are sent the copy.
     """
 
-    term: int
-    index: int
-    kind: int
     data: Buffer
-    base_offset: int
-    records: int
-    timestamp: int
+
+    @property
+    def term(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def kind(self) -> int: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -233,6 +240,11 @@ class Store(Protocol):
     @property
     def durable_token(self) -> int: ...
 
+    @property
+    def unflushed_bytes(self) -> int:
+        """Bytes in the cache that no segment holds yet: above half the cache's budget, producers
+        should be made to wait."""
+
     on_durable: Callable[[int], None]
     """Called on the loop with the largest durable token, after each journal write."""
 
@@ -240,7 +252,7 @@ class Store(Protocol):
     """Called once when the disk can no longer be trusted."""
 
     collect_meta: Callable[[], list[MetaBatch]]
-    """Called on the loop when a checkpoint begins: what the state machines changed since the last."""
+    """Called on the loop when a checkpoint begins: what the machines changed since the last."""
 
     # --- identity -------------------------------------------------------------------------
     def cluster_record(self) -> bytes:
@@ -286,19 +298,30 @@ class Store(Protocol):
 
     # --- cold reads, in the pool -------------------------------------------------------------
     def read_cold(
-        self, log: Log, offset: int, end_index: int, bytes_max: int,
+        self,
+        log: Log,
+        offset: int,
+        end_index: int,
+        bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
         """As `Log.read`, from disk."""
 
     def entries_cold(
-        self, log: Log, first: int, end: int, bytes_max: int,
+        self,
+        log: Log,
+        first: int,
+        end: int,
+        bytes_max: int,
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
         """As `Log.entries`, from disk."""
 
     def index_of_timestamp(
-        self, log: Log, timestamp_ms: int, end_index: int,
+        self,
+        log: Log,
+        timestamp_ms: int,
+        end_index: int,
         done: Callable[[int | StorageError], None],
     ) -> None:
         """The first index whose entry's largest timestamp is ≥ `timestamp_ms`, or

@@ -24,6 +24,7 @@ import logging
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -38,6 +39,9 @@ _OWN_ATTRIBUTES = frozenset(
 """What every record has; anything else on it came in through `extra`."""
 
 Line = dict[str, object]
+
+Value = str | float | bool | None
+"""What stands beside an event: ints and enums' names among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,34 @@ def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger
     logging.basicConfig(level=LEVELS[options.level], handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     return logging.getLogger("vdl")
+
+
+class Log(Protocol):
+    """Where the code of a server reports events: a short name, and values beside it."""
+
+    def info(self, event: str, **fields: Value) -> None: ...
+
+    def warning(self, event: str, **fields: Value) -> None: ...
+
+    def error(self, event: str, **fields: Value) -> None: ...
+
+
+class EventLog:
+    """`Log` over the process's logger."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def info(self, event: str, **fields: Value) -> None:
+        self._logger.info(event, extra=fields)
+
+    def warning(self, event: str, **fields: Value) -> None:
+        self._logger.warning(event, extra=fields)
+
+    def error(self, event: str, **fields: Value) -> None:
+        self._logger.error(event, extra=fields)
 
 
 class LineHandler(logging.Handler):

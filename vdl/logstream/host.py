@@ -1,0 +1,683 @@
+"""Many Raft groups on one server: the one loop turn that serves them all.
+
+What arrives (requests, frames, disk completions, timers) is stepped into its group and makes it
+dirty. Once a turn `run_once` collects what all dirty groups want, makes one journal append for
+all, sends one frame a peer, applies, and completes who waits.
+
+Rules:
+
+* Nothing here blocks, awaits or takes a lock; everything runs on the loop that owns the server.
+* An answer about a log leaves only when the journal token it depends on is durable.
+* Messages of groups that the catalog has not told this server of yet are kept for a moment: a
+  leader may be quicker than the news of its group.
+
+Must not know: the Kafka protocol, sockets, files.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import segments.api as storage
+from raft.errors import StepPeerNotFound
+from raft.messages import Message, MsgApp, MsgHeartbeat, MsgSnap
+from raft.types import NodeId
+from rpc.birth import encode_answer
+from rpc.frames import decode_messages, encode_frames
+from rpc.hello import Hello, RejectReason
+from rpc.peer import FrameType
+from rpc.streams import Transport
+from vdl.clock import MS, Clock
+from vdl.log import Log
+from vdl.logstream.birth import BirthRecord, encode_record
+from vdl.logstream.forwarding import Forwarding
+from vdl.logstream.group import Group, Owner
+from vdl.logstream.leadership import Leadership
+from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.logstream.replicas import CATALOG_GROUP, Replicas, open_machine
+from vdl.logstream.state_group import Outcome, StateGroup
+from vdl.logstream.stream import LogStream
+from vdl.logstream.timers import DueGroups
+from vdl.logstream.turn import Turn, server_of
+from vdl.state.catalog import Catalog, GroupInfo
+from vdl.state.coordinator import Coordinator
+from vdl.state.partition import PartitionState
+
+_SWEEP_NS = 100 * MS
+"""How often deadlines are looked at: an answer may be this much late."""
+
+
+@dataclass(slots=True)
+class HostStats:
+    """Counters since start."""
+
+    turns: int = 0
+    frames_out: int = 0
+    messages_out: int = 0
+    messages_in: int = 0
+    messages_dropped: int = 0
+    elections: int = 0
+    early_messages: int = 0
+
+
+class Host:
+    """One server's log streams and state groups. Implements `rpc.streams.PeerHandler`."""
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        record: BirthRecord,
+        store: storage.Store,
+        transport: Transport,
+        clock: Clock,
+        rng: random.Random,
+        options: HostOptions,
+        log: Log,
+        cache_bytes_max: int,
+    ) -> None:
+        self.server_id = server_id
+        self.cluster_id = record.cluster_id
+        self.coordinator_count = record.coordinator_groups
+        self.clock = clock
+        self.store = store
+        self.options = options
+        self.stats = HostStats()
+        self.on_leader_news: Callable[[], None] = _nothing
+        """Called at the end of a turn in which some group's leader changed."""
+        self.on_catalog_change: Callable[[], None] = _nothing
+        """Called after the applied catalog changed."""
+        self._record = record
+        self._transport = transport
+        self._rng = rng
+        self._log = log
+        self._cache_bytes_max = cache_bytes_max
+        self._groups: dict[int, Group] = {}
+        self._streams: dict[int, LogStream] = {}
+        self._state_groups: dict[int, StateGroup] = {}
+        self._dirty: list[Group] = []
+        self._scheduled = False
+        self._closed = False
+        self._turn = Turn(self.mark_dirty)
+        self._awaiting: dict[int, list[tuple[Group, Sequence[Message]]]] = {}
+        """Answers by the journal token that must be durable first."""
+        self._to_wake: dict[int, LogStream] = {}
+        self._early: dict[int, list[Message]] = {}
+        self._early_count = 0
+        self._due = DueGroups()
+        self._due_timer_tick = 0
+        self._alive: dict[int, Hello] = {}
+        self._stopping_peers: set[int] = set()
+        self.leadership = Leadership(clock)
+        self._boot = rng.getrandbits(62)
+        self.catalog = Catalog()
+        catalog_group = StateGroup(
+            server_id=server_id,
+            boot=self._boot,
+            machine=self.catalog,
+            clock=clock,
+            mark_dirty=self.mark_dirty,
+        )
+        self._state_groups_made: dict[int, StateGroup] = {CATALOG_GROUP: catalog_group}
+        for group_id in range(1, 1 + record.coordinator_groups):
+            self._state_groups_made[group_id] = StateGroup(
+                server_id=server_id,
+                boot=self._boot,
+                machine=Coordinator(),
+                clock=clock,
+                mark_dirty=self.mark_dirty,
+            )
+        self._forwarding = Forwarding(server_id, catalog_group, transport)
+        self._replicas = Replicas(
+            server_id=server_id, record=record, store=store, hosting=self, options=options
+        )
+        catalog_group.observers.append(_CatalogObserver(self))
+        store.on_durable = self._durable
+        store.collect_meta = self._collect_meta
+
+    # --- life -----------------------------------------------------------------------------
+    def start(self) -> None:
+        """Open every replica this server holds and begin to take part."""
+        self.clock.call_later(_SWEEP_NS, self._sweep)
+        self._replicas.open_founding(self._catalog_open)
+
+    def _catalog_open(self) -> None:
+        self._replicas.reconcile(self.catalog)
+        self.on_catalog_change()
+
+    def transfer_leaderships(self) -> int:
+        """Hand every leadership to a live voter that has most of the log; how many are left."""
+        left = 0
+        for group in list(self._groups.values()):
+            node = group.node
+            if not node.is_leader or len(group.voters) == 1:
+                continue
+            target = self._transferee(group)
+            if target:
+                left += 1
+                if not node.transferring:
+                    group.catch_up(self._tick())
+                    node.transfer_leader(target)
+                    self.mark_dirty(group)
+        return left
+
+    def _transferee(self, group: Group) -> NodeId:
+        best, best_match = 0, -1
+        for replica in group.voters:
+            server = server_of(replica)
+            if server == self.server_id or server not in self._alive:
+                continue
+            progress = group.node.progress(replica)
+            if progress is not None and progress.match > best_match:
+                best, best_match = replica, progress.match
+        return best
+
+    def close(self) -> None:
+        """Answer everyone who waits; nothing is sent or applied afterwards."""
+        self._closed = True
+        self._forwarding.close()
+        for stream in self._streams.values():
+            stream.close()
+        for state_group in self._state_groups.values():
+            state_group.close()
+
+    # --- what the front end uses ----------------------------------------------------------
+    def leader_of(self, group_id: int) -> tuple[int, int]:
+        """(server id, term) of a group's leader, the freshest known; (-1, -1) for none alive."""
+        group = self._groups.get(group_id)
+        listed = self.leadership.leader_of(group_id)
+        if group is not None:
+            node = group.node
+            if node.lead and node.term >= listed[1]:
+                listed = (server_of(node.lead), node.term)
+            elif node.term > listed[1]:
+                return -1, -1
+        server, term = listed
+        if server == self.server_id or server in self._alive:
+            return server, term
+        return -1, -1
+
+    def stream(self, group_id: int) -> LogStream | None:
+        """The partition replica here, None when this server holds none."""
+        return self._streams.get(group_id)
+
+    def state_group(self, group_id: int) -> StateGroup | None:
+        """The catalog or coordinator replica here."""
+        return self._state_groups.get(group_id)
+
+    @property
+    def coordinators(self) -> list[StateGroup]:
+        """The coordinator replicas of this server, running or not yet."""
+        return [self._state_groups_made[g] for g in range(1, 1 + self.coordinator_count)]
+
+    def propose_catalog(
+        self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        """Propose from any server; `done` once the command is applied here, or fails."""
+        self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
+
+    def alive_servers(self) -> list[int]:
+        """This server and those with a link up, ascending."""
+        return sorted([self.server_id, *self._alive])
+
+    def coordinator_group(self, key: str) -> int:
+        """The coordinator group of a consumer group: equal on every server, for ever."""
+        return 1 + crc32(key.encode()) % self.coordinator_count
+
+    # --- the turn -------------------------------------------------------------------------
+    def mark_dirty(self, group: Group) -> None:
+        """Have `group` pumped this turn."""
+        if not group.dirty:
+            group.dirty = True
+            self._dirty.append(group)
+            if not self._scheduled:
+                self._scheduled = True
+                self.clock.call_soon(self.run_once)
+
+    def run_once(self) -> None:
+        """One pass over everything that is dirty."""
+        self._scheduled = True  # what becomes dirty from here on is part of this pass
+        self.stats.turns += 1
+        turn = self._turn
+        tick = self._tick()
+        touched: dict[int, Group] = {}
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for group in dirty:
+                group.dirty = False
+                if self._groups.get(group.group_id) is group:
+                    group.catch_up(tick)
+                    group.pump(turn)
+                    touched[group.group_id] = group
+            self._submit(turn)
+        self._scheduled = False
+        self._send(turn)
+        for group in touched.values():
+            self._after_pump(group, tick)
+        if self._to_wake:
+            to_wake, self._to_wake = self._to_wake, {}
+            for stream in to_wake.values():
+                stream.wake()
+        self._arm()
+
+    def _submit(self, turn: Turn) -> None:
+        """Close the turn's block and line up the answers that wait for it."""
+        store = self.store
+        if turn.staged:
+            token = store.submit(urgent=turn.urgent)
+            turn.staged = False
+            turn.urgent = False
+        else:
+            token = 0
+        after, turn.after_append = turn.after_append, []
+        for group, must_sync, responses in after:
+            if must_sync:
+                group.last_token = token
+            if not responses:
+                continue
+            if group.last_token <= store.durable_token:
+                self._deliver(group, responses)
+            else:
+                self._awaiting.setdefault(group.last_token, []).append((group, responses))
+
+    def _deliver(self, group: Group, responses: Sequence[Message]) -> None:
+        """What waited for the disk may be said now: to this node itself, or to its peers."""
+        if self._groups.get(group.group_id) is not group:
+            return
+        for message in responses:
+            if message.to == group.replica_id:
+                group.node.step(message)
+            else:
+                self._turn.send(group.group_id, message)
+        self.mark_dirty(group)
+
+    def _durable(self, token: int) -> None:
+        """The journal is durable up to `token`."""
+        awaiting = self._awaiting
+        for at in sorted(awaiting):
+            if at > token:
+                break
+            for group, responses in awaiting.pop(at):
+                self._deliver(group, responses)
+
+    def _send(self, turn: Turn) -> None:
+        """One frame a peer, or a few where there is much to say."""
+        out, turn.out = turn.out, {}
+        for server, messages in out.items():
+            assert server != self.server_id, messages
+            self.stats.messages_out += len(messages)
+            for start, end, buffers in encode_frames(messages):
+                self.stats.frames_out += 1
+                if not self._transport.send(server, FrameType.RAFT, buffers):
+                    self._unreachable(messages[start:end])
+
+    def _unreachable(self, messages: Sequence[tuple[int, Message]]) -> None:
+        """Entries that did not leave: their peer is probed again."""
+        for group_id, message in messages:
+            if type(message) is MsgApp or type(message) is MsgSnap:
+                group = self._groups.get(group_id)
+                if group is not None:
+                    group.node.report_unreachable(message.to)
+
+    def _after_pump(self, group: Group, tick: int) -> None:
+        """Leadership news and the next due tick."""
+        node = group.node
+        if node.is_leader:
+            if self.leadership.lead(group.group_id, node.term, group.replica_id):
+                self.stats.elections += 1
+                self.on_leader_news()
+        elif self.leadership.resign(group.group_id):
+            self.on_leader_news()
+        self._due.schedule(group, tick + max(1, node.ticks_until_due()))
+
+    def wake(self, stream: LogStream) -> None:
+        """Run the stream's long polls once, at the end of the turn."""
+        self._to_wake[stream.group_id] = stream
+
+    # --- time -----------------------------------------------------------------------------
+    def _tick(self) -> int:
+        return self.clock.now_ns() // TICK_NS
+
+    def _arm(self) -> None:
+        """One timer for the earliest due group."""
+        tick = self._due.next_tick
+        if tick is None or (self._due_timer_tick and self._due_timer_tick <= tick):
+            return
+        self._due_timer_tick = tick
+        delay_ns = max(0, tick * TICK_NS - self.clock.now_ns())
+        self.clock.call_later(delay_ns, lambda: self._due_now(tick))
+
+    def _due_now(self, armed: int) -> None:
+        if self._due_timer_tick != armed or self._closed:
+            return
+        self._due_timer_tick = 0
+        tick = self._tick()
+        for group in self._due.take_due(tick):
+            if self._groups.get(group.group_id) is group:
+                self._fall_due(group, tick)
+        self._arm()
+
+    def _fall_due(self, group: Group, tick: int) -> None:
+        """Let what is due happen, after saying what the links know: who is alive."""
+        node = group.node
+        if node.is_leader:
+            for replica in group.voters:
+                if replica != group.replica_id and self.leadership.is_peer_heard(
+                    server_of(replica),
+                    group.group_id,
+                    within_ns=self.options.election_ticks * TICK_NS,
+                ):
+                    node.peer_heard(replica)
+            group.fall_due(tick)
+        else:
+            group.catch_up(tick)
+            self._tell_leader(group)
+            if node.ticks_until_due() <= 1:
+                node.tick(1)
+        self.mark_dirty(group)
+
+    def _tell_leader(self, group: Group) -> None:
+        """Tell a node that does not lead what the lists prove about its leader."""
+        heard = self.leadership.leader_heard(group.group_id)
+        if heard is None:
+            return
+        node = group.node
+        if heard.term >= node.term:
+            node.leader_heard(heard.ago_ns // TICK_NS, lead=heard.leader, term=heard.term)
+        else:
+            # A leader of an older term, that the others still follow. Lists do not tell it of the
+            # newer term; the answer to an old heartbeat does, and then it makes room.
+            node.step(MsgHeartbeat(to=node.id, from_=heard.leader, term=heard.term, commit=0))
+
+    def _sweep(self) -> None:
+        """Deadlines, and what waits for a leader."""
+        if self._closed:
+            return
+        self.clock.call_later(_SWEEP_NS, self._sweep)
+        now_ns = self.clock.now_ns()
+        for group in list(self._groups.values()):
+            if group.owner.busy:
+                group.owner.expire(now_ns)
+            if group.reads:
+                group.reads.expire(now_ns)
+        self._forwarding.retry(now_ns)
+
+    # --- PeerHandler ----------------------------------------------------------------------
+    def admit(self, hello: Hello) -> bool:
+        """Founders from their own directory; unborn servers may ask."""
+        if not hello.cluster_id:
+            return True
+        return self._record.directory_of(hello.server_id) == hello.directory_id
+
+    def link_up(self, hello: Hello) -> None:
+        """A new session. Unborn servers are told of the cluster when they ask."""
+        if not hello.cluster_id:
+            return
+        server = hello.server_id
+        self._alive[server] = hello
+        self._stopping_peers.discard(server)
+        for frame_type, buffers in self.leadership.link_up(server):
+            self._transport.send(server, frame_type, buffers)
+        for group in list(self._groups.values()):
+            self._campaign_if_preferred(group)
+        self._forwarding.retry(self.clock.now_ns())
+
+    def link_down(self, server_id: int, *, refused: bool) -> None:
+        """The session is over. A refused link is proof that the process is gone: its followers
+        need not wait for the election timeout."""
+        self._alive.pop(server_id, None)
+        self.leadership.link_down(server_id)
+        for group in list(self._groups.values()):
+            node = group.node
+            if node.is_leader:
+                for replica in group.voters:
+                    if server_of(replica) == server_id:
+                        node.report_unreachable(replica)
+                        self.mark_dirty(group)
+            elif refused and server_of(node.lead) == server_id:
+                node.forget_leader()
+                options = self.options
+                group.catch_up(self._tick())
+                node.campaign_soon(
+                    self._rng.randint(options.failover_ticks_min, options.failover_ticks_max)
+                )
+                self.mark_dirty(group)
+        self.on_leader_news()
+
+    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+        """See `PeerHandler.frame`."""
+        if frame_type is FrameType.RAFT:
+            tick = self._tick()
+            for group_id, message in decode_messages(payload):
+                self._step(group_id, message, server_id, tick)
+        elif frame_type is FrameType.HEARTBEAT or frame_type is FrameType.LEADERS:
+            self._leader_frame(server_id, frame_type, payload)
+        elif frame_type is FrameType.PROPOSE:
+            self._forwarding.proposed_to_us(server_id, payload)
+        elif frame_type is FrameType.PROPOSED:
+            self._forwarding.answered(server_id, payload)
+        elif frame_type is FrameType.ASK:
+            self._transport.send(
+                server_id, FrameType.ANSWER, encode_answer(encode_record(self._record))
+            )
+
+    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
+        """A link was refused for a stated reason."""
+        if reason is RejectReason.STOPPING:
+            self._stopping_peers.add(server_id)
+            return
+        self._log.warning(
+            "link_refused", peer=server_id, reason=reason.name, text=text, by_peer=by_peer
+        )
+
+    def beat(self) -> None:
+        """Send the list heartbeats, and let leaders speak to peers that are out of step."""
+        if self._closed:
+            return
+        for server in sorted(self._alive):
+            for frame_type, buffers in self.leadership.beat(server):
+                self._transport.send(server, frame_type, buffers)
+
+    def _step(self, group_id: int, message: Message, server_id: int, tick: int) -> None:
+        """A Raft message from a peer."""
+        self.stats.messages_in += 1
+        group = self._groups.get(group_id)
+        if group is None:
+            self._keep_early(group_id, message)
+            return
+        if message.to != group.replica_id or server_of(message.from_) != server_id:
+            self.stats.messages_dropped += 1
+            return
+        group.catch_up(tick)
+        try:
+            group.node.step(message)
+        except StepPeerNotFound:
+            self.stats.messages_dropped += 1
+            return
+        self.mark_dirty(group)
+
+    def _keep_early(self, group_id: int, message: Message) -> None:
+        """Keep a message for a group the catalog may be about to list here."""
+        opening = group_id not in self._groups and group_id < self.catalog.next_group_id
+        if opening and group_id in self.catalog.groups:
+            expected = True
+        else:
+            expected = group_id >= self.catalog.next_group_id or group_id <= self.coordinator_count
+        if not expected or self._early_count >= self.options.early_messages_max:
+            self.stats.messages_dropped += 1
+            return
+        self.stats.early_messages += 1
+        self._early_count += 1
+        self._early.setdefault(group_id, []).append(message)
+
+    def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+        """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
+        tick = self._tick()
+        changed = self.leadership.received(server_id, frame_type, payload)
+        for change in changed:
+            group = self._groups.get(change.group)
+            if group is not None and change.replica and not group.node.is_leader:
+                group.catch_up(tick)
+                self._tell_leader(group)
+                self.mark_dirty(group)
+        if changed:
+            self.on_leader_news()
+
+    # --- Hosting: what `Replicas` makes ---------------------------------------------------
+    def is_running(self, group_id: int) -> bool:
+        return group_id in self._groups
+
+    def start_state_group(
+        self, log: storage.Log, placement: Sequence[NodeId], then: Callable[[], None]
+    ) -> None:
+        """See `Hosting`."""
+        state_group = self._state_groups_made[log.group_id]
+
+        def opened(applied: int) -> None:
+            group = self._make_group(log, placement, state_group, applied)
+            state_group.group = group
+            self._state_groups[log.group_id] = state_group
+            then()
+            self._run_group(group)
+
+        open_machine(
+            self.store, log, state_group.machine, state_group.replay, opened,
+            bytes_max=self.options.cold_read_bytes,
+        )  # fmt: skip
+
+    def start_stream(self, log: storage.Log, info: GroupInfo, placement: Sequence[NodeId]) -> None:
+        """See `Hosting`."""
+        stream = LogStream(
+            topic=info.topic,
+            partition=info.partition,
+            state=PartitionState(),
+            options=self.options,
+            mark_dirty=self.mark_dirty,
+            wake=self.wake,
+        )
+
+        def opened(applied: int) -> None:
+            group = self._make_group(log, placement, stream, applied)
+            stream.group = group
+            stream.start()
+            self._streams[log.group_id] = stream
+            self._run_group(group)
+
+        open_machine(
+            self.store, log, stream.state, stream.apply, opened,
+            bytes_max=self.options.cold_read_bytes,
+        )  # fmt: skip
+
+    def _make_group(
+        self, log: storage.Log, placement: Sequence[NodeId], owner: Owner, applied: int
+    ) -> Group:
+        replica_id = next(r for r in placement if server_of(r) == self.server_id)
+        return Group(
+            group_id=log.group_id,
+            replica_id=replica_id,
+            placement=placement,
+            log=log,
+            store=self.store,
+            owner=owner,
+            applied=applied,
+            tick=self._tick(),
+            options=self.options,
+            rng=random.Random(self._rng.getrandbits(64)),
+        )
+
+    def _run_group(self, group: Group) -> None:
+        """Let it take part, beginning with what its peers have already said."""
+        self._groups[group.group_id] = group
+        self._tell_leader(group)
+        early = self._early.pop(group.group_id, ())
+        self._early_count -= len(early)
+        tick = self._tick()
+        for message in early:
+            self._step(group.group_id, message, server_of(message.from_), tick)
+        self._campaign_if_preferred(group)
+        self.mark_dirty(group)
+
+    def _campaign_if_preferred(self, group: Group) -> None:
+        """The first replica of a placement leads when it can reach a majority and nobody leads."""
+        node = group.node
+        if not group.preferred or node.lead or node.is_leader:
+            return
+        reachable = sum(
+            1
+            for replica in group.voters
+            if server_of(replica) == self.server_id or server_of(replica) in self._alive
+        )
+        if reachable * 2 > len(group.voters):
+            group.catch_up(self._tick())
+            node.campaign()
+            self.mark_dirty(group)
+
+    def stop_group(self, group_id: int) -> None:
+        """See `Hosting`."""
+        group = self._groups.pop(group_id, None)
+        stream = self._streams.pop(group_id, None)
+        self._early_count -= len(self._early.pop(group_id, ()))
+        self.leadership.forget(group_id)
+        if stream is not None:
+            stream.close()
+        if group is not None:
+            group.reads.fail()
+
+    def catalog_applied(self) -> None:
+        """The applied catalog changed."""
+        self._replicas.reconcile(self.catalog)
+        self._drop_early()
+        self.on_catalog_change()
+
+    def _drop_early(self) -> None:
+        """Forget messages for groups that turned out not to be here."""
+        for group_id in [g for g in self._early if 8 < g < self.catalog.next_group_id]:
+            if group_id not in self.catalog.groups:
+                self._early_count -= len(self._early.pop(group_id))
+
+    def _collect_meta(self) -> list[storage.MetaBatch]:
+        """What the machines changed since the last checkpoint."""
+        batches = []
+        for group in self._groups.values():
+            items = group.owner.take_meta()
+            if items or group.applied != group.meta_applied:
+                group.meta_applied = group.applied
+                batches.append(storage.MetaBatch(group.log.log_id, group.applied, items))
+        return batches
+
+    # --- for people -----------------------------------------------------------------------
+    @property
+    def overloaded(self) -> bool:
+        """Whether appends should wait: more is in memory than the disk keeps up with."""
+        return self.store.unflushed_bytes * 2 > self._cache_bytes_max
+
+    @property
+    def groups(self) -> dict[int, Group]:
+        """The running replicas by group id; read only."""
+        return self._groups
+
+
+class _CatalogObserver:
+    """Follows the applied catalog."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
+        self._host.catalog_applied()
+
+    def on_serving(self, group: StateGroup) -> None:
+        """Nothing to do: the catalog's leader has no work of its own yet."""
+
+    def on_stopped_serving(self, group: StateGroup) -> None:
+        """See `on_serving`."""
+
+
+def _nothing() -> None:
+    """The default of a callback nobody has set."""

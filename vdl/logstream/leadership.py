@@ -1,0 +1,103 @@
+"""Who is alive and who leads what, as the links between servers prove it.
+
+A list heartbeat from a server proves to every follower of a group on its list that the leader
+lives, and its acknowledgement proves to the leader that the peer does. Both are looked up here when
+a group falls due, not when the heartbeat arrives: a heartbeat costs the same whatever the number of
+groups.
+
+Must not know: Raft nodes, sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpc.leaders import LeaderChange, LeaderLists, OutFrame
+from rpc.peer import FrameType
+from vdl.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A leader that was alive `ago_ns` ago."""
+
+    term: int
+    leader: int
+    """Replica id."""
+    ago_ns: int
+
+
+class Leadership:
+    """The leader lists of one server, both directions, on the server's clock."""
+
+    __slots__ = ("_clock", "_led", "_lists")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lists = LeaderLists()
+        self._led: dict[int, int] = {}
+        """Group → term this server leads it in."""
+
+    # --- this server's own groups ---------------------------------------------------------
+    def lead(self, group_id: int, term: int, replica_id: int) -> bool:
+        """This server leads the group; True when that is news."""
+        if self._led.get(group_id) == term:
+            return False
+        self._led[group_id] = term
+        self._lists.sender.set(group_id, term, replica_id)
+        return True
+
+    def resign(self, group_id: int) -> bool:
+        """It does not, or not any more; True when that is news."""
+        if self._led.pop(group_id, None) is None:
+            return False
+        self._lists.sender.drop(group_id)
+        return True
+
+    def forget(self, group_id: int) -> None:
+        """The group was deleted."""
+        self.resign(group_id)
+        self._lists.receiver.forget_group(group_id)
+
+    # --- links ----------------------------------------------------------------------------
+    def link_up(self, server_id: int) -> list[OutFrame]:
+        """A new session: what to send first."""
+        self._lists.connected(server_id)
+        return self.beat(server_id)
+
+    def link_down(self, server_id: int) -> None:
+        self._lists.disconnected(server_id)
+
+    def beat(self, server_id: int) -> list[OutFrame]:
+        """What to send at a heartbeat."""
+        return self._lists.frames(server_id, self._clock.now_ns())
+
+    def received(
+        self, server_id: int, frame_type: FrameType, payload: memoryview
+    ) -> list[LeaderChange]:
+        """A HEARTBEAT or LEADERS frame; returns what is news. Raises RemoteError."""
+        return self._lists.received(server_id, frame_type, payload, self._clock.now_ns())
+
+    # --- proofs ---------------------------------------------------------------------------
+    def leader_heard(self, group_id: int) -> Heard | None:
+        """The listed leader of a group, if its server has confirmed its list on a live link."""
+        leader = self._lists.receiver.leader(group_id)
+        if leader is None or not leader.replica:
+            return None
+        confirmed_ns = self._lists.receiver.confirmed_ns(leader.server_id)
+        if confirmed_ns < 0:
+            return None
+        return Heard(leader.term, leader.replica, self._clock.now_ns() - confirmed_ns)
+
+    def is_peer_heard(self, server_id: int, group_id: int, *, within_ns: int) -> bool:
+        """Whether the peer has acknowledged, within that time, that this server leads the group."""
+        sent_ns = self._lists.sender.heard_ns(server_id, group_id)
+        return sent_ns >= 0 and self._clock.now_ns() - sent_ns < within_ns
+
+    def leader_of(self, group_id: int) -> tuple[int, int]:
+        """(server id, term) as the other servers' lists have it; (-1, term) when it is known that
+        the term's leader gave up, (-1, -1) when nothing is known."""
+        leader = self._lists.receiver.leader(group_id)
+        if leader is None:
+            return -1, -1
+        return (leader.server_id or -1), leader.term

@@ -1,0 +1,36 @@
+"""The named limits of the log-stream layer, one frozen object built from the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vdl.clock import MS
+
+TICK_NS = 10 * MS
+"""The unit of every Raft timer: 10 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """Limits of one host. Ticks are `TICK_NS` long, bytes are payload bytes."""
+
+    heartbeat_ticks: int = 10
+    election_ticks: int = 60
+    message_bytes_max: int = 1 << 20
+    apply_bytes_max: int = 8 << 20
+    uncommitted_bytes_max: int = 32 << 20
+    inflight_messages_max: int = 256
+    inflight_bytes_max: int = 8 << 20
+    held_appends_max: int = 1_000
+    """Appends one log stream keeps waiting for its own-term entry, a transfer or room."""
+
+    early_messages_max: int = 4_096
+    """Raft messages kept for groups the catalog has not told this server of yet."""
+
+    cold_read_bytes: int = 1 << 20
+    failover_ticks_min: int = 1
+    failover_ticks_max: int = 5
+    """A refused link makes a follower campaign after 10 to 50 ms."""
+
+    transfer_stop_ms: int = 1_200
+    """How long a stopping server waits for its leaderships to move."""

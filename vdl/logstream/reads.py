@@ -1,0 +1,94 @@
+"""Read index rounds of one group (Raft §8, thesis §6.4): one round for all who wait.
+
+Whoever must not see stale state asks; the asks of one turn share one heartbeat round; each is
+answered True once the leader proved that it still led after the ask *and* this replica applied
+up to the index it had then. Answered False when leadership ends or the deadline passes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from raft.node import RawNode
+from raft.types import ReadState
+
+
+class Ask:
+    """One caller that waits for a confirmed read."""
+
+    __slots__ = ("deadline_ns", "done")
+
+    def __init__(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        self.deadline_ns = deadline_ns
+        self.done = done
+
+
+class ReadRounds:
+    """The rounds of one group, oldest first."""
+
+    __slots__ = ("_asks", "_confirmed", "_number", "_rounds")
+
+    def __init__(self) -> None:
+        self._asks: list[Ask] = []
+        self._rounds: dict[bytes, list[Ask]] = {}
+        self._confirmed: deque[tuple[int, list[Ask]]] = deque()
+        self._number = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._asks or self._rounds or self._confirmed)
+
+    def ask(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        self._asks.append(Ask(deadline_ns, done))
+
+    def begin(self, node: RawNode) -> None:
+        """Start one round for everything asked since the last."""
+        if self._asks:
+            self._number += 1
+            context = self._number.to_bytes(8, "big")
+            self._rounds[context] = self._asks
+            self._asks = []
+            node.read_index(context)
+
+    def confirmed(self, states: list[ReadState]) -> None:
+        """The core confirmed rounds; each is answered once `index` is applied."""
+        for state in states:
+            asks = self._rounds.pop(state.context, None)
+            if asks:
+                self._confirmed.append((state.index, asks))
+
+    def applied(self, index: int) -> None:
+        """Answer what waited for `index`."""
+        while self._confirmed and self._confirmed[0][0] <= index:
+            for ask in self._confirmed.popleft()[1]:
+                ask.done(True)
+
+    def fail(self) -> None:
+        """Leadership ended: nobody here can confirm anything."""
+        asks = self._asks
+        for round_asks in self._rounds.values():
+            asks.extend(round_asks)
+        for _, confirmed in self._confirmed:
+            asks.extend(confirmed)
+        self._asks = []
+        self._rounds.clear()
+        self._confirmed.clear()
+        for ask in asks:
+            ask.done(False)
+
+    def expire(self, now_ns: int) -> None:
+        """Answer False to those whose deadline has passed."""
+        late: list[Ask] = []
+
+        def keep(asks: list[Ask]) -> list[Ask]:
+            late.extend(ask for ask in asks if ask.deadline_ns <= now_ns)
+            return [ask for ask in asks if ask.deadline_ns > now_ns]
+
+        self._asks = keep(self._asks)
+        for context in list(self._rounds):
+            self._rounds[context] = keep(self._rounds[context])
+            if not self._rounds[context]:
+                del self._rounds[context]
+        self._confirmed = deque((index, keep(asks)) for index, asks in self._confirmed)
+        for ask in late:
+            ask.done(False)

@@ -1,0 +1,248 @@
+"""One replica of a group whose entries are commands: the catalog, or a group coordinator.
+
+Commands carry their preconditions; `apply` decides. A proposer on this server is answered when
+its command is applied *here*, so it can read its own write. Whoever cannot be answered so is told
+what is certain: never appended, or fate unknown.
+
+Must not know: what commands mean, who proposed them from where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from raft.errors import ProposalDropped
+from raft.types import Entry
+from vdl.clock import Clock
+from vdl.logstream.group import Group
+from vdl.logstream.turn import server_of
+from vdl.state import commands
+
+
+class OutcomeKind(Enum):
+    """What a proposer may be told."""
+
+    APPLIED = "applied"
+    NOT_APPENDED = "not appended"
+    """Certain: it will never take effect."""
+    UNKNOWN = "unknown"
+    """It may or may not take effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The fate of a command. `result` is the machine's own, None unless applied."""
+
+    kind: OutcomeKind
+    result: Any = None
+
+
+NOT_APPENDED = Outcome(OutcomeKind.NOT_APPENDED)
+UNKNOWN = Outcome(OutcomeKind.UNKNOWN)
+
+
+class Machine(Protocol):
+    """A deterministic state machine (see `vdl.state`)."""
+
+    def apply(self, command: Any, now_ms: int, index: int) -> Any: ...
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
+    def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
+    def items(self) -> list[tuple[bytes, bytes]]: ...
+
+
+class StateObserver(Protocol):
+    """Leader-side runtime that reacts to what was applied."""
+
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None: ...
+    def on_serving(self, group: StateGroup) -> None: ...
+    def on_stopped_serving(self, group: StateGroup) -> None: ...
+
+
+class Pending:
+    """A command of this server that has not been applied here yet."""
+
+    __slots__ = ("deadline_ns", "done", "term")
+
+    def __init__(self, deadline_ns: int, done: Callable[[Outcome], None], term: int) -> None:
+        self.deadline_ns = deadline_ns
+        self.done = done
+        self.term = term
+        """Term it was appended in by this server as leader; 0 when another leader appended it."""
+
+
+class StateGroup:
+    """See the module. `group` is set by the host right after construction."""
+
+    __slots__ = (
+        "_boot",
+        "_clock",
+        "_mark_dirty",
+        "_pending",
+        "_seq",
+        "_server_id",
+        "group",
+        "machine",
+        "observers",
+    )
+
+    group: Group
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        boot: int,
+        machine: Machine,
+        clock: Clock,
+        mark_dirty: Callable[[Group], None],
+    ) -> None:
+        self.machine = machine
+        self.observers: list[StateObserver] = []
+        self._server_id = server_id
+        self._boot = boot
+        """Drawn at start: tells this run's commands from those of the run before."""
+        self._seq = 0
+        self._clock = clock
+        self._mark_dirty = mark_dirty
+        self._pending: dict[int, Pending] = {}
+
+    @property
+    def group_id(self) -> int:
+        return self.group.group_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.group.node.is_leader
+
+    @property
+    def serving(self) -> bool:
+        """Leads, and has applied its own term's first entry."""
+        return self.group.serving
+
+    @property
+    def term(self) -> int:
+        return self.group.node.term
+
+    @property
+    def leader_server(self) -> int:
+        """Server id of the leader this replica knows, 0 for none."""
+        return server_of(self.group.node.lead)
+
+    # --- proposing ---------------------------------------------------------------------------
+    def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
+        """Propose on this leader; `done` once, when the command is applied here, or when its
+        fate is as certain as it will get."""
+        if not self.group.serving:
+            done(NOT_APPENDED)
+            return
+        seq, data = self.envelope(command)
+        if self.append(data):
+            self.expect(seq, deadline_ns, done, term=self.term)
+        else:
+            done(NOT_APPENDED)
+
+    def envelope(self, command: Any) -> tuple[int, bytes]:
+        """A command with this server's next sequence number: (number, entry payload)."""
+        self._seq += 1
+        return self._seq, commands.encode(
+            commands.Envelope(
+                server_id=self._server_id,
+                boot=self._boot,
+                seq=self._seq,
+                now_ms=self._clock.wall_ms(),
+                command=command,
+            )
+        )
+
+    def append(self, data: bytes) -> bool:
+        """Append an envelope, anybody's, to the leader's log; False when it was refused."""
+        if not self.group.serving:
+            return False
+        try:
+            self.group.node.propose([Entry(data=data)])
+        except ProposalDropped:
+            return False
+        self._mark_dirty(self.group)
+        return True
+
+    def expect(
+        self, seq: int, deadline_ns: int, done: Callable[[Outcome], None], *, term: int = 0
+    ) -> None:
+        """Answer `done` when this server's command `seq` is applied here."""
+        self._pending[seq] = Pending(deadline_ns, done, term)
+
+    def forget(self, seq: int) -> None:
+        """Nobody waits for `seq` any more."""
+        self._pending.pop(seq, None)
+
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        """True: `machine` reflects everything that was committed before this call (§8)."""
+        if not self.group.node.is_leader:
+            done(False)
+            return
+        self.group.reads.ask(deadline_ns, done)
+        self._mark_dirty(self.group)
+
+    # --- the group's owner -------------------------------------------------------------------
+    def apply(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if len(entry.data):
+                self._apply_one(entry)
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """As `apply`, at start-up: nobody waits and nobody listens yet."""
+        for entry in entries:
+            if len(entry.data):
+                envelope = commands.decode(entry.data)
+                self.machine.apply(envelope.command, envelope.now_ms, entry.index)
+
+    def _apply_one(self, entry: Entry) -> None:
+        envelope = commands.decode(entry.data)
+        result = self.machine.apply(envelope.command, envelope.now_ms, entry.index)
+        for observer in self.observers:
+            observer.on_applied(self, result, envelope.now_ms, entry.index)
+        if envelope.server_id == self._server_id and envelope.boot == self._boot:
+            pending = self._pending.pop(envelope.seq, None)
+            if pending is not None:
+                pending.done(Outcome(OutcomeKind.APPLIED, result))
+
+    def committed(self, commit: int) -> None:
+        """Commands are answered at apply."""
+
+    def serving_started(self) -> None:
+        for observer in self.observers:
+            observer.on_serving(self)
+
+    def leadership_lost(self) -> None:
+        """What this leader appended may still commit under the next one; nobody waits for that."""
+        for seq in [seq for seq, pending in self._pending.items() if pending.term]:
+            self._pending.pop(seq).done(UNKNOWN)
+        for observer in self.observers:
+            observer.on_stopped_serving(self)
+
+    def leader_changed(self) -> None:
+        """Forwarded commands keep waiting: the new leader may have them."""
+
+    def room_available(self) -> None:
+        """Commands are not held: their proposers try again."""
+
+    def expire(self, now_ns: int) -> None:
+        for seq in [s for s, pending in self._pending.items() if pending.deadline_ns <= now_ns]:
+            self._pending.pop(seq).done(UNKNOWN)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits here with a deadline."""
+        return bool(self._pending)
+
+    def close(self) -> None:
+        """The server stops."""
+        pending, self._pending = self._pending, {}
+        for one in pending.values():
+            one.done(UNKNOWN)
+
+    def take_meta(self) -> list[tuple[bytes, bytes | None]]:
+        return self.machine.take_dirty()

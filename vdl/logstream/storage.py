@@ -1,0 +1,77 @@
+"""A segments log as the storage of one Raft node.
+
+The core asks for terms and entries in its own vocabulary and raises its own errors; the store has
+neither. This adapter is the only place where the two meet. Must not know: roles, messages.
+"""
+
+from __future__ import annotations
+
+import raft.errors as raft_errors
+import segments.api as storage
+from raft.types import ConfState, Entry, EntryKind, HardState, Snapshot
+
+KINDS = tuple(EntryKind)
+
+
+def as_entry(stored: storage.EntryLike) -> Entry:
+    """The entry itself when it still is the one that was appended, else a copy of what was
+    stored (entries replayed by recovery)."""
+    if isinstance(stored, Entry):
+        return stored
+    return Entry(
+        term=stored.term,
+        index=stored.index,
+        kind=KINDS[stored.kind],
+        data=stored.data,
+        base_offset=stored.base_offset,
+        records=stored.records,
+        timestamp=stored.timestamp,
+    )
+
+
+class LogStorage:
+    """`raft.log.Storage` over one `segments.api.Log`."""
+
+    __slots__ = ("_conf_state", "_log")
+
+    def __init__(self, log: storage.Log, conf_state: ConfState) -> None:
+        self._log = log
+        self._conf_state = conf_state
+
+    def initial_state(self) -> tuple[HardState, ConfState]:
+        state = self._log.hard_state
+        return HardState(term=state.term, vote=state.vote, commit=state.commit), self._conf_state
+
+    def first_index(self) -> int:
+        return self._log.first_index
+
+    def last_index(self) -> int:
+        return self._log.last_index
+
+    def next_offset(self, index: int) -> int:
+        """Offset that follows the entry at `index`."""
+        return self._log.offset_after(index)
+
+    def term(self, index: int) -> int:
+        try:
+            return self._log.term(index)
+        except storage.Compacted:
+            raise raft_errors.Compacted from None
+        except storage.Unavailable:
+            raise raft_errors.Unavailable from None
+
+    def entries(self, lo: int, hi: int, bytes_max: int) -> list[Entry]:
+        """Entries [lo, hi), at least one, then ≤ `bytes_max`, from memory."""
+        try:
+            found = self._log.entries(lo, hi, bytes_max)
+        except storage.NotInMemory as missing:
+            raise raft_errors.NotInMemory(missing.first, missing.end) from None
+        except storage.Compacted:
+            raise raft_errors.Compacted from None
+        except storage.Unavailable:
+            raise raft_errors.Unavailable from None
+        return [as_entry(stored) for stored in found]
+
+    def snapshot(self) -> Snapshot:
+        # Logs are kept whole: no follower can be behind a log's first index yet.
+        raise raft_errors.SnapshotTemporarilyUnavailable

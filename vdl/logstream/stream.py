@@ -1,0 +1,500 @@
+"""A log stream: one replica of one topic partition, as the front end uses it.
+
+`append` assigns offset, term and index and appends to the leader's log in one call, or refuses;
+nothing is awaited in between. What cannot be appended yet (the leader's own-term entry is not
+applied, a transfer is under way, no room) is held in arrival order, bounded by its deadline.
+
+An acknowledgement is given when the commit index reaches the entry, and for no other reason. When
+leadership ends, whoever waits is answered at once: "never appended" only if that is certain.
+
+Must not know: the wire format of requests, other partitions, the disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+
+import segments.api as storage
+from raft.errors import DropReason, ProposalDropped
+from raft.types import Entry
+from vdl.clock import NEVER
+from vdl.errors import ErrorCode
+from vdl.logstream.group import Group
+from vdl.logstream.options import HostOptions
+from vdl.logstream.times import TimedOffset, find_offset_for_time
+from vdl.logstream.turn import server_of
+from vdl.records import BatchHeader
+from vdl.state.partition import PartitionState
+from vdl.state.producers import Duplicate, Overlay
+
+_BASE_OFFSET = Struct(">q")
+_LEADER_EPOCH = Struct(">i")
+_LEADER_EPOCH_POSITION = 12
+_PRODUCER = Struct(">qhii")
+_PRODUCER_POSITION = 43
+
+
+@dataclass(slots=True)
+class Appended:
+    """What became of one batch."""
+
+    error: ErrorCode
+    base_offset: int = -1
+    log_append_time: int = -1
+    """Time the log put on the records (ms), -1 when they carry their producer's (KIP-32)."""
+    log_start_offset: int = -1
+
+
+class Waiter:
+    """A produce that waits for its entry to commit."""
+
+    __slots__ = ("base_offset", "deadline_ns", "done", "index", "term")
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        term: int,
+        base_offset: int,
+        deadline_ns: int,
+        done: Callable[[Appended], None],
+    ) -> None:
+        self.index = index
+        self.term = term
+        self.base_offset = base_offset
+        self.deadline_ns = deadline_ns
+        self.done = done
+
+
+class HeldAppend:
+    """A batch that waits to be appended."""
+
+    __slots__ = ("batch", "deadline_ns", "done", "header")
+
+    def __init__(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        deadline_ns: int,
+        done: Callable[[Appended], None],
+    ) -> None:
+        self.batch = batch
+        self.header = header
+        self.deadline_ns = deadline_ns
+        self.done = done
+
+
+class Wait:
+    """A long poll that wants records at or beyond `offset`."""
+
+    __slots__ = ("callback", "offset")
+
+    def __init__(self, offset: int, callback: Callable[[], None]) -> None:
+        self.offset = offset
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Asked:
+    """Somebody who waits for this replica to serve."""
+
+    __slots__ = ("deadline_ns", "done")
+
+    def __init__(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        self.deadline_ns = deadline_ns
+        self.done = done
+
+
+class LogStream:
+    """See the module. `group` is set by the host right after construction."""
+
+    __slots__ = (
+        "_asked",
+        "_held",
+        "_mark_dirty",
+        "_options",
+        "_overlay",
+        "_waiters",
+        "_waits",
+        "_wake",
+        "group",
+        "high_watermark",
+        "partition",
+        "state",
+        "topic",
+    )
+
+    group: Group
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        partition: int,
+        state: PartitionState,
+        options: HostOptions,
+        mark_dirty: Callable[[Group], None],
+        wake: Callable[[LogStream], None],
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.state = state
+        self.high_watermark = 0
+        self._options = options
+        self._mark_dirty = mark_dirty
+        self._wake = wake
+        self._overlay = Overlay()
+        self._waiters: deque[Waiter] = deque()
+        self._held: deque[HeldAppend] = deque()
+        self._waits: list[Wait] = []
+        self._asked: list[Asked] = []
+
+    # --- what the front end reads ------------------------------------------------------------
+    @property
+    def group_id(self) -> int:
+        return self.group.group_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.group.node.is_leader
+
+    @property
+    def serving(self) -> bool:
+        """Leads and has applied its own term's first entry."""
+        return self.group.serving
+
+    @property
+    def term(self) -> int:
+        """Raft term, which is the partition's leader epoch."""
+        return self.group.node.term
+
+    @property
+    def leader_server(self) -> int:
+        """Server id of the leader this replica knows, 0 for none."""
+        return server_of(self.group.node.lead)
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.group.log.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last entry of this replica's log, committed or not."""
+        return self.group.node.next_offset()
+
+    # --- append ------------------------------------------------------------------------------
+    def append(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        *,
+        deadline_ns: int,
+        done: Callable[[Appended], None],
+    ) -> None:
+        """Append one checked v2 batch, writable, and call `done` once with its fate.
+
+        `done` may run before this returns. `batch` is patched in place (base offset and leader
+        epoch lie outside its CRC) and may be reused after the turn.
+        """
+        group = self.group
+        if not group.node.is_leader:
+            done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        elif (
+            not group.serving
+            or self._held
+            or not self._append_now(batch, header, deadline_ns, done)
+        ):
+            self._hold(HeldAppend(batch, header, deadline_ns, done))
+
+    def _hold(self, held: HeldAppend) -> None:
+        if len(self._held) >= self._options.held_appends_max:
+            # Certainly not appended, and the client may try again: Kafka has no better code.
+            held.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            return
+        self._held.append(held)
+
+    def _append_now(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        deadline_ns: int,
+        done: Callable[[Appended], None],
+    ) -> bool:
+        """False when there is no room for it now; then nothing happened."""
+        producer_id = header.producer_id
+        if producer_id >= 0:
+            verdict = self.state.producers.check(
+                self._overlay,
+                producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.count,
+            )
+            if isinstance(verdict, Duplicate):
+                self._answer_duplicate(verdict, deadline_ns, done)
+                return True
+            if verdict is not ErrorCode.NONE:
+                done(Appended(verdict, log_start_offset=self.log_start_offset))
+                return True
+        entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
+        group = self.group
+        try:
+            group.node.propose([entry])
+        except ProposalDropped as dropped:
+            if dropped.reason in (DropReason.TRANSFERRING, DropReason.UNCOMMITTED_LIMIT):
+                return False
+            done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            return True
+        _BASE_OFFSET.pack_into(batch, 0, entry.base_offset)
+        _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_POSITION, entry.term)
+        if producer_id >= 0:
+            self._overlay.append(
+                producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.count,
+                entry.base_offset,
+                entry.index,
+            )
+        self._waiters.append(
+            Waiter(
+                index=entry.index,
+                term=entry.term,
+                base_offset=entry.base_offset,
+                deadline_ns=deadline_ns,
+                done=done,
+            )
+        )
+        if not group.dirty:
+            self._mark_dirty(group)
+        return True
+
+    def _answer_duplicate(
+        self, original: Duplicate, deadline_ns: int, done: Callable[[Appended], None]
+    ) -> None:
+        """A retry is answered as its original was; if that is not committed yet, when it is."""
+        if original.index <= self.group.commit:
+            done(
+                Appended(
+                    ErrorCode.NONE, original.base_offset, log_start_offset=self.log_start_offset
+                )
+            )
+            return
+        waiter = Waiter(
+            index=original.index,
+            term=self.term,
+            base_offset=original.base_offset,
+            deadline_ns=deadline_ns,
+            done=done,
+        )
+        # Waiters are kept in index order: the duplicate goes right behind its original.
+        position = len(self._waiters)
+        while position and self._waiters[position - 1].index > original.index:
+            position -= 1
+        self._waiters.insert(position, waiter)
+
+    # --- read --------------------------------------------------------------------------------
+    def read(self, offset: int, bytes_max: int) -> storage.Slices:
+        """Committed batches from `offset`. Raises NotInMemory, OffsetOutOfRange (KIP-74)."""
+        return self.group.log.read(offset, self.group.commit, bytes_max)
+
+    def read_cold(
+        self,
+        offset: int,
+        bytes_max: int,
+        done: Callable[[storage.Slices | storage.StorageError], None],
+    ) -> None:
+        """As `read`, from disk, off the loop."""
+        group = self.group
+        group.store.read_cold(group.log, offset, group.commit, bytes_max, done)
+
+    def wait_for(self, offset: int, callback: Callable[[], None]) -> Wait:
+        """Call back once when a record at `offset` is committed, or when the leader changes;
+        at most once a turn."""
+        wait = Wait(offset, callback)
+        self._waits.append(wait)
+        return wait
+
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        """True: `high_watermark` reflects everything acknowledged before this call (§8)."""
+        if not self.group.node.is_leader:
+            done(False)
+            return
+        self.group.reads.ask(deadline_ns, done)
+        self._mark_dirty(self.group)
+
+    def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        """True now or as soon as this leader may serve; False when it is not the leader."""
+        if not self.group.node.is_leader:
+            done(False)
+        elif self.group.serving:
+            done(True)
+        else:
+            self._asked.append(Asked(deadline_ns, done))
+
+    def offset_for_time(
+        self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
+    ) -> None:
+        """The least committed offset whose timestamp is ≥ `timestamp_ms` (KIP-79)."""
+        find_offset_for_time(
+            self.group.log, self.group.store, timestamp_ms, self.group.commit, done
+        )
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(largest epoch ≤ `epoch` in the log, offset where the next larger one starts); (-1, -1)
+        when the log knows no such epoch (KIP-101, KIP-279)."""
+        group = self.group
+        log = group.log
+        first, end = log.first_index, group.commit + 1
+        if epoch >= group.node.term:
+            return (group.node.term, self.high_watermark) if epoch == group.node.term else (-1, -1)
+        while first < end:  # the first index whose term is above `epoch`
+            middle = (first + end) // 2
+            if log.term(middle) > epoch:
+                end = middle
+            else:
+                first = middle + 1
+        last = first - 1
+        if last < log.first_index:
+            return -1, -1
+        return log.term(last), log.offset_after(last)
+
+    # --- the group's owner -------------------------------------------------------------------
+    def start(self) -> None:
+        """The group exists: what is committed may be read."""
+        self.high_watermark = self.group.log.offset_after(self.group.commit)
+
+    def committed(self, commit: int) -> None:
+        """Complete the waiters that `commit` reaches; their entries are on a majority's disks."""
+        log = self.group.log
+        self.high_watermark = log.offset_after(commit)
+        waiters = self._waiters
+        if waiters and waiters[0].index <= commit:
+            log_start = log.log_start_offset
+            node = self.group.node
+            leads_in = node.term if node.is_leader else 0
+            while waiters and waiters[0].index <= commit:
+                waiter = waiters.popleft()
+                # Committed, but is it still ours? A leader that was deposed in this very turn
+                # may see its entry overwritten by one of a later term at the same index: then
+                # it certainly never will be read.
+                if waiter.term == leads_in or log.term(waiter.index) == waiter.term:
+                    waiter.done(
+                        Appended(ErrorCode.NONE, waiter.base_offset, log_start_offset=log_start)
+                    )
+                else:
+                    waiter.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        if self._waits:
+            self._wake(self)
+
+    def wake(self) -> None:
+        """Run the long polls that the high watermark passed. Once a turn, from the host."""
+        end = self.high_watermark
+        ready = [wait for wait in self._waits if wait.offset < end]
+        if ready:
+            self._waits = [
+                wait for wait in self._waits if wait.offset >= end and wait.callback is not None
+            ]
+            for wait in ready:
+                if wait.callback is not None:
+                    wait.callback()
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Producer windows follow the committed batches."""
+        for entry in entries:
+            if not entry.records:
+                continue
+            producer_id, epoch, sequence, count = _PRODUCER.unpack_from(
+                entry.data, _PRODUCER_POSITION
+            )
+            if producer_id >= 0:
+                self.state.producers.apply(
+                    producer_id,
+                    epoch,
+                    sequence,
+                    count,
+                    entry.base_offset,
+                    entry.index,
+                    entry.timestamp,
+                )
+                self._overlay.committed(producer_id, entry.index)
+
+    def serving_started(self) -> None:
+        self._append_held()
+        asked, self._asked = self._asked, []
+        for one in asked:
+            one.done(True)
+
+    def room_available(self) -> None:
+        if self._held:
+            self._append_held()
+
+    def _append_held(self) -> None:
+        held = self._held
+        while held:
+            first = held[0]
+            if not self._append_now(first.batch, first.header, first.deadline_ns, first.done):
+                return
+            held.popleft()
+
+    def leadership_lost(self) -> None:
+        """Answer everyone: held batches were never appended, appended ones have an open fate."""
+        self._overlay = Overlay()
+        held, self._held = self._held, deque()
+        waiters, self._waiters = self._waiters, deque()
+        asked, self._asked = self._asked, []
+        for append in held:
+            append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        for waiter in waiters:
+            waiter.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        for one in asked:
+            one.done(False)
+
+    def leader_changed(self) -> None:
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            if wait.callback is not None:
+                wait.callback()
+
+    def expire(self, now_ns: int) -> None:
+        """Deadlines: a held batch was not appended, an appended one may yet commit."""
+        if self._held and any(held.deadline_ns <= now_ns for held in self._held):
+            late = [held for held in self._held if held.deadline_ns <= now_ns]
+            self._held = deque(held for held in self._held if held.deadline_ns > now_ns)
+            for held in late:
+                held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        for waiter in self._waiters:
+            if waiter.deadline_ns <= now_ns:
+                # It stays in line, so that the order of the rest is kept; nobody listens any more.
+                waiter.deadline_ns = NEVER
+                done, waiter.done = waiter.done, _nobody
+                done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        late_asked = [one for one in self._asked if one.deadline_ns <= now_ns]
+        if late_asked:
+            self._asked = [one for one in self._asked if one.deadline_ns > now_ns]
+            for one in late_asked:
+                one.done(False)
+        if self._waits:
+            self._waits = [wait for wait in self._waits if wait.callback is not None]
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits here with a deadline."""
+        return bool(self._held or self._waiters or self._asked or self._waits)
+
+    def close(self) -> None:
+        """The replica is deleted or the server stops."""
+        self.leadership_lost()
+        self.leader_changed()
+
+    def take_meta(self) -> list[tuple[bytes, bytes | None]]:
+        return self.state.take_dirty()
+
+
+def _nobody(_: Appended) -> None:
+    """Receives the fate of a batch whose client was already answered."""

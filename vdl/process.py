@@ -1,0 +1,216 @@
+"""A server as a process: event loop, signals, ports, real disk and network.
+
+The only place where a `Server` meets asyncio, besides the listener and the peer transport. SIGTERM
+stops one server: its leaderships are handed over first. SIGINT (^C, which a terminal sends to all
+servers it started) stops without that, because the whole set stops.
+
+A fault that leaves the server in doubt about itself, an exception on the loop or a disk that cannot
+be trusted, ends the process at once: what was not acknowledged is not lost, and a restart reads the
+disk again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from rpc.hello import Hello
+from rpc.links import Links
+from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
+from rpc.transport import SocketTransport
+from segments.fs import RealFileSystem
+from segments.store import DiskStore
+from segments.workers import ThreadWorkers
+from vdl.clock import Timer
+from vdl.config import Config
+from vdl.http import HttpServer
+from vdl.kafka.listener import Listener
+from vdl.log import EventLog, start_logging
+from vdl.metrics import Health, Source, operations_routes
+from vdl.server import ADMIN_LISTENER, Server, ServerState
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+_NS = 1e9
+
+
+class LoopClock:
+    """`vdl.clock.Clock` over an asyncio loop."""
+
+    __slots__ = ("_loop", "call_soon")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer:
+        return self._loop.call_later(delay_ns / _NS, fn)
+
+
+class NoDialer:
+    """A single server has nobody to dial."""
+
+    def dial(self, address: Address, on_result: Callable[[Stream | DialFailed], None]) -> Dial:
+        raise AssertionError(f"no peers are configured, yet {address} is dialled")
+
+
+class Process:
+    """One running server and its ports."""
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config
+        self._loop = loop
+        self._logger = start_logging(config.log)
+        self._log = EventLog(self._logger)
+        self._clock = LoopClock(loop)
+        # Luck spreads timers; identities are drawn from the system.
+        self._rng = random.Random(int.from_bytes(os.urandom(8)))  # noqa: S311
+        self._ended: asyncio.Future[int] = loop.create_future()
+        self._listeners: list[Listener] = []
+        self._http: HttpServer | None = None
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit code."""
+        loop = self._loop
+        loop.set_exception_handler(self._loop_failed)
+        config = self._config
+        workers = ThreadWorkers(
+            loop.call_soon_threadsafe,
+            lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
+        )
+        store = DiskStore.open(
+            RealFileSystem(), str(config.data_dir), workers, config.store, self._rng
+        )
+        store.on_fatal = self._disk_failed
+        self.server = server = Server(
+            config,
+            store=store,
+            clock=self._clock,
+            rng=self._rng,
+            random_bytes=os.urandom,
+            make_links=self._make_links,
+            advertised=self._advertised(),
+            log=self._log,
+        )
+        server.on_serving = self._open_listeners
+        for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
+            loop.add_signal_handler(number, self._stop, transfer)
+        await self._open_operations(server)
+        server.start()
+        gc.collect()
+        gc.freeze()
+        return await self._ended
+
+    # --- ports ---------------------------------------------------------------------------------
+    def _advertised(self) -> dict[str, tuple[str, int]]:
+        """What the catalog is told of this server's addresses."""
+        config = self._config
+        told = {
+            listener.name: (
+                listener.advertised_host or listener.host,
+                listener.advertised_port or listener.port,
+            )
+            for listener in config.listeners
+        }
+        if config.admin is not None:
+            admin = config.admin.advertise
+            told[ADMIN_LISTENER] = (admin.host, admin.port)
+        return told
+
+    def _make_links(self, local: Hello, handler: PeerHandler) -> Links:
+        peer = self._config.peer
+        if peer is None:
+            return Links(local, NoDialer(), self._clock, self._rng, handler)
+        listen = (peer.listen.host, peer.listen.port)
+        return SocketTransport(local, listen, handler, loop=self._loop, rng=self._rng)
+
+    def _open_listeners(self) -> None:
+        """Clients may come in."""
+        frontend = self.server.frontend
+        assert frontend is not None
+        for options in self._config.listeners:
+            listener = Listener(self._loop, frontend, options, self._log)
+            listener.open()
+            listener.start()
+            self._listeners.append(listener)
+        if self._config.admin is not None:
+            self._loop.create_task(self._open_admin())  # noqa: RUF006 - see _loop_failed
+
+    async def _open_admin(self) -> None:
+        """The admin service, after the listeners: gRPC takes a while to load."""
+
+    async def _open_operations(self, server: Server) -> None:
+        http = self._config.http
+        if http is None:
+            return
+        sources = (
+            Source("store", lambda: server.store.stats()),
+            Source("server", lambda: server.numbers()),
+        )
+        routes = operations_routes(sources, lambda: _health(server))
+        self._http = HttpServer(routes, self._logger)
+        await self._http.start(http.host, http.port)
+
+    # --- ends ------------------------------------------------------------------------------------
+    def _stop(self, transfer: bool) -> None:  # noqa: FBT001 - a signal handler's argument
+        if self.server.state in (ServerState.STOPPING, ServerState.STOPPED):
+            return
+        self._log.info("stopping", transfer=transfer)
+        for listener in self._listeners:
+            listener.close()
+        self.server.stop(self._stopped, transfer=transfer)
+
+    def _stopped(self) -> None:
+        if self._http is not None:
+            self._http.close()
+        if not self._ended.done():
+            self._ended.set_result(EXIT_OK)
+
+    def _disk_failed(self, error: BaseException) -> None:
+        """Nothing may be acknowledged after a failed sync: end before anything else can run."""
+        self._log.error("disk_failed", error=f"{type(error).__name__}: {error}")
+        os._exit(EXIT_FAILED)
+
+    def _loop_failed(
+        self, loop: asyncio.AbstractEventLoop, context: dict[str, object]
+    ) -> None:
+        """An exception left a callback: state may be half changed, so nothing may follow."""
+        del loop
+        error = context.get("exception")
+        if isinstance(error, OSError) and "transport" in context:
+            return  # a socket died while asyncio was closing it
+        self._logger.error(
+            str(context.get("message")),
+            exc_info=error if isinstance(error, BaseException) else None,
+        )
+        os._exit(EXIT_FAILED)
+
+
+def _health(server: Server) -> Health:
+    facts = server.health()
+    return Health(server.state is ServerState.SERVING, facts)
+
+
+def run(config: Config) -> int:
+    """Run one server in this process until it is told to stop; its exit code."""
+    if not __debug__:
+        sys.stderr.write("vdl: refuses to run under python -O: its assertions are its safety\n")
+        return EXIT_FAILED
+
+    async def main() -> int:
+        return await Process(config, asyncio.get_running_loop()).run()
+
+    return asyncio.run(main())

@@ -1,0 +1,329 @@
+"""One server, assembled from its parts and driven by whatever loop it is given.
+
+A server that has no cluster yet asks its seeds until one is born or found (`Birth`); a server that
+has one opens its replicas, registers itself in the catalog and serves clients. Nothing here knows
+whether time, disk and network are real: `vdl.process` runs a server on asyncio, `vdl.sim` runs
+several in one thread on virtual time.
+
+States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED;
+WAITING is where a server stands whose directory its cluster does not know: it takes no part.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from rpc.birth import decode_answer, encode_ask
+from rpc.hello import Hello, RejectReason
+from rpc.links import Links
+from rpc.peer import FrameType
+from rpc.streams import PeerHandler
+from segments.api import Store
+from vdl.clock import MS, Clock
+from vdl.config import Config
+from vdl.kafka.context import Context
+from vdl.kafka.frontend import Frontend
+from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.log import Log
+from vdl.logstream.birth import (
+    Birth,
+    BirthRecord,
+    BirthState,
+    configuration_digest,
+    decode_record,
+    encode_record,
+)
+from vdl.logstream.host import Host
+from vdl.logstream.state_group import Outcome
+from vdl.state.commands import RegisterServer
+
+_REGISTER_RETRY_NS = 300 * MS
+_REGISTER_DEADLINE_NS = 2_000 * MS
+_STOP_POLL_NS = 5 * MS
+_CLUSTER_ID_BYTES = 16
+
+ADMIN_LISTENER = "ADMIN"
+"""Name under which a server registers the address of its admin service."""
+
+
+class ServerState(Enum):
+    """What a server is doing."""
+
+    ASKING = "asking"
+    WAITING = "waiting"
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Server:
+    """See the module. Implements `rpc.streams.PeerHandler` until its host does."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: Store,
+        clock: Clock,
+        rng: random.Random,
+        random_bytes: Callable[[int], bytes],
+        make_links: Callable[[Hello, PeerHandler], Links],
+        advertised: dict[str, tuple[str, int]],
+        log: Log,
+    ) -> None:
+        """`advertised`: listener name → address that clients are told."""
+        self.config = config
+        self.store = store
+        self.clock = clock
+        self.state = ServerState.ASKING
+        self.host: Host | None = None
+        self.frontend: Frontend | None = None
+        self.on_serving: Callable[[], None] = _nothing
+        """Called once, when clients may be let in."""
+        self._rng = rng
+        self._random_bytes = random_bytes
+        self._advertised = advertised
+        self._log = log
+        self._digest = configuration_digest(
+            {server: str(address) for server, address in config.seeds.items()}
+        )
+        self._birth: Birth | None = None
+        self._incarnation = clock.wall_ms()
+        self.links = make_links(self._hello(""), self)
+
+    def _hello(self, cluster_id: str) -> Hello:
+        return Hello(
+            server_id=self.config.server_id,
+            directory_id=self.store.directory_id,
+            incarnation=self._incarnation,
+            cluster_id=cluster_id,
+            config_digest=self._digest,
+        )
+
+    # --- birth ---------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begin: with the cluster this directory belongs to, or by asking for one."""
+        config = self.config
+        adopted = self.store.cluster_record()
+        seeds = tuple(config.seeds) or (config.server_id,)
+        if adopted:
+            self._adopted(decode_record(adopted))
+        else:
+            self._birth = Birth(
+                server_id=config.server_id,
+                directory_id=self.store.directory_id,
+                seeds=seeds,
+                digest=self._digest,
+                coordinator_groups=config.coordinators,
+            )
+            self._found_if_all_are_empty()
+        for server_id, address in sorted(config.seeds.items()):
+            if server_id != config.server_id:
+                self.links.set_peer(server_id, (address.host, address.port))
+
+    def _found_if_all_are_empty(self) -> None:
+        birth = self._birth
+        if birth is None or not birth.may_found:
+            return
+        raw = self._random_bytes(_CLUSTER_ID_BYTES)
+        record = birth.found(base64.urlsafe_b64encode(raw).rstrip(b"=").decode())
+        self._adopt(record)
+
+    def _adopt(self, record: BirthRecord) -> None:
+        """Durable before anyone can see it."""
+        self.store.adopt_cluster(encode_record(record))
+        self._birth = None
+        self._log.info("cluster_adopted", cluster=record.cluster_id)
+        # Not from inside a link's own callback: all links end and are made anew.
+        self.clock.call_soon(lambda: self._adopted(record))
+
+    def _adopted(self, record: BirthRecord) -> None:
+        if self.state is not ServerState.ASKING:
+            return
+        self.links.set_local(self._hello(record.cluster_id))
+        self._open(record)
+
+    # --- PeerHandler, before there is a host -----------------------------------------------------
+    def admit(self, hello: Hello) -> bool:
+        return True if self.host is None else self.host.admit(hello)
+
+    def link_up(self, hello: Hello) -> None:
+        if self.host is not None:
+            self.host.link_up(hello)
+        elif self._birth is not None:
+            if hello.cluster_id:
+                self.links.send(hello.server_id, FrameType.ASK, encode_ask())
+                return
+            birth = self._birth
+            birth.seed_is_empty(hello.server_id, hello.directory_id, hello.config_digest)
+            if hello.server_id in birth.mismatched:
+                self._log.error("seeds_differ", peer=hello.server_id)
+            self._found_if_all_are_empty()
+
+    def link_down(self, server_id: int, *, refused: bool) -> None:
+        if self.host is not None:
+            self.host.link_down(server_id, refused=refused)
+        elif self._birth is not None:
+            self._birth.seed_left(server_id)
+
+    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+        if self.host is not None:
+            self.host.frame(server_id, frame_type, payload)
+        elif frame_type is FrameType.ANSWER:
+            self._answered(server_id, payload)
+
+    def _answered(self, server_id: int, payload: memoryview) -> None:
+        """A member of a cluster told this empty server what its cluster is."""
+        encoded = decode_answer(payload)
+        birth = self._birth
+        if not encoded or birth is None or birth.state is not BirthState.ASKING:
+            return
+        record = decode_record(encoded)
+        if birth.answered(record) is BirthState.BORN:
+            self._adopt(record)
+        else:
+            self.state = ServerState.WAITING
+            self._log.error(
+                "directory_unknown",
+                cluster=record.cluster_id,
+                told_by=server_id,
+                directory=self.store.directory_id.hex(),
+                meaning="this data directory is not the one the cluster was founded with; "
+                "the server takes no part until the cluster replaces its replicas",
+            )
+
+    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
+        if self.host is not None:
+            self.host.rejected(server_id, reason, text, by_peer=by_peer)
+
+    def beat(self) -> None:
+        if self.host is not None:
+            self.host.beat()
+
+    # --- starting --------------------------------------------------------------------------------
+    def _open(self, record: BirthRecord) -> None:
+        config = self.config
+        self.state = ServerState.STARTING
+        host = Host(
+            server_id=config.server_id,
+            record=record,
+            store=self.store,
+            transport=self.links,
+            clock=self.clock,
+            rng=self._rng,
+            options=config.host,
+            log=self._log,
+            cache_bytes_max=config.store.cache_bytes_max,
+        )
+        self.host = host
+        context = Context(
+            host=host,
+            config=config.kafka,
+            clock=self.clock,
+            log=self._log,
+            random_bytes=self._random_bytes,
+        )
+        context.groups = GroupCoordinator(
+            host=host, clock=self.clock, rng=self._rng, config=config.kafka
+        )
+        for coordinator in host.coordinators:
+            context.groups.attach(coordinator)
+        self.frontend = Frontend(context)
+        host.on_catalog_change = self._serve_if_registered
+        host.start()
+        self._register()
+
+    def _registration(self) -> RegisterServer:
+        return RegisterServer(
+            server_id=self.config.server_id,
+            directory_id=self.store.directory_id,
+            rack=self.config.rack,
+            listeners=self._advertised,
+            replica_of_catalog=True,
+        )
+
+    def _is_registered(self) -> bool:
+        assert self.host is not None
+        known = self.host.catalog.servers.get(self.config.server_id)
+        return (
+            known is not None
+            and known.directory_id == self.store.directory_id
+            and known.rack == self.config.rack
+            and known.listeners == self._advertised
+        )
+
+    def _register(self) -> None:
+        """Tell the cluster where this server can be reached, until the catalog says so."""
+        if self.state not in (ServerState.STARTING, ServerState.SERVING) or self._is_registered():
+            return
+        assert self.host is not None
+        self.host.propose_catalog(
+            self._registration(),
+            deadline_ns=self.clock.now_ns() + _REGISTER_DEADLINE_NS,
+            done=self._registered,
+        )
+
+    def _registered(self, outcome: Outcome) -> None:
+        del outcome  # what counts is what the applied catalog says
+        if not self._is_registered():
+            self.clock.call_later(_REGISTER_RETRY_NS, self._register)
+
+    def _serve_if_registered(self) -> None:
+        if self.state is ServerState.STARTING and self._is_registered():
+            self.state = ServerState.SERVING
+            self._log.info("serving", server=self.config.server_id)
+            self.on_serving()
+
+    # --- stopping --------------------------------------------------------------------------------
+    def stop(self, done: Callable[[], None], *, transfer: bool = True) -> None:
+        """Hand leaderships over (unless the whole set stops), answer who waits, close the store;
+        `done` when nothing is left to do. Bounded by `HostOptions.transfer_stop_ms`."""
+        if self.state in (ServerState.STOPPING, ServerState.STOPPED):
+            return
+        self.state = ServerState.STOPPING
+        wait_ms = self.config.host.transfer_stop_ms if transfer else 0
+        self._drain(self.clock.now_ns() + wait_ms * MS, done)
+
+    def _drain(self, deadline_ns: int, done: Callable[[], None]) -> None:
+        host = self.host
+        if (
+            host is not None
+            and self.clock.now_ns() < deadline_ns
+            and host.transfer_leaderships() > 0
+        ):
+            self.clock.call_later(_STOP_POLL_NS, lambda: self._drain(deadline_ns, done))
+            return
+        if self.frontend is not None:
+            self.frontend.stop()
+        if host is not None:
+            host.close()
+        if self.frontend is not None:
+            self.frontend.close()
+        self.links.close()
+        self.store.close(lambda: self._stopped(done))
+
+    def _stopped(self, done: Callable[[], None]) -> None:
+        self.state = ServerState.STOPPED
+        done()
+
+    # --- for people ------------------------------------------------------------------------------
+    def health(self) -> dict[str, Any]:
+        """What `/health` says; `ok` when clients are served."""
+        host = self.host
+        return {
+            "ok": self.state is ServerState.SERVING,
+            "state": self.state.value,
+            "server_id": self.config.server_id,
+            "cluster_id": host.cluster_id if host is not None else "",
+            "groups": len(host.groups) if host is not None else 0,
+            "leading": sum(g.node.is_leader for g in host.groups.values()) if host else 0,
+        }
+
+
+def _nothing() -> None:
+    """The default of a callback nobody has set."""
