@@ -1,0 +1,117 @@
+"""The admin plane without gRPC: what is said, and what a server must be able to answer.
+
+The messages are plain dataclasses whose fields have the names of `proto/admin.proto`, so that a
+server fills them in without importing protobuf, and the command line prints them without knowing
+gRPC. `admin_service` and `admin_client` translate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from rpc.streams import LinkStatus
+
+
+class Role(IntEnum):
+    """A replica's role in its group."""
+
+    FOLLOWER = 0
+    PRE_CANDIDATE = 1
+    CANDIDATE = 2
+    LEADER = 3
+
+
+class ProgressState(IntEnum):
+    """How a leader replicates to one replica."""
+
+    PROBE = 0
+    REPLICATE = 1
+    SNAPSHOT = 2
+
+
+class TransferOutcome(IntEnum):
+    """How a leadership transfer ended."""
+
+    TRANSFERRED = 0
+    NOT_LEADER = 1
+    UNKNOWN_GROUP = 2
+    NO_REPLICA = 3
+    TIMED_OUT = 4
+
+
+@dataclass(slots=True)
+class ReplicaProgress:
+    """One replica in its leader's eyes."""
+
+    replica_id: int
+    state: ProgressState
+    match: int
+    """Largest index known to be durable there."""
+    next: int
+    recent_active: bool = False
+    is_paused: bool = False
+
+
+@dataclass(slots=True)
+class GroupStatus:
+    """One replica of one group. Offsets are 0 for groups without records."""
+
+    group_id: int
+    name: str
+    replica_id: int
+    role: Role
+    term: int
+    leader: int
+    """The leader's replica id, 0: none known."""
+    first_index: int = 0
+    last_index: int = 0
+    commit: int = 0
+    applied: int = 0
+    log_start_offset: int = 0
+    high_watermark: int = 0
+    end_offset: int = 0
+    voters: list[int] = field(default_factory=list)
+    learners: list[int] = field(default_factory=list)
+    progress: list[ReplicaProgress] = field(default_factory=list)
+    """Of every replica, on the leader; empty elsewhere."""
+
+
+@dataclass(slots=True)
+class ServerStatus:
+    """One server as it sees itself. `cluster_id` is "" before birth."""
+
+    server_id: int
+    cluster_id: str = ""
+    directory_id: bytes = b""
+    incarnation: int = 0
+    version: str = ""
+    uptime_ms: int = 0
+    problems: list[str] = field(default_factory=list)
+    links: list[LinkStatus] = field(default_factory=list)
+    groups: list[GroupStatus] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TransferResult:
+    """`leader`: the replica to ask instead, with NOT_LEADER; 0: not known."""
+
+    outcome: TransferOutcome
+    leader: int = 0
+
+
+class AdminBackend(Protocol):
+    """The server behind the admin plane. Plain functions, called on its loop."""
+
+    def status(self, groups: Sequence[int]) -> ServerStatus:
+        """Its state now; only these groups, all if there are none."""
+
+    def transfer_leadership(
+        self, group: int, to_server: int, done: Callable[[TransferResult], None]
+    ) -> None:
+        """Begin a transfer; `done` is called once, possibly before this returns."""
+
+    def hint_stop(self, *, whole_cluster: bool) -> None:
+        """A stop is about to come. `whole_cluster`: leadership need not be handed over."""

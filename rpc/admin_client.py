@@ -1,0 +1,153 @@
+"""A blocking client of one server's admin plane, for the command line and tests.
+
+Every call has a deadline and raises AdminError, never a gRPC exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from rpc.admin import (
+    GroupStatus,
+    ProgressState,
+    ReplicaProgress,
+    Role,
+    ServerStatus,
+    TransferOutcome,
+    TransferResult,
+)
+from rpc.errors import AdminError
+from rpc.proto import admin_pb2
+from rpc.streams import Address, LinkStatus
+
+_SERVICE = "vdl.admin.v1.Admin"
+_MESSAGE_BYTES_MAX = 64 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    # A proxy set in the environment is for the outside world, not for the next server.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class AdminClient:
+    """Calls to the server at one address; close it, or use it in a `with`."""
+
+    def __init__(self, address: Address, *, timeout_s: float = 5.0) -> None:
+        host, port = address
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._channel.close()
+
+    def status(self, groups: Sequence[int] = ()) -> ServerStatus:
+        """The server's state; only these groups, all if there are none. Raises AdminError."""
+        reply: admin_pb2.ServerStatus = self._call(
+            "Status",
+            admin_pb2.StatusRequest(group_ids=groups),
+            admin_pb2.ServerStatus.FromString,
+        )
+        return _server_status(reply)
+
+    def transfer_leadership(self, group: int, to_server: int) -> TransferResult:
+        """Move a group's leadership from the server called to another. Raises AdminError; after
+        DEADLINE_EXCEEDED the transfer may still happen."""
+        reply: admin_pb2.TransferLeadershipReply = self._call(
+            "TransferLeadership",
+            admin_pb2.TransferLeadershipRequest(group_id=group, to_server=to_server),
+            admin_pb2.TransferLeadershipReply.FromString,
+        )
+        return TransferResult(TransferOutcome(reply.outcome), reply.leader)
+
+    def hint_stop(self, *, whole_cluster: bool) -> None:
+        """Tell the server how the stop that is about to come is meant. Raises AdminError."""
+        self._call(
+            "HintStop",
+            admin_pb2.HintStopRequest(whole_cluster=whole_cluster),
+            admin_pb2.HintStopReply.FromString,
+        )
+
+    def _call(self, method: str, request: Any, decode: Callable[[bytes], Any]) -> Any:
+        call: grpc.UnaryUnaryMultiCallable[Any, Any] = self._channel.unary_unary(
+            f"/{_SERVICE}/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=decode,
+        )
+        try:
+            return call(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise AdminError(error.code().name, error.details() or "") from error
+
+
+def _server_status(message: admin_pb2.ServerStatus) -> ServerStatus:
+    return ServerStatus(
+        server_id=message.server_id,
+        cluster_id=message.cluster_id,
+        directory_id=message.directory_id,
+        incarnation=message.incarnation,
+        version=message.version,
+        uptime_ms=message.uptime_ms,
+        problems=list(message.problems),
+        links=[_link_status(link) for link in message.links],
+        groups=[_group_status(group) for group in message.groups],
+    )
+
+
+def _link_status(message: admin_pb2.LinkStatus) -> LinkStatus:
+    return LinkStatus(
+        server_id=message.server_id,
+        is_up=message.is_up,
+        dialed_by_us=message.dialed_by_us,
+        unsent_bytes=message.unsent_bytes,
+        round_trip_ns=message.round_trip_ns,
+        silent_ns=message.silent_ns,
+        dial_failures=message.dial_failures,
+    )
+
+
+def _group_status(message: admin_pb2.GroupStatus) -> GroupStatus:
+    return GroupStatus(
+        group_id=message.group_id,
+        name=message.name,
+        replica_id=message.replica_id,
+        role=Role(message.role),
+        term=message.term,
+        leader=message.leader,
+        first_index=message.first_index,
+        last_index=message.last_index,
+        commit=message.commit,
+        applied=message.applied,
+        log_start_offset=message.log_start_offset,
+        high_watermark=message.high_watermark,
+        end_offset=message.end_offset,
+        voters=list(message.voters),
+        learners=list(message.learners),
+        progress=[
+            ReplicaProgress(
+                replica_id=replica.replica_id,
+                state=ProgressState(replica.state),
+                match=replica.match,
+                next=replica.next,
+                recent_active=replica.recent_active,
+                is_paused=replica.is_paused,
+            )
+            for replica in message.progress
+        ],
+    )

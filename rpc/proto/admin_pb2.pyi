@@ -1,0 +1,165 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FOLLOWER: _ClassVar[Role]
+    PRE_CANDIDATE: _ClassVar[Role]
+    CANDIDATE: _ClassVar[Role]
+    LEADER: _ClassVar[Role]
+
+class ProgressState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROBE: _ClassVar[ProgressState]
+    REPLICATE: _ClassVar[ProgressState]
+    SNAPSHOT: _ClassVar[ProgressState]
+
+class TransferOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRANSFERRED: _ClassVar[TransferOutcome]
+    NOT_LEADER: _ClassVar[TransferOutcome]
+    UNKNOWN_GROUP: _ClassVar[TransferOutcome]
+    NO_REPLICA: _ClassVar[TransferOutcome]
+    TIMED_OUT: _ClassVar[TransferOutcome]
+FOLLOWER: Role
+PRE_CANDIDATE: Role
+CANDIDATE: Role
+LEADER: Role
+PROBE: ProgressState
+REPLICATE: ProgressState
+SNAPSHOT: ProgressState
+TRANSFERRED: TransferOutcome
+NOT_LEADER: TransferOutcome
+UNKNOWN_GROUP: TransferOutcome
+NO_REPLICA: TransferOutcome
+TIMED_OUT: TransferOutcome
+
+class StatusRequest(_message.Message):
+    __slots__ = ("group_ids",)
+    GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    group_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ServerStatus(_message.Message):
+    __slots__ = ("server_id", "cluster_id", "directory_id", "incarnation", "version", "uptime_ms", "problems", "links", "groups")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    server_id: int
+    cluster_id: str
+    directory_id: bytes
+    incarnation: int
+    version: str
+    uptime_ms: int
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
+    def __init__(self, server_id: _Optional[int] = ..., cluster_id: _Optional[str] = ..., directory_id: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ...) -> None: ...
+
+class LinkStatus(_message.Message):
+    __slots__ = ("server_id", "is_up", "dialed_by_us", "unsent_bytes", "round_trip_ns", "silent_ns", "dial_failures")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_UP_FIELD_NUMBER: _ClassVar[int]
+    DIALED_BY_US_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_NS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_NS_FIELD_NUMBER: _ClassVar[int]
+    DIAL_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    server_id: int
+    is_up: bool
+    dialed_by_us: bool
+    unsent_bytes: int
+    round_trip_ns: int
+    silent_ns: int
+    dial_failures: int
+    def __init__(self, server_id: _Optional[int] = ..., is_up: _Optional[bool] = ..., dialed_by_us: _Optional[bool] = ..., unsent_bytes: _Optional[int] = ..., round_trip_ns: _Optional[int] = ..., silent_ns: _Optional[int] = ..., dial_failures: _Optional[int] = ...) -> None: ...
+
+class GroupStatus(_message.Message):
+    __slots__ = ("group_id", "name", "replica_id", "role", "term", "leader", "first_index", "last_index", "commit", "applied", "log_start_offset", "high_watermark", "end_offset", "voters", "learners", "progress")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    name: str
+    replica_id: int
+    role: Role
+    term: int
+    leader: int
+    first_index: int
+    last_index: int
+    commit: int
+    applied: int
+    log_start_offset: int
+    high_watermark: int
+    end_offset: int
+    voters: _containers.RepeatedScalarFieldContainer[int]
+    learners: _containers.RepeatedScalarFieldContainer[int]
+    progress: _containers.RepeatedCompositeFieldContainer[ReplicaProgress]
+    def __init__(self, group_id: _Optional[int] = ..., name: _Optional[str] = ..., replica_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., term: _Optional[int] = ..., leader: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., commit: _Optional[int] = ..., applied: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., end_offset: _Optional[int] = ..., voters: _Optional[_Iterable[int]] = ..., learners: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ...) -> None: ...
+
+class ReplicaProgress(_message.Message):
+    __slots__ = ("replica_id", "state", "match", "next", "recent_active", "is_paused")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    RECENT_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    replica_id: int
+    state: ProgressState
+    match: int
+    next: int
+    recent_active: bool
+    is_paused: bool
+    def __init__(self, replica_id: _Optional[int] = ..., state: _Optional[_Union[ProgressState, str]] = ..., match: _Optional[int] = ..., next: _Optional[int] = ..., recent_active: _Optional[bool] = ..., is_paused: _Optional[bool] = ...) -> None: ...
+
+class TransferLeadershipRequest(_message.Message):
+    __slots__ = ("group_id", "to_server")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_SERVER_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    to_server: int
+    def __init__(self, group_id: _Optional[int] = ..., to_server: _Optional[int] = ...) -> None: ...
+
+class TransferLeadershipReply(_message.Message):
+    __slots__ = ("outcome", "leader")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    outcome: TransferOutcome
+    leader: int
+    def __init__(self, outcome: _Optional[_Union[TransferOutcome, str]] = ..., leader: _Optional[int] = ...) -> None: ...
+
+class HintStopRequest(_message.Message):
+    __slots__ = ("whole_cluster",)
+    WHOLE_CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    whole_cluster: bool
+    def __init__(self, whole_cluster: _Optional[bool] = ...) -> None: ...
+
+class HintStopReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
