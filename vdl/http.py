@@ -10,9 +10,11 @@ Must not know: what the routes tell. They are plain functions that return at onc
 from __future__ import annotations
 
 import asyncio
-import logging
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from vdl.log import Log
 
 REQUEST_BYTES_MAX = 8 << 10
 REQUEST_SECONDS_MAX = 5
@@ -36,7 +38,7 @@ class Response:
 Route = Callable[[], Response]
 
 
-def answer(request_head: bytes, routes: Mapping[str, Route], log: logging.Logger) -> bytes:
+def answer(request_head: bytes, routes: Mapping[str, Route], log: Log) -> bytes:
     """The bytes that answer a request head (all up to the empty line)."""
     method, response = _respond(request_head, routes, log)
     head = (
@@ -49,9 +51,7 @@ def answer(request_head: bytes, routes: Mapping[str, Route], log: logging.Logger
     return head if method == "HEAD" else head + response.body
 
 
-def _respond(
-    request_head: bytes, routes: Mapping[str, Route], log: logging.Logger
-) -> tuple[str, Response]:
+def _respond(request_head: bytes, routes: Mapping[str, Route], log: Log) -> tuple[str, Response]:
     words = request_head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return "", _text(400, "not an HTTP request")
@@ -63,8 +63,8 @@ def _respond(
         return method, _text(405, "GET or HEAD")
     try:
         return method, route()
-    except Exception:  # an edge: a scrape must not end the server
-        log.exception("operations route failed", extra={"route": target})
+    except Exception:  # noqa: BLE001 - an edge: a scrape must not end the server
+        log.error("operations_route_failed", route=target, traceback=traceback.format_exc())
         return method, _text(500, "failed; see the server's log")
 
 
@@ -75,7 +75,7 @@ def _text(status: int, text: str) -> Response:
 class HttpServer:
     """Serves `routes` until closed. Built and owned by the server's loop."""
 
-    def __init__(self, routes: Mapping[str, Route], log: logging.Logger) -> None:
+    def __init__(self, routes: Mapping[str, Route], log: Log) -> None:
         self._routes = routes
         self._log = log
         self._server: asyncio.Server | None = None
@@ -101,9 +101,7 @@ class HttpServer:
 class _Connection(asyncio.Protocol):
     """Collects one request head, answers it, closes."""
 
-    def __init__(
-        self, routes: Mapping[str, Route], log: logging.Logger, peers: set[_Connection]
-    ) -> None:
+    def __init__(self, routes: Mapping[str, Route], log: Log, peers: set[_Connection]) -> None:
         self._routes = routes
         self._log = log
         self._peers = peers

@@ -1,9 +1,11 @@
 """The server's log: one line per event, structured, rate-limited, quiet when all is well.
 
-Code logs through a `logging.Logger` it was given: a short event text and, as `extra`, the values.
-A line carries them apart, so that it can be counted and searched:
+Code reports to the `Log` it was given: the name of an event, and values beside it. A line carries
+them apart, so that it can be counted and searched:
 
-    ts=2026-03-01T12:00:00.250Z level=warning event="link refused" peer=2 reason=WRONG_CLUSTER
+    ts=2026-03-01T12:00:00.250Z level=warning event=link_refused peer=2 reason=WRONG_CLUSTER
+
+Records that libraries give to the standard `logging` module leave the same way.
 
 Rules:
 
@@ -33,15 +35,10 @@ LEVELS = {
     "error": logging.ERROR,
 }
 
-_OWN_ATTRIBUTES = frozenset(
-    {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "dropped_lines"}
-)
-"""What every record has; anything else on it came in through `extra`."""
-
 Line = dict[str, object]
 
 Value = str | float | bool | None
-"""What stands beside an event: ints and enums' names among them."""
+"""What stands beside an event: a number, a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class LogOptions:
 
 
 def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger:
-    """The process's logger, writing to `descriptor`; libraries' records leave the same way.
+    """The process's logger, writing to `descriptor`; `EventLog` makes a `Log` of it.
 
     Called once, by the command that runs a server. Python's own warnings are lines too.
     """
@@ -87,13 +84,13 @@ class EventLog:
         self._logger = logger
 
     def info(self, event: str, **fields: Value) -> None:
-        self._logger.info(event, extra=fields)
+        self._logger.info(event, extra={"fields": fields})
 
     def warning(self, event: str, **fields: Value) -> None:
-        self._logger.warning(event, extra=fields)
+        self._logger.warning(event, extra={"fields": fields})
 
     def error(self, event: str, **fields: Value) -> None:
-        self._logger.error(event, extra=fields)
+        self._logger.error(event, extra={"fields": fields})
 
 
 class LineHandler(logging.Handler):
@@ -136,7 +133,7 @@ class RateLimit(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line of logfmt or JSON: ts, level, event, then the fields of `extra`."""
+    """A record as one line of logfmt or JSON: ts, level, event, then the fields."""
 
     def __init__(self, style: str) -> None:
         super().__init__()
@@ -151,10 +148,12 @@ class LineFormatter(logging.Formatter):
         }
         if record.name != "vdl":
             line["logger"] = record.name
-        fields = vars(record)
-        line.update((name, fields[name]) for name in fields if name not in _OWN_ATTRIBUTES)
-        if "dropped_lines" in fields:
-            line["dropped_lines"] = fields["dropped_lines"]
+        # Under one attribute of the record: as attributes of their own, as `logging` would have it,
+        # a field could not be called `name` or `module`.
+        line.update(getattr(record, "fields", {}))
+        dropped = getattr(record, "dropped_lines", 0)
+        if dropped:
+            line["dropped_lines"] = dropped
         if record.exc_info is not None and record.exc_info[1] is not None:
             line["traceback"] = self.formatException(record.exc_info)
         return self._render(line)

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from vdl.log import LineFormatter, LineHandler, RateLimit
+from vdl.log import EventLog, LineFormatter, LineHandler, RateLimit
 
 
-def record_of(message="started", level=logging.INFO, *, created=1_772_366_400.25, **extra):
+def record_of(message="started", level=logging.INFO, *, created=1_772_366_400.25, **fields):
     record = logging.LogRecord("vdl", level, "x.py", 1, message, (), None)
     record.created = created
-    vars(record).update(extra)
+    record.fields = fields
     return record
 
 
@@ -81,6 +81,19 @@ def test_log_rate_errors_always_pass():
     assert gate.filter(record_of(created=7.1))
     assert not gate.filter(record_of(level=logging.WARNING, created=7.2))
     assert gate.filter(record_of(level=logging.ERROR, created=7.3))
+
+
+def test_log_event_fields_may_have_any_name():
+    """A field called as an attribute of `logging`'s records is still only a field."""
+    logger = logging.Logger("vdl")
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(LineFormatter("json").format(record))
+    logger.addHandler(handler)
+    EventLog(logger).warning("topic_made", name="t", args="100%s", module=None)
+    line = json.loads(lines[0])
+    assert line["event"] == "topic_made"
+    assert (line["name"], line["args"], line["module"]) == ("t", "100%s", None)
 
 
 def test_log_line_that_cannot_be_written_is_lost_quietly():

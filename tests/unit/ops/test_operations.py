@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from vdl.http import REQUEST_BYTES_MAX, HttpServer, Response, answer
-from vdl.metrics import Health, Sample, Source, operations_routes
+from vdl.log import EventLog
+from vdl.metrics import Sample, Source, operations_routes
 
-LOG = logging.getLogger("test")
+LOG = EventLog(logging.getLogger("test"))
 
 
 def get(routes, target="/metrics", method="GET"):
@@ -21,7 +22,7 @@ def get(routes, target="/metrics", method="GET"):
 
 
 def routes_with(*sources, serving=True):
-    return operations_routes(sources, lambda: Health(serving, {"server_id": 3}))
+    return operations_routes(sources, lambda: {"ok": serving, "server_id": 3})
 
 
 def test_metrics_numbers_are_read_at_each_scrape():
@@ -68,7 +69,7 @@ def test_health_status_follows_serving(serving, status):
     """Load balancers read the code, people the facts."""
     answered, _, body = get(routes_with(serving=serving), "/health")
     assert answered == status
-    assert json.loads(body) == {"serving": serving, "server_id": 3}
+    assert json.loads(body) == {"ok": serving, "server_id": 3}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_http_route_that_raises_is_a_500(caplog):
 
     with caplog.at_level(logging.ERROR):
         assert get({"/x": broken}, "/x")[0] == 500
-    assert "operations route failed" in caplog.text
+    assert "operations_route_failed" in caplog.text
 
 
 def test_http_server_answers_and_closes():

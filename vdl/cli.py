@@ -1,0 +1,32 @@
+"""The `vdl` command.
+
+`vdl serve` is a server: it goes straight to `vdl.commands.serve` and never loads the libraries the
+other commands talk to people with (click, rich), which would cost every server several megabytes
+and a tenth of a second. All other commands are a click application in `vdl.commands.app`.
+
+Must not know: what the commands do.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    arguments = sys.argv[1:]
+    if not __debug__:
+        # Assertions are the last line of defence of acknowledged data, also in production.
+        sys.stderr.write("vdl: refusing to run under python -O: its assertions are needed\n")
+        return 2
+    if arguments[:1] == ["serve"]:
+        from vdl.commands.serve import serve
+
+        return serve(arguments[1:])
+    from vdl.commands.app import run_app
+
+    return run_app(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

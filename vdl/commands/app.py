@@ -1,0 +1,82 @@
+"""The commands people type, as one click application.
+
+Each command's own module is loaded only when it runs: `vdl down` need not load what `vdl status`
+needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version as distribution_version
+
+import click
+
+from vdl import __version__
+from vdl.config import ConfigError
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "up": ("vdl.commands.up", "up", "Start a replica set on this machine."),
+    "down": ("vdl.commands.up", "down", "Stop it."),
+    "status": ("vdl.commands.status", "status", "Servers, topics, leaders, offsets, lag."),
+    "serve": ("", "", "Run one server."),
+    "sim": ("vdl.commands.sim", "sim", "Run whole servers on virtual time, from a seed."),
+    "check": ("vdl.commands.check", "check", "Look for anomalies in a recorded history."),
+    "version": ("vdl.commands.app", "version", "Print versions."),
+}
+"""Name → (module, attribute, one line). `serve` never comes here (see vdl.cli), but is listed."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        module, attribute, _ = COMMANDS.get(cmd_name, ("", "", ""))
+        if not module:
+            return None
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vdl")
+def app() -> None:
+    """VDL, a replicated log store that speaks the Kafka protocol."""
+
+
+@click.command()
+def version() -> None:
+    """Print the version of VDL, of Python and of the libraries that matter."""
+    click.echo(f"vdl {__version__}")
+    click.echo(f"python {sys.version.split()[0]}")
+    for library in ("crc32c", "cramjam", "grpcio", "lmdb", "msgspec", "protobuf"):
+        click.echo(f"{library} {distribution_version(library)}")
+
+
+def run_app(arguments: Sequence[str]) -> int:
+    """Run the application; the exit code: 0, 1 for what failed, 2 for wrong usage."""
+    from vdl.commands.replica_set import ReplicaSetError
+
+    try:
+        code = app.main(args=list(arguments), prog_name="vdl", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except (ReplicaSetError, ConfigError) as error:
+        click.echo(f"vdl: {error}", err=True)
+        return 1
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,16 @@
+"""`vdl check`: look for anomalies in a recorded history of what clients did and saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vdl.check.report import main as report
+
+
+@click.command()
+@click.argument("history", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def check(*, history: Path) -> int:
+    """Check HISTORY (JSON lines, one operation each): 0 when clean, 1 when anomalies were found."""
+    return report(str(history))

@@ -1,0 +1,356 @@
+"""A replica set on this machine: its folder, its ports, its processes.
+
+```
+DIR/replica_set.toml    how many servers, from which port on
+DIR/<id>/vdl.toml       the server's configuration; written once, then yours to edit
+DIR/<id>/store/         its data directory
+DIR/<id>/server.pid     its process, while it runs
+DIR/<id>/server.log     what it logged
+```
+Server `id` (from 1) takes four ports: `base + id - 1` for clients, and 10, 20 and 30 above it for
+peers, administration and metrics.
+
+A process id is believed only while that process runs `vdl serve` with the very same configuration
+file: ids are reused, and nobody else's process may be ended.
+
+Must not know: how it is told to people.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vdl.config import Config, load_config
+from vdl.config_values import Address
+
+SERVERS_MAX = 9
+PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30
+POLL_SECONDS = 0.02
+LOG_TAIL_LINES = 5
+
+
+class ReplicaSetError(Exception):
+    """Something a person has to decide or mend; the text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """One server of the set: where its files are. Whether it runs is asked of the system."""
+
+    id: int
+    directory: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.directory / "vdl.toml"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.directory / "server.pid"
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "server.log"
+
+    def config(self) -> Config:
+        """Raises ConfigError."""
+        return load_config(self.config_file)
+
+    def running_pid(self) -> int:
+        """The server's process id, 0 when it does not run."""
+        try:
+            pid = int(self.pid_file.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+        return pid if is_server_process(pid, self.config_file) else 0
+
+    def log_tail(self) -> str:
+        """The last lines of the log, for a message about a server that did not start."""
+        try:
+            lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet:
+    """The servers below one folder."""
+
+    directory: Path
+    base_port: int
+    servers: tuple[LocalServer, ...]
+
+    @property
+    def bootstrap(self) -> str:
+        """What a Kafka client is given: the address of every server."""
+        addresses = []
+        for server in self.servers:
+            listener = server.config().listeners[0]
+            host = listener.advertised_host or listener.host
+            addresses.append(str(Address(host, listener.advertised_port or listener.port)))
+        return ",".join(addresses)
+
+    def running(self) -> dict[int, int]:
+        """Server id → process id of those that run."""
+        pids = {server.id: server.running_pid() for server in self.servers}
+        return {server_id: pid for server_id, pid in pids.items() if pid}
+
+
+def find_replica_set(directory: Path) -> ReplicaSet | None:
+    """The set that was made below `directory`; None when there is none. Raises ReplicaSetError."""
+    file = directory / "replica_set.toml"
+    try:
+        recorded = tomllib.loads(file.read_text(encoding="utf-8"))
+        count, base_port = int(recorded["servers"]), int(recorded["base_port"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise ReplicaSetError(f"{file} cannot be used: {error}") from error
+    return _replica_set(directory, count, base_port)
+
+
+def make_replica_set(directory: Path, *, count: int, base_port: int) -> ReplicaSet:
+    """Lay out a new set. Raises ReplicaSetError."""
+    if not 1 <= count <= SERVERS_MAX:
+        raise ReplicaSetError(f"a replica set on one machine has 1 to {SERVERS_MAX} servers")
+    if not 1_024 <= base_port <= 65_535 - HTTP_PORT_STEP - SERVERS_MAX:
+        raise ReplicaSetError("the base port must lie between 1024 and 65496")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "replica_set.toml").write_text(
+            f"# Written by `vdl up`: the replica set in this folder.\n"
+            f"servers = {count}\nbase_port = {base_port}\n",
+            encoding="utf-8",
+        )
+    except OSError as error:
+        raise ReplicaSetError(f"cannot write to {directory}: {error.strerror}") from error
+    return _replica_set(directory, count, base_port)
+
+
+def _replica_set(directory: Path, count: int, base_port: int) -> ReplicaSet:
+    root = directory.resolve()
+    servers = tuple(LocalServer(number, root / str(number)) for number in range(1, count + 1))
+    return ReplicaSet(root, base_port, servers)
+
+
+def write_configs(replica_set: ReplicaSet) -> None:
+    """Write the configuration of every server that has none yet."""
+    for server in replica_set.servers:
+        server.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not server.config_file.exists():
+            text = config_text(server.id, len(replica_set.servers), replica_set.base_port)
+            server.config_file.write_text(text, encoding="utf-8")
+
+
+def config_text(server_id: int, count: int, base_port: int) -> str:
+    """The configuration of one server of a set on loopback."""
+    port = base_port + server_id - 1
+    lines = [
+        "# Written by `vdl up` once; edit it as you like. deploy/vdl.toml explains every key.",
+        "",
+        "[server]",
+        f"id = {server_id}",
+        'data_dir = "store"',
+        "",
+        "[[listeners]]",
+        'name = "PLAINTEXT"',
+        f'listen = "127.0.0.1:{port}"',
+        "",
+        "[admin]",
+        f'listen = "127.0.0.1:{port + ADMIN_PORT_STEP}"',
+        "",
+        "[http]",
+        f'listen = "127.0.0.1:{port + HTTP_PORT_STEP}"',
+    ]
+    if count > 1:
+        lines += ["", "[cluster.seeds]"]
+        lines += [
+            f'{number} = "127.0.0.1:{base_port + number - 1 + PEER_PORT_STEP}"'
+            for number in range(1, count + 1)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def is_server_process(pid: int, config_file: Path) -> bool:
+    """Whether process `pid` is alive and runs `vdl serve` with this configuration file."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        command = _command_line_from_ps(pid)
+    return b"serve" in command and os.fsencode(config_file) in command
+
+
+def _command_line_from_ps(pid: int) -> list[bytes]:
+    """The words of a process's command line where there is no /proc; empty when it is gone."""
+    if Path("/proc/self/cmdline").exists():
+        return []
+    found = subprocess.run(  # noqa: S603 - a number of our own, no shell
+        ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
+    )
+    return found.stdout.split()
+
+
+def check_ports(servers: Iterable[LocalServer]) -> None:
+    """Raises ReplicaSetError naming the first port that somebody else listens on."""
+    for server in servers:
+        config = server.config()
+        wanted = [Address(listener.host, listener.port) for listener in config.listeners]
+        wanted += [endpoint.listen for endpoint in (config.peer, config.admin) if endpoint]
+        wanted += [config.http] if config.http else []
+        for address in wanted:
+            _check_port(server.id, address)
+
+
+def _check_port(server_id: int, address: Address) -> None:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the servers bind: a port that only lingers in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ReplicaSetError(f"server {server_id}: {address}: {error.strerror}") from error
+            raise ReplicaSetError(
+                f"port {address.port}, wanted by server {server_id}, is in use by another program; "
+                "choose others with --base-port (and another --data)"
+            ) from error
+
+
+def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
+    """Start the server's process, in a session of its own so that ^C does not reach it."""
+    command = [sys.executable, "-m", "vdl.cli", "serve"]
+    command += ["--config", str(server.config_file), "--pid-file", str(server.pid_file)]
+    with server.log_file.open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    # Written by the server as well; here at once, so that an early `vdl down` finds it.
+    server.pid_file.write_text(f"{process.pid}\n", encoding="ascii")
+    return process
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Where to ask a server whether it serves: its metrics port, or, where that is off, a listener
+    for clients, which then only has to accept a connection."""
+
+    server_id: int
+    address: Address
+    is_http: bool
+
+    @staticmethod
+    def of(server: LocalServer) -> Probe:
+        config = server.config()
+        if config.http is not None:
+            return Probe(server.id, config.http, is_http=True)
+        listener = config.listeners[0]
+        return Probe(server.id, Address(listener.host, listener.port), is_http=False)
+
+    def is_serving(self) -> bool:
+        host, port = self.address.host, self.address.port
+        if not self.is_http:
+            try:
+                socket.create_connection((host, port), timeout=1).close()
+            except OSError:
+                return False
+            return True
+        connection = http.client.HTTPConnection(host, port, timeout=1)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def wait_until_serving(
+    servers: Sequence[LocalServer],
+    processes: Mapping[int, subprocess.Popen[bytes]],
+    *,
+    timeout_seconds: float,
+) -> None:
+    """Return when all of `servers` serve. Raises ReplicaSetError when one of `processes` (by server
+    id) ends first, or time runs out."""
+    deadline = time.monotonic() + timeout_seconds
+    waiting = [Probe.of(server) for server in servers]
+    by_id = {server.id: server for server in servers}
+    while True:
+        waiting = [probe for probe in waiting if not probe.is_serving()]
+        if not waiting:
+            return
+        for server_id, process in processes.items():
+            if process.poll() is not None:
+                server = by_id[server_id]
+                raise ReplicaSetError(
+                    f"server {server_id} ended with exit code {process.returncode}; "
+                    f"{server.log_file} ends with\n{server.log_tail()}"
+                )
+        if time.monotonic() > deadline:
+            names = ", ".join(str(probe.server_id) for probe in waiting)
+            server = by_id[waiting[0].server_id]
+            raise ReplicaSetError(
+                f"server {names} does not serve after {timeout_seconds:.0f} s; "
+                f"{server.log_file} ends with\n{server.log_tail()}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> dict[int, str]:
+    """Ask all that run to stop, at once; end what is left after `patience_seconds`.
+
+    Server id → how it ended ("stopped", "killed") for those that ran.
+    """
+    pids = {server.id: (server, server.running_pid()) for server in servers}
+    running = {server_id: found for server_id, found in pids.items() if found[1]}
+    for _, pid in running.values():
+        _signal(pid, signal.SIGTERM)
+    endings: dict[int, str] = {}
+    deadline = time.monotonic() + patience_seconds
+    while running:
+        for server_id, (server, pid) in list(running.items()):
+            if not _has_ended(server, pid):
+                continue
+            endings.setdefault(server_id, "stopped")
+            server.pid_file.unlink(missing_ok=True)
+            del running[server_id]
+        if running and time.monotonic() > deadline:
+            for server_id, (_, pid) in running.items():
+                if server_id not in endings:
+                    _signal(pid, signal.SIGKILL)
+                    endings[server_id] = "killed"
+        if running:
+            time.sleep(POLL_SECONDS)
+    return dict(sorted(endings.items()))
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _has_ended(server: LocalServer, pid: int) -> bool:
+    """Whether the process is gone; a child of ours is reaped, so that it does not stay a zombie."""
+    try:
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        ended = 0
+    return ended == pid or not is_server_process(pid, server.config_file)

@@ -1,0 +1,189 @@
+"""`vdl up` and `vdl down`: a replica set on this machine, in the foreground or left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from vdl.commands.replica_set import (
+    POLL_SECONDS,
+    ReplicaSet,
+    ReplicaSetError,
+    check_ports,
+    find_replica_set,
+    make_replica_set,
+    start_server,
+    stop_servers,
+    wait_until_serving,
+    write_configs,
+)
+
+SERVERS_DEFAULT = 3
+BASE_PORT_DEFAULT = 9092
+STOP_PATIENCE_SECONDS = 5.0
+EXIT_INTERRUPTED = 130
+
+Processes = dict[int, subprocess.Popen[bytes]]
+
+
+@click.command()
+@click.option("--nodes", type=int, help=f"How many servers.  [default: {SERVERS_DEFAULT}]")
+@click.option(
+    "--data", type=click.Path(path_type=Path), default="data", show_default=True,
+    help="Folder of the replica set; one that exists is started again.",
+)  # fmt: skip
+@click.option(
+    "--base-port", type=int,
+    help=f"Kafka port of server 1; the others follow.  [default: {BASE_PORT_DEFAULT}]",
+)  # fmt: skip
+@click.option("--detach", is_flag=True, help="Return when all serve, and leave them running.")
+@click.option(
+    "--timeout", type=float, default=30.0, show_default=True,
+    help="Seconds to wait until all serve.",
+)  # fmt: skip
+def up(
+    *, nodes: int | None, data: Path, base_port: int | None, detach: bool, timeout: float
+) -> None:
+    """Start a replica set on this machine.
+
+    In the foreground it runs until ^C. Started on existing data with some servers running,
+    `--detach` starts the missing ones.
+    """
+    os.umask(0o077)
+    replica_set = _open(data, nodes, base_port)
+    write_configs(replica_set)
+    running = replica_set.running()
+    missing = [server for server in replica_set.servers if server.id not in running]
+    if running and (not detach or not missing):
+        pids = ", ".join(f"server {number} is process {pid}" for number, pid in running.items())
+        way_out = f"stop with: {_command()} down --data {data}"
+        raise ReplicaSetError(f"already running in {data} ({pids}); {way_out}")
+    check_ports(missing)
+    # From here on a signal must not leave half a replica set behind.
+    stop = _StopFlag()
+    processes: Processes = {}
+    try:
+        for server in missing:
+            processes[server.id] = start_server(server)
+        wait_until_serving(replica_set.servers, processes, timeout_seconds=timeout)
+    except BaseException:
+        stop_servers(missing, patience_seconds=STOP_PATIENCE_SECONDS)
+        raise
+    _greet(replica_set, data, is_detached=detach)
+    if not detach:
+        _stay(replica_set, data, processes, stop)
+
+
+@click.command()
+@click.option(
+    "--data", type=click.Path(path_type=Path), default="data", show_default=True,
+    help="Folder of the replica set.",
+)  # fmt: skip
+def down(*, data: Path) -> None:
+    """Stop the replica set that was started in a folder."""
+    replica_set = find_replica_set(data)
+    if replica_set is None:
+        raise ReplicaSetError(f"there is no replica set in {data}")
+    endings = stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS)
+    for server_id, ending in endings.items():
+        click.echo(f"server {server_id} {ending}")
+    if not endings:
+        click.echo("nothing was running")
+
+
+def _open(data: Path, nodes: int | None, base_port: int | None) -> ReplicaSet:
+    """The set in `data`, made if there is none. What was recorded cannot be changed by options."""
+    found = find_replica_set(data)
+    if found is None:
+        return make_replica_set(
+            data,
+            count=SERVERS_DEFAULT if nodes is None else nodes,
+            base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
+        )
+    count = len(found.servers)
+    if nodes not in {None, count}:
+        raise ReplicaSetError(f"the replica set in {data} has {count} servers, not {nodes}")
+    if base_port not in {None, found.base_port}:
+        raise ReplicaSetError(
+            f"the replica set in {data} has its ports from {found.base_port}, not {base_port}; "
+            f"to move it, edit {data}/*/vdl.toml and {data}/replica_set.toml"
+        )
+    return found
+
+
+def _greet(replica_set: ReplicaSet, data: Path, *, is_detached: bool) -> None:
+    count = len(replica_set.servers)
+    bootstrap = replica_set.bootstrap
+    python = sys.executable
+    command = _command()
+    click.echo(f"{count} server{'s' if count > 1 else ''} up, data in {data}")
+    click.echo(f"bootstrap.servers={bootstrap}\n")
+    click.echo("Try:")
+    click.echo(f"  {command} status --bootstrap {bootstrap}")
+    click.echo(f"  {python} examples/flights.py --bootstrap {bootstrap}")
+    click.echo(f"  kill -9 $(cat {data}/1/server.pid); {command} up --data {data} --detach")
+    click.echo(
+        f"\nStop with: {command} down --data {data}" if is_detached else "\n^C stops all servers.",
+    )
+
+
+def _command() -> str:
+    """How this program was called, for lines that can be copied."""
+    return sys.argv[0] if not sys.argv[0].endswith(".py") else f"{sys.executable} -m vdl.cli"
+
+
+class _Stopped(click.exceptions.Exit):
+    """A signal came before all servers were up."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_INTERRUPTED)
+
+
+class _StopFlag:
+    """Turns SIGINT and SIGTERM into a flag, or an exception while starting."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.is_starting = True
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.is_set = True
+        if self.is_starting:
+            raise _Stopped
+
+
+def _stay(replica_set: ReplicaSet, data: Path, processes: Processes, stop: _StopFlag) -> None:
+    """Wait for a signal; say when a server ends; then stop all, also those started meanwhile."""
+    stop.is_starting = False
+    reported: set[int] = set()
+    while not stop.is_set:
+        for server_id, process in processes.items():
+            code = process.poll()
+            if code is not None and server_id not in reported:
+                reported.add(server_id)
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                click.echo(
+                    f"server {server_id} ended with {how}; start it again with: "
+                    f"{_command()} up --data {data} --detach"
+                )
+        if not replica_set.running():
+            raise ReplicaSetError("all servers have ended")
+        time.sleep(5 * POLL_SECONDS)
+    click.echo("\nstopping")
+    _report_stop(stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS))
+
+
+def _report_stop(endings: dict[int, str]) -> None:
+    for server_id, ending in endings.items():
+        if ending != "stopped":
+            click.echo(f"server {server_id} did not stop in time and was {ending}")
