@@ -48,6 +48,14 @@ class Source:
     read: Callable[[], Numbers]
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether this server serves clients, and the facts behind it (shown as JSON)."""
+
+    is_serving: bool
+    facts: Mapping[str, object]
+
+
 HELP: dict[str, str] = {
     "vdl_process_cpu_seconds_total": "CPU time of this process, user and system.",
     "vdl_process_resident_bytes": "Memory of this process that is resident now.",
@@ -58,11 +66,8 @@ HELP: dict[str, str] = {
 """Metric → one sentence. A metric without one is described by its own name."""
 
 
-def operations_routes(
-    sources: Iterable[Source], health: Callable[[], Mapping[str, object]]
-) -> dict[str, Route]:
-    """The routes of the operations port. `health` gives facts, of which `ok` says whether this
-    server serves clients."""
+def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -> dict[str, Route]:
+    """The routes of the operations port."""
     exposition = Exposition((Source("process", process_numbers), *sources))
     return {"/metrics": exposition.respond, "/health": lambda: _respond_health(health())}
 
@@ -146,7 +151,7 @@ def _open_descriptors() -> int:
         return -1
 
 
-def _respond_health(facts: Mapping[str, object]) -> Response:
+def _respond_health(health: Health) -> Response:
     """200 while serving, 503 before and after, the facts as JSON either way."""
-    status = 200 if facts["ok"] else 503
-    return Response(status, "application/json", json.dumps(facts, default=str).encode() + b"\n")
+    body = json.dumps(dict(health.facts), default=str).encode() + b"\n"
+    return Response(200 if health.is_serving else 503, "application/json", body)

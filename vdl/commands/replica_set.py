@@ -315,12 +315,14 @@ def wait_until_serving(
 def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> dict[int, str]:
     """Ask all that run to stop, at once; end what is left after `patience_seconds`.
 
+    By SIGINT, which says that the whole set stops: there is nobody to hand leadership to.
+
     Server id → how it ended ("stopped", "killed") for those that ran.
     """
     pids = {server.id: (server, server.running_pid()) for server in servers}
     running = {server_id: found for server_id, found in pids.items() if found[1]}
     for _, pid in running.values():
-        _signal(pid, signal.SIGTERM)
+        _signal(pid, signal.SIGINT)
     endings: dict[int, str] = {}
     deadline = time.monotonic() + patience_seconds
     while running:

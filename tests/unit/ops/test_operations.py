@@ -10,7 +10,7 @@ import pytest
 
 from vdl.http import REQUEST_BYTES_MAX, HttpServer, Response, answer
 from vdl.log import EventLog
-from vdl.metrics import Sample, Source, operations_routes
+from vdl.metrics import Health, Sample, Source, operations_routes
 
 LOG = EventLog(logging.getLogger("test"))
 
@@ -22,7 +22,7 @@ def get(routes, target="/metrics", method="GET"):
 
 
 def routes_with(*sources, serving=True):
-    return operations_routes(sources, lambda: {"ok": serving, "server_id": 3})
+    return operations_routes(sources, lambda: Health(serving, {"server_id": 3}))
 
 
 def test_metrics_numbers_are_read_at_each_scrape():
@@ -69,7 +69,7 @@ def test_health_status_follows_serving(serving, status):
     """Load balancers read the code, people the facts."""
     answered, _, body = get(routes_with(serving=serving), "/health")
     assert answered == status
-    assert json.loads(body) == {"ok": serving, "server_id": 3}
+    assert json.loads(body) == {"server_id": 3}
 
 
 @pytest.mark.parametrize(
