@@ -13,9 +13,8 @@ Must not know: sockets, the event loop, the wire format.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from segments.api import Slices, StorageError
@@ -76,6 +75,8 @@ class KafkaOptions:
     """The same in bytes; at least one request is always read."""
     write_buffer_bytes_max: int = 4 << 20
     """Unsent answers of one connection; beyond it no further request of it is processed."""
+    overload_retry_ms: int = 5
+    """How often producers that are held back by an overloaded host are looked at again."""
 
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
@@ -217,7 +218,25 @@ class Host(Protocol):
 
     def alive_servers(self) -> list[int]: ...
 
+    @property
+    def overloaded(self) -> bool:
+        """Too much is appended and not yet in segments: producers are not listened to now."""
+
     def coordinator_group(self, key: str) -> int: ...
+
+
+class Log(Protocol):
+    """Where events go: `vdl.log.Log`."""
+
+    def info(self, event: str, **fields: str | float | bool | None) -> None: ...
+
+    def warning(self, event: str, **fields: str | float | bool | None) -> None: ...
+
+    def error(self, event: str, **fields: str | float | bool | None) -> None: ...
+
+
+def _before_the_front_end(step: Callable[[], None]) -> None:
+    raise AssertionError(f"{step} deferred before there is a front end")
 
 
 @dataclass(slots=True)
@@ -227,16 +246,13 @@ class Context:
     host: Host
     config: KafkaOptions
     clock: Clock
-    log: logging.Logger
-    endpoints: Endpoints
-    """How clients reach the servers of the cluster."""
-
-
-class Endpoints(Protocol):
-    """Addresses of servers as clients of one listener should see them."""
-
-    def of(self, server_id: int, listener: str) -> tuple[str, int] | None:
-        """Host and port, None when the server has no such listener."""
+    log: Log
+    random_bytes: Callable[[int], bytes]
+    """Luck, for ids that must not repeat: `os.urandom`, or a seeded source."""
+    defer: Callable[[Callable[[], None]], None] = _before_the_front_end
+    """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+    """Encoded answers that several requests of this turn may share; emptied after each."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,541 @@
+"""The front end: client connections as engines that take bytes and give bytes.
+
+`Frontend.accept` makes a `ClientSession` for a connection; whoever owns the socket (the listener,
+or a simulated network) hands it what arrived and sends what it wants sent. Rules:
+
+* Requests of one connection start in arrival order and are answered in that order. A request starts
+  when all before it are answered, as in Kafka; only Produce may start while other Produce requests
+  of its connection wait, because it takes its place in the log when it starts.
+* Every bound is a setting: connections, connections of one address, requests and bytes in flight,
+  unsent bytes, idle time, time for one request to arrive. At a bound the connection is not read.
+* Answers that become known during a turn of the loop leave with one call per connection.
+* Bytes that make no sense end their connection, after what was asked before them is answered. A
+  handler that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else.
+
+Must not know: sockets, the event loop, what the requests do.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, Protocol
+
+from segments.api import Buffer
+from vdl.clock import MS, Timer
+from vdl.errors import ErrorCode
+from vdl.kafka.api import API, Api, Encoded, Later, Reply
+from vdl.kafka.connection import Connection, Request
+from vdl.kafka.context import ConnectionInfo, Context, RequestContext
+from vdl.kafka.error_map import failure
+from vdl.kafka.handlers.api_versions import unsupported_version
+from vdl.kafka.wire.runtime import EncodeError, WireError
+
+_HEAD = Struct(">ii").pack
+_HEAD_FLEXIBLE = Struct(">iix").pack
+_API_VERSIONS = 18
+_SWEEP_NS = 1_000 * MS
+
+
+class Transport(Protocol):
+    """What a session asks of the connection under it."""
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send them end to end, now or later; the buffers stay as they are until then."""
+
+    def close(self) -> None:
+        """Close once everything given to `send` has left."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class ApiStats:
+    """What one API did since the start. `errors` counts handlers that raised."""
+
+    __slots__ = ("bytes_in", "bytes_out", "errors", "requests", "total_ns")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.errors = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.total_ns = 0
+
+
+class Exchange:
+    """One request that has started, and its answer once it is known."""
+
+    __slots__ = ("answer", "api", "bytes", "correlation_id", "request", "started_ns", "version")
+
+    def __init__(self, api: Api, request: Request, started_ns: int) -> None:
+        self.api = api
+        self.version = request.api_version
+        self.correlation_id = request.correlation_id
+        self.bytes = request.bytes
+        self.started_ns = started_ns
+        self.answer: Any = None
+        """A response, Encoded, Reply, an exception, or a Later that becomes one of them."""
+        self.request: Any = None
+        """The decoded request, to answer a failure in its shape. Not kept for pipelined ones,
+        whose frames are large: they answer for themselves."""
+
+
+class ClientSession:
+    """One client connection. `closed` once nothing more goes in or out."""
+
+    __slots__ = (
+        "_bytes_in_flight",
+        "_connection",
+        "_frontend",
+        "_held_back",
+        "_marked",
+        "_out",
+        "_reading",
+        "_started",
+        "_transport",
+        "_waiting",
+        "_writable",
+        "closed",
+        "ending",
+        "frame_since_ns",
+        "info",
+        "last_heard_ns",
+    )
+
+    def __init__(
+        self, frontend: Frontend, transport: Transport, info: ConnectionInfo, now_ns: int
+    ) -> None:
+        self.info = info
+        self.closed = False
+        self.ending = ""
+        """Why no further request is taken; empty while requests are."""
+        self.last_heard_ns = now_ns
+        self.frame_since_ns = 0
+        """When the request that is arriving began; 0 when none is."""
+        self._frontend = frontend
+        self._transport = transport
+        self._connection = Connection(bytes_max=frontend.context.config.request_bytes_max)
+        self._waiting: deque[Request] = deque()
+        self._started: deque[Exchange] = deque()
+        self._bytes_in_flight = 0
+        self._out: list[Buffer] = []
+        self._marked = False
+        self._reading = True
+        self._writable = True
+        self._held_back = False
+
+    # --- from the transport --------------------------------------------------------------------
+    def get_buffer(self, size_hint: int) -> memoryview:
+        """Where the next bytes may be put."""
+        return self._connection.get_buffer(size_hint)
+
+    def buffer_updated(self, count: int) -> None:
+        """`count` bytes were put there."""
+        self.last_heard_ns = now_ns = self._frontend.context.clock.now_ns()
+        connection = self._connection
+        connection.buffer_updated(count)
+        if self.ending:
+            return
+        try:
+            while (request := connection.next_request()) is not None:
+                self._waiting.append(request)
+                self._bytes_in_flight += request.bytes
+                self.frame_since_ns = 0
+        except WireError as error:
+            self.end(f"malformed request: {error!r}")
+        if not connection.mid_request:
+            self.frame_since_ns = 0
+        elif not self.frame_since_ns:
+            self.frame_since_ns = now_ns
+        self.proceed()
+
+    def receive(self, data: Buffer) -> None:
+        """Bytes that arrived, for callers that hold them already."""
+        view = memoryview(data)
+        while view and not self.closed:
+            into = self.get_buffer(len(view))
+            count = min(len(into), len(view))
+            into[:count] = view[:count]
+            self.buffer_updated(count)
+            view = view[count:]
+
+    def pause_writing(self) -> None:
+        """Too much is unsent: nothing further starts or is sent."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """What was unsent has left."""
+        self._writable = True
+        self.mark()
+
+    def connection_lost(self) -> None:
+        """The client is gone, or was closed; nobody waits for answers any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self._waiting.clear()
+        self._out.clear()
+        for exchange in self._started:
+            if type(exchange.answer) is Later:
+                exchange.answer.cancel()
+        self._started.clear()
+        self._frontend.forget(self)
+
+    # --- requests ----------------------------------------------------------------------------
+    def end(self, reason: str) -> None:
+        """Take no further request; close when what has started is answered."""
+        if not self.ending:
+            self.ending = reason
+            self._waiting.clear()
+            if self._started or self._out:
+                self.mark()
+            else:
+                self._close()
+
+    def abort(self, reason: str) -> None:
+        """Close now, whatever is under way."""
+        self.ending = reason
+        transport = self._transport
+        self.connection_lost()
+        transport.abort()
+
+    def stop(self) -> None:
+        """The server stops: let started appends finish, drop everything else."""
+        if any(not exchange.api.pipelined for exchange in self._started):
+            self.abort("the server stops")
+        else:
+            self.end("the server stops")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has started and is not answered."""
+        return bool(self._started)
+
+    def mark(self) -> None:
+        """Have `proceed` run at the end of the turn."""
+        if not self._marked and not self.closed:
+            self._marked = True
+            self._frontend.mark(self)
+
+    def proceed(self) -> None:
+        """Answer what can be answered, start what may start, send what there is to send."""
+        self._marked = False
+        while not self.closed and self._writable:
+            if self._started and self._answer_first():
+                continue
+            if not self._waiting or not self._may_start():
+                break
+            self._start(self._waiting.popleft())
+        if self.closed:
+            return
+        if self._out:
+            out, self._out = self._out, []
+            self._transport.send(out)
+        if self.ending and not self._started:
+            self._close()
+            return
+        self._regulate()
+
+    def _may_start(self) -> bool:
+        api = API.get(self._waiting[0].api_key)
+        if api is None or not api.pipelined:
+            return not self._started
+        if self._started and not self._started[-1].api.pipelined:
+            return False
+        if self._frontend.context.host.overloaded:
+            if not self._held_back:
+                self._held_back = True
+                self._frontend.hold_back(self)
+            return False
+        return True
+
+    def let_go(self) -> None:
+        """The host may have room again."""
+        self._held_back = False
+        self.mark()
+
+    def _start(self, request: Request) -> None:
+        api = API.get(request.api_key)
+        version = request.api_version
+        if api is None:
+            self.end(f"unknown API key {request.api_key}")
+            return
+        frontend = self._frontend
+        exchange = Exchange(api, request, frontend.context.clock.now_ns())
+        self._started.append(exchange)
+        if not api.min_version <= version <= api.max_version:
+            if api.key == _API_VERSIONS:
+                exchange.version = 0
+                exchange.answer = unsupported_version()
+            else:
+                exchange.answer = Reply.CLOSE
+                self.end(f"unsupported version {version} of {api.name}")
+            return
+        try:
+            message = api.wire.decode_request(request.body, version)
+        except WireError as error:
+            exchange.answer = Reply.CLOSE
+            self.end(f"malformed {api.name} request: {error!r}")
+            return
+        if not api.pipelined:
+            exchange.request = message
+        ctx = RequestContext(
+            frontend.context,
+            self.info,
+            api.key,
+            version,
+            request.correlation_id,
+            request.client_id or "",
+            exchange.started_ns,
+        )
+        try:
+            answer = api.handler(ctx, message)
+        except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
+            exchange.request = message
+            answer = error
+        exchange.answer = answer
+        if type(answer) is Later and not answer.done:
+            answer.when_done(self._answered)
+
+    def _answered(self, later: Later) -> None:
+        del later
+        self.mark()
+
+    def _answer_first(self) -> bool:
+        """Send the oldest answer, if it is known. False: it is not."""
+        exchange = self._started[0]
+        answer = exchange.answer
+        if type(answer) is Later:
+            if not answer.done:
+                return False
+            answer = answer.response
+        self._started.popleft()
+        self._bytes_in_flight -= exchange.bytes
+        if isinstance(answer, BaseException):
+            answer = self._frontend.handler_failed(exchange, answer)
+        size = self._emit(exchange, answer) if not isinstance(answer, Reply) else 0
+        self._frontend.finished(exchange, size)
+        if answer is Reply.CLOSE:
+            self.end(f"{exchange.api.name} failed, and its protocol has no answer to say so")
+        return True
+
+    def _emit(self, exchange: Exchange, answer: Any) -> int:
+        """Queue the frame of one answer; its size."""
+        api = exchange.api
+        if type(answer) is Encoded:
+            body = answer.buffers
+        else:
+            try:
+                body = api.wire.encode_response(answer, exchange.version)
+            except EncodeError as error:
+                answer = self._frontend.handler_failed(exchange, error)
+                body = api.wire.encode_response(answer, exchange.version)
+        size = sum(map(len, body))
+        if exchange.version >= api.wire.FLEXIBLE_FROM and api.key != _API_VERSIONS:
+            self._out.append(_HEAD_FLEXIBLE(size + 5, exchange.correlation_id))
+        else:
+            self._out.append(_HEAD(size + 4, exchange.correlation_id))
+        self._out += body
+        return size
+
+    def _regulate(self) -> None:
+        """Stop reading at a bound; read again when half of it is free."""
+        config = self._frontend.context.config
+        requests = len(self._waiting) + len(self._started)
+        if self._reading:
+            if self.ending or (
+                requests >= config.requests_in_flight_max
+                or self._bytes_in_flight >= config.request_bytes_in_flight_max
+            ):
+                self._reading = False
+                self._transport.pause_reading()
+        elif not self.ending and (
+            requests <= config.requests_in_flight_max // 2
+            and self._bytes_in_flight <= config.request_bytes_in_flight_max // 2
+        ):
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _close(self) -> None:
+        transport = self._transport
+        self.connection_lost()
+        transport.close()
+
+
+class Frontend:
+    """All client connections of one server."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.stats = {api.name: ApiStats() for api in API.values()}
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.connections_ended: Counter[str] = Counter()
+        """Connections this server closed, by the first word of the reason."""
+        self.handler_errors = 0
+        self._sessions: dict[int, ClientSession] = {}
+        self._by_host: Counter[str] = Counter()
+        self._marked: list[ClientSession] = []
+        self._deferred: list[Callable[[], None]] = []
+        context.defer = self.defer
+        self._held_back: list[ClientSession] = []
+        self._told: set[tuple[str, str]] = set()
+        self._flush_scheduled = False
+        self._hold_timer: Timer | None = None
+        self._sweep_timer: Timer | None = None
+        self._stopping = False
+        self._next_id = 1
+
+    def __len__(self) -> int:
+        """Connections open now."""
+        return len(self._sessions)
+
+    # --- connections -----------------------------------------------------------------------------
+    def accept(
+        self, transport: Transport, listener: str, peer: tuple[str, int]
+    ) -> ClientSession | None:
+        """The session of a new connection, or None when it may not stay: close it then."""
+        config = self.context.config
+        if (
+            self._stopping
+            or len(self._sessions) >= config.connections_max
+            or self._by_host[peer[0]] >= config.connections_per_ip_max
+        ):
+            self.connections_refused += 1
+            return None
+        info = ConnectionInfo(self._next_id, listener, peer[0], peer[1])
+        self._next_id += 1
+        self.connections_accepted += 1
+        self._by_host[info.peer_host] += 1
+        session = ClientSession(self, transport, info, self.context.clock.now_ns())
+        self._sessions[info.id] = session
+        if self._sweep_timer is None:
+            self._sweep_timer = self.context.clock.call_later(_SWEEP_NS, self._sweep)
+        return session
+
+    def forget(self, session: ClientSession) -> None:
+        """For sessions: this one is closed."""
+        info = session.info
+        del self._sessions[info.id]
+        self._by_host[info.peer_host] -= 1
+        if not self._by_host[info.peer_host]:
+            del self._by_host[info.peer_host]
+        if session.ending:
+            self.connections_ended[session.ending.partition(" ")[0]] += 1
+            self.context.log.info(
+                "connection_closed",
+                peer=f"{info.peer_host}:{info.peer_port}",
+                client=info.client_software_name,
+                reason=session.ending,
+            )
+
+    def _sweep(self) -> None:
+        """Close connections that are idle, or that take too long to send one request."""
+        config = self.context.config
+        now_ns = self.context.clock.now_ns()
+        idle_before = now_ns - config.connection_idle_ms * MS
+        began_before = now_ns - config.frame_deadline_ms * MS
+        for session in list(self._sessions.values()):
+            if 0 < session.frame_since_ns <= began_before:
+                session.abort("slow: a request took too long to arrive")
+            elif session.last_heard_ns <= idle_before and not session.busy:
+                session.abort("idle for too long")
+        self._sweep_timer = None
+        if self._sessions:
+            self._sweep_timer = self.context.clock.call_later(_SWEEP_NS, self._sweep)
+
+    # --- the turn ------------------------------------------------------------------------------
+    def mark(self, session: ClientSession) -> None:
+        """For sessions: something became known that concerns this one."""
+        self._marked.append(session)
+        self._schedule()
+
+    def defer(self, step: Callable[[], None]) -> None:
+        """Run `step` once at the end of this turn; what it completes leaves with the rest."""
+        self._deferred.append(step)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self.context.clock.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """The end of a turn: run what was deferred, send what became known, one call per
+        connection. May be called at any time outside a handler."""
+        if self._deferred:
+            self._flush_scheduled = True  # what the steps complete is sent below
+            deferred, self._deferred = self._deferred, []
+            for step in deferred:
+                step()
+            self.context.shared.clear()
+        self._flush_scheduled = False
+        if self._deferred:
+            self._schedule()
+        marked, self._marked = self._marked, []
+        for session in marked:
+            if not session.closed:
+                session.proceed()
+
+    def hold_back(self, session: ClientSession) -> None:
+        """For sessions: a Produce waits for the host to have room."""
+        self._held_back.append(session)
+        if self._hold_timer is None:
+            delay_ns = self.context.config.overload_retry_ms * MS
+            self._hold_timer = self.context.clock.call_later(delay_ns, self._let_go)
+
+    def _let_go(self) -> None:
+        self._hold_timer = None
+        held, self._held_back = self._held_back, []
+        for session in held:
+            session.let_go()
+
+    # --- bookkeeping -----------------------------------------------------------------------------
+    def finished(self, exchange: Exchange, size: int) -> None:
+        """For sessions: one request is answered with `size` bytes."""
+        stats = self.stats[exchange.api.name]
+        stats.requests += 1
+        stats.bytes_in += exchange.bytes
+        stats.bytes_out += size
+        stats.total_ns += self.context.clock.now_ns() - exchange.started_ns
+
+    def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
+        """Count, log the first of its kind with its trace, and answer UNKNOWN_SERVER_ERROR."""
+        api = exchange.api
+        self.handler_errors += 1
+        self.stats[api.name].errors += 1
+        kind = (api.name, type(error).__name__)
+        if kind not in self._told:
+            self._told.add(kind)
+            self.context.log.error(
+                "handler_failed",
+                api=api.name,
+                version=exchange.version,
+                traceback="".join(traceback.format_exception(error)),
+            )
+        if exchange.request is None:
+            return Reply.CLOSE
+        return failure(api.key, exchange.request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    # --- stop ------------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """Take no connection and no request; drop long polls; let started appends finish."""
+        self._stopping = True
+        for session in list(self._sessions.values()):
+            session.stop()
+
+    def close(self) -> None:
+        """Close every connection now."""
+        self._stopping = True
+        for session in list(self._sessions.values()):
+            session.abort("the server stops")
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None

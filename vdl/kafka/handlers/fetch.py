@@ -1,0 +1,431 @@
+"""Fetch (key 1): committed batches from an offset on, at once or when there are enough.
+
+* v7: sessions (KIP-227). This server opens none: it answers every full request with session 0,
+  after which clients send full requests; an incremental one is FETCH_SESSION_ID_NOT_FOUND.
+* v9: leader epochs are checked (KIP-320). v12: divergence of an older epoch (KIP-595).
+  v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
+
+A fetch is a `_Poll`: it makes attempts until it can answer. An attempt first passes the gates: this
+replica leads, its leader has committed an entry of its own term, an offset above the high watermark
+is confirmed to be out of range by a quorum. Then it reads. Too little and no error: it subscribes
+and comes back, at most once a turn, when a high watermark or a leader changes. Reading and
+subscribing happen in one call, so nothing can slip between them.
+
+There are no transactions, so everything committed is stable: the last stable offset is the high
+watermark and no aborted transaction is listed, under either isolation level.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from segments.api import Buffer, NotInMemory, OffsetOutOfRange, Slices, StorageError
+from vdl.clock import MS, Timer
+from vdl.errors import ErrorCode
+from vdl.kafka.api import Encoded, Later
+from vdl.kafka.context import LogStream, RequestContext, Wait
+from vdl.kafka.error_map import code_of, failure
+from vdl.kafka.handlers.partitions import check_leader_epoch, find_topic, leader_endpoints
+from vdl.kafka.wire.fetch import (
+    API_KEY,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+    encode_response,
+)
+
+_SESSIONS_FROM = 7
+_HINTS_FROM = 12
+_TOPIC_IDS_FROM = 13
+_ENDPOINTS_FROM = 16
+_READ_COMMITTED = 1
+_MAX_INT32 = (1 << 31) - 1
+
+
+class _Target:
+    """One partition of a fetch."""
+
+    __slots__ = (
+        "answer",
+        "asked",
+        "cold",
+        "confirmed",
+        "diverging",
+        "error",
+        "group_id",
+        "stream",
+        "unknown",
+        "wait",
+    )
+
+    def __init__(self, asked: FetchPartition, group_id: int, error: ErrorCode) -> None:
+        self.asked = asked
+        self.group_id = group_id
+        self.error = error
+        """Final once it is not NONE."""
+        self.unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        """What to answer when the topic is gone."""
+        self.stream: LogStream | None = None
+        self.confirmed = False
+        """A quorum confirmed the high watermark after this request arrived."""
+        self.cold: Slices | None = None
+        """What was read from disk."""
+        self.diverging: EpochEndOffset | None = None
+        self.wait: Wait | None = None
+        self.answer: PartitionData | None = None
+
+
+class _Poll:
+    """One fetch under way."""
+
+    __slots__ = (
+        "ctx",
+        "deadline_ns",
+        "expired",
+        "gates",
+        "later",
+        "request",
+        "scheduled",
+        "share_key",
+        "targets",
+        "timer",
+        "topics",
+        "woken",
+    )
+
+    def __init__(self, ctx: RequestContext, request: FetchRequest) -> None:
+        self.ctx = ctx
+        self.request = request
+        self.deadline_ns = ctx.deadline_ns(request.max_wait_ms)
+        self.later = Later()
+        self.targets: list[_Target] = []
+        self.topics: list[tuple[FetchableTopicResponse, list[_Target]]] = []
+        self.gates = 0
+        """Answers of log streams that the next attempt waits for."""
+        self.scheduled = False
+        self.expired = request.max_wait_ms <= 0
+        self.woken = False
+        self.timer: Timer | None = None
+        self.share_key: tuple[object, ...] | None = None
+        self._resolve()
+
+    def _resolve(self) -> None:
+        """Find the partitions asked for."""
+        ctx = self.ctx
+        by_id = ctx.api_version >= _TOPIC_IDS_FROM
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for asked_topic in self.request.topics:
+            topic = find_topic(ctx, asked_topic.topic_id if by_id else asked_topic.topic)
+            targets: list[_Target] = []
+            for asked in asked_topic.partitions:
+                if topic is None:
+                    target = _Target(asked, -1, unknown)
+                elif 0 <= asked.partition < len(topic.partitions):
+                    group_id = topic.partitions[asked.partition]
+                    target = _Target(asked, group_id, ErrorCode.NONE)
+                    target.unknown = unknown
+                else:
+                    target = _Target(asked, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                targets.append(target)
+            self.targets += targets
+            self.topics.append(
+                (FetchableTopicResponse(asked_topic.topic, asked_topic.topic_id), targets)
+            )
+        if len(self.targets) == 1:
+            target = self.targets[0]
+            topic_answer = self.topics[0][0]
+            asked = target.asked
+            self.share_key = (
+                ctx.api_version,
+                ctx.connection.listener,
+                target.group_id,
+                topic_answer.topic,
+                asked.fetch_offset,
+                asked.current_leader_epoch,
+                asked.last_fetched_epoch,
+                min(asked.partition_max_bytes, self.request.max_bytes),
+                self.request.isolation_level,
+            )
+
+    # --- attempts ----------------------------------------------------------------------------
+    def attempt(self) -> None:
+        """Answer, or arrange to be called again."""
+        self.scheduled = False
+        if self.woken and self.share_key is not None:
+            shared = self.ctx.server.shared.get(self.share_key)
+            if shared is not None:
+                self.finish(shared)
+                return
+        for target in self.targets:
+            if not target.error:
+                self._pass_gates(target)
+        if self.gates:
+            return
+        found = self._read()
+        if found is None:
+            return
+        size, at_once = found
+        if size >= self.request.min_bytes or at_once or self.expired or not self.targets:
+            self._answer(may_share=size > 0)
+        else:
+            self._subscribe()
+
+    def _pass_gates(self, target: _Target) -> None:
+        """What has to be true before the log may be read."""
+        host = self.ctx.server.host
+        stream: LogStream | None = host.stream(target.group_id)
+        if stream is None:
+            gone = target.group_id not in host.catalog.groups
+            target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return
+        target.stream = stream
+        target.error = check_leader_epoch(stream, target.asked.current_leader_epoch)
+        if target.error:
+            return
+        if not stream.is_leader:
+            target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return
+        if not stream.serving:
+            self.gates += 1
+            stream.when_serving(
+                deadline_ns=self._gate_deadline_ns(), done=partial(self._gate_passed, target)
+            )
+            return
+        offset = target.asked.fetch_offset
+        if offset < stream.log_start_offset:
+            target.error = ErrorCode.OFFSET_OUT_OF_RANGE
+        elif offset > stream.high_watermark:
+            if target.confirmed:
+                target.error = ErrorCode.OFFSET_OUT_OF_RANGE
+                return
+            # A deposed leader does not know how far the log really goes, and a consumer that is
+            # told "out of range" starts over: ask a quorum first.
+            self.gates += 1
+            stream.read_index(
+                deadline_ns=self._gate_deadline_ns(), done=partial(self._confirmed, target)
+            )
+        else:
+            self._check_divergence(target, stream)
+
+    def _gate_deadline_ns(self) -> int:
+        return self.ctx.received_ns + self.ctx.server.config.read_timeout_ms * MS
+
+    def _confirmed(self, target: _Target, passed: bool) -> None:
+        target.confirmed = passed
+        self._gate_passed(target, passed)
+
+    def _gate_passed(self, target: _Target, passed: bool) -> None:
+        if not passed and not target.error:
+            target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        self._through_gate()
+
+    def _through_gate(self) -> None:
+        self.gates -= 1
+        assert self.gates >= 0, self.gates
+        if not self.gates:
+            self._schedule()
+
+    def _check_divergence(self, target: _Target, stream: LogStream) -> None:
+        """KIP-595: a reader whose last epoch ends earlier here has read what was truncated."""
+        last_epoch = target.asked.last_fetched_epoch
+        if last_epoch < 0:
+            return
+        epoch, end = stream.end_offset_for_epoch(last_epoch)
+        if epoch < 0:
+            target.error = ErrorCode.UNKNOWN_LEADER_EPOCH
+        elif epoch < last_epoch or end < target.asked.fetch_offset:
+            target.diverging = EpochEndOffset(epoch, end)
+
+    # --- reading -----------------------------------------------------------------------------
+    def _read(self) -> tuple[int, bool] | None:
+        """Fill the answers; (bytes of records, whether something must be told at once), or None
+        when a read from disk has to come back first.
+
+        KIP-74: the first batch of the first partition that has any is sent whatever its size.
+        """
+        request = self.request
+        left = min(request.max_bytes, self.ctx.server.config.fetch_max_bytes)
+        total = 0
+        at_once = False
+        for target in self.targets:
+            stream = target.stream
+            if target.error or stream is None:
+                at_once = True
+                target.answer = self._error_answer(target)
+                continue
+            high_watermark = stream.high_watermark
+            found: Slices | None = None
+            if target.diverging is not None:
+                at_once = True
+            elif target.asked.fetch_offset < high_watermark and left > 0:
+                found = self._read_one(target, stream, left)
+                if target.error:
+                    at_once = True
+                    target.answer = self._error_answer(target)
+                    continue
+                if (
+                    found is not None
+                    and total
+                    and found.bytes > min(left, target.asked.partition_max_bytes)
+                ):
+                    found = None
+            records: list[Buffer] | bytes = b""
+            if found is not None and found.bytes:
+                records = found.buffers
+                total += found.bytes
+                left -= found.bytes
+            target.answer = PartitionData(
+                target.asked.partition,
+                ErrorCode.NONE,
+                high_watermark,
+                high_watermark,
+                stream.log_start_offset,
+                target.diverging,
+                None,
+                None,
+                [] if request.isolation_level == _READ_COMMITTED else None,
+                -1,
+                records,
+            )
+        return None if self.gates else (total, at_once)
+
+    def _read_one(self, target: _Target, stream: LogStream, left: int) -> Slices | None:
+        """Batches from memory; None when they are being read from disk, or cannot be read."""
+        if target.cold is not None:
+            return target.cold
+        offset = target.asked.fetch_offset
+        bytes_max = max(1, min(left, target.asked.partition_max_bytes))
+        try:
+            return stream.read(offset, bytes_max)
+        except NotInMemory:
+            # One disk read at a time and request: its bytes must be known before more is read.
+            if not self.gates:
+                self.gates += 1
+                stream.read_cold(offset, bytes_max, partial(self._read_from_disk, target))
+        except OffsetOutOfRange:
+            target.error = ErrorCode.OFFSET_OUT_OF_RANGE
+        except StorageError as error:
+            target.error = code_of(error)
+        return None
+
+    def _read_from_disk(self, target: _Target, found: Slices | StorageError) -> None:
+        if isinstance(found, StorageError):
+            target.error = code_of(found)
+        else:
+            target.cold = found
+        self._through_gate()
+
+    def _error_answer(self, target: _Target) -> PartitionData:
+        answer = PartitionData(
+            partition_index=target.asked.partition,
+            error_code=target.error,
+            high_watermark=-1,
+            records=b"",
+        )
+        if self.ctx.api_version >= _HINTS_FROM and target.error in (
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            ErrorCode.FENCED_LEADER_EPOCH,
+        ):
+            leader, epoch = self.ctx.server.host.leader_of(target.group_id)
+            if leader >= 0:
+                answer.current_leader = LeaderIdAndEpoch(leader, epoch)
+        return answer
+
+    # --- waiting -----------------------------------------------------------------------------
+    def _subscribe(self) -> None:
+        """Come back when a high watermark moves, a leader changes, or the time is over."""
+        wake = self._wake
+        for target in self.targets:
+            if target.wait is None and target.stream is not None:
+                stream = target.stream
+                target.wait = stream.wait_for(stream.high_watermark, partial(wake, target))
+        if self.timer is None:
+            clock = self.ctx.server.clock
+            delay_ns = max(0, self.deadline_ns - clock.now_ns())
+            self.timer = clock.call_later(delay_ns, self._expire)
+
+    def _wake(self, target: _Target) -> None:
+        target.wait = None
+        target.cold = None
+        self.woken = True
+        self._schedule()
+
+    def _expire(self) -> None:
+        self.timer = None
+        self.expired = True
+        if not self.gates:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self.scheduled:
+            self.scheduled = True
+            self.ctx.server.defer(self._run)
+
+    def _run(self) -> None:
+        self.later.run(self.attempt)
+
+    # --- the end -----------------------------------------------------------------------------
+    def _answer(self, *, may_share: bool) -> None:
+        response = FetchResponse()
+        endpoints: list[NodeEndpoint] | None = None
+        for topic_answer, targets in self.topics:
+            for target in targets:
+                answer = target.answer
+                assert answer is not None, "every partition was read"
+                topic_answer.partitions.append(answer)
+                if answer.current_leader is not None:
+                    endpoints = endpoints or []
+                    self._add_endpoint(endpoints, answer.current_leader.leader_id)
+            response.responses.append(topic_answer)
+        if endpoints and self.ctx.api_version >= _ENDPOINTS_FROM:
+            response.node_endpoints = endpoints
+        if may_share and self.woken and self.share_key is not None:
+            encoded = Encoded(encode_response(response, self.ctx.api_version))
+            self.ctx.server.shared[self.share_key] = encoded
+            self.finish(encoded)
+        else:
+            self.finish(response)
+
+    def _add_endpoint(self, endpoints: list[NodeEndpoint], leader: int) -> None:
+        if all(known.node_id != leader for known in endpoints):
+            endpoints.extend(NodeEndpoint(*row) for row in leader_endpoints(self.ctx, leader))
+
+    def finish(self, response: FetchResponse | Encoded) -> None:
+        """Answer, and leave nothing behind."""
+        self.release()
+        self.later.complete(response)
+
+    def release(self) -> None:
+        """Take back every subscription."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        for target in self.targets:
+            if target.wait is not None:
+                target.wait.cancel()
+                target.wait = None
+
+
+def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | Later:
+    """Read now, or wait for more."""
+    replica = request.replica_id
+    if request.replica_state is not None:
+        replica = request.replica_state.replica_id
+    if replica >= 0:
+        # Replicas are fed on a port of their own; nobody becomes one by saying so here.
+        refused: FetchResponse = failure(
+            API_KEY, request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        )
+        return refused
+    if ctx.api_version >= _SESSIONS_FROM and request.session_epoch > 0:
+        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    poll = _Poll(ctx, request)
+    later = poll.later
+    later.on_cancel = poll.release
+    poll.attempt()
+    return later

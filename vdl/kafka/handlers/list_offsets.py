@@ -1,0 +1,199 @@
+"""ListOffsets (key 2) and OffsetForLeaderEpoch (key 23): where a partition's log begins and ends.
+
+ListOffsets: v1 one offset a partition (KIP-79), v2 isolation levels, v4 leader epochs (KIP-320), v6
+flexible. Later versions each add a special timestamp (largest timestamp, tiers) that this server
+does not know, so they are not spoken.
+
+Both answer only after a quorum confirmed that this server still leads: the end of a deposed
+leader's log would make a consumer skip records, and its epochs would make one believe that what it
+read was truncated. There are no transactions: the end is the same under both isolation levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from segments.api import StorageError
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.api import Later
+from vdl.kafka.context import LogStream, RequestContext, TimedOffset
+from vdl.kafka.error_map import code_of, failure
+from vdl.kafka.handlers.partitions import check_leader_epoch, find_topic, partition_group
+from vdl.kafka.wire import list_offsets as offsets_wire
+from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire
+
+LATEST = -1
+EARLIEST = -2
+
+
+class _Pending:
+    """Partitions of one request that are not answered yet."""
+
+    __slots__ = ("ctx", "deadline_ns", "later", "response", "waiting")
+
+    def __init__(self, ctx: RequestContext, response: Any, deadline_ns: int) -> None:
+        self.ctx = ctx
+        self.response = response
+        self.deadline_ns = deadline_ns
+        self.later: Later | None = None
+        self.waiting = 0
+
+    def leader(self, topic_name: str, index: int, epoch: int) -> LogStream:
+        """The log of a partition this server leads. Raises KafkaError."""
+        topic = find_topic(self.ctx, topic_name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        host = self.ctx.server.host
+        stream: LogStream | None = host.stream(partition_group(topic, index))
+        if stream is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        error = check_leader_epoch(stream, epoch)
+        if not error and not stream.is_leader:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if error:
+            raise KafkaError(error)
+        return stream
+
+    def confirm(self, stream: LogStream, then: Callable[[bool], None]) -> None:
+        """Have a quorum confirm that `stream` leads; `then` must call `answered` in the end."""
+        self.waiting += 1
+        stream.read_index(deadline_ns=self.deadline_ns, done=then)
+
+    def answered(self) -> None:
+        """One partition less to wait for."""
+        self.waiting -= 1
+        if not self.waiting and self.later is not None:
+            self.later.complete(self.response)
+
+    def result(self) -> Any:
+        """What the handler returns."""
+        if not self.waiting:
+            return self.response
+        later = self.later = Later()
+        return later
+
+
+def handle_list_offsets(
+    ctx: RequestContext, request: offsets_wire.ListOffsetsRequest
+) -> offsets_wire.ListOffsetsResponse | Later:
+    """Earliest, latest, or the first at or after a time."""
+    response = offsets_wire.ListOffsetsResponse()
+    deadline_ns = ctx.deadline_ns(ctx.server.config.read_timeout_ms)
+    pending = _Pending(ctx, response, deadline_ns)
+    if request.replica_id >= 0:
+        refused: offsets_wire.ListOffsetsResponse = _refuse_replica(
+            offsets_wire.API_KEY, ctx, request
+        )
+        return refused
+    for topic in request.topics:
+        answers: list[offsets_wire.ListOffsetsPartitionResponse] = []
+        response.topics.append(offsets_wire.ListOffsetsTopicResponse(topic.name, answers))
+        for asked in topic.partitions:
+            answer = offsets_wire.ListOffsetsPartitionResponse(asked.partition_index)
+            answers.append(answer)
+            try:
+                stream = pending.leader(
+                    topic.name, asked.partition_index, asked.current_leader_epoch
+                )
+                _find_offset(pending, stream, asked.timestamp, answer)
+            except KafkaError as error:
+                answer.error_code = error.code
+    result: offsets_wire.ListOffsetsResponse | Later = pending.result()
+    return result
+
+
+def _find_offset(
+    pending: _Pending,
+    stream: LogStream,
+    timestamp: int,
+    answer: offsets_wire.ListOffsetsPartitionResponse,
+) -> None:
+    if timestamp == EARLIEST:
+        answer.offset = stream.log_start_offset
+    elif timestamp >= LATEST:
+        pending.confirm(stream, partial(_confirmed_end, pending, stream, timestamp, answer))
+    else:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+
+
+def _confirmed_end(
+    pending: _Pending,
+    stream: LogStream,
+    timestamp: int,
+    answer: offsets_wire.ListOffsetsPartitionResponse,
+    confirmed: bool,
+) -> None:
+    if not confirmed:
+        answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    elif timestamp == LATEST:
+        answer.offset = stream.high_watermark
+        answer.leader_epoch = stream.term
+    else:
+        stream.offset_for_time(timestamp, partial(_found_time, pending, answer))
+        return
+    pending.answered()
+
+
+def _found_time(
+    pending: _Pending,
+    answer: offsets_wire.ListOffsetsPartitionResponse,
+    found: TimedOffset | StorageError,
+) -> None:
+    if isinstance(found, StorageError):
+        answer.error_code = code_of(found)
+    elif found.offset >= 0:
+        answer.offset = found.offset
+        answer.timestamp = found.timestamp
+        answer.leader_epoch = found.leader_epoch
+    pending.answered()
+
+
+def handle_offset_for_leader_epoch(
+    ctx: RequestContext, request: epochs_wire.OffsetForLeaderEpochRequest
+) -> epochs_wire.OffsetForLeaderEpochResponse | Later:
+    """Where the largest epoch up to the one asked for ends: how a client finds truncation."""
+    response = epochs_wire.OffsetForLeaderEpochResponse()
+    deadline_ns = ctx.deadline_ns(ctx.server.config.read_timeout_ms)
+    pending = _Pending(ctx, response, deadline_ns)
+    if request.replica_id >= 0:
+        refused: epochs_wire.OffsetForLeaderEpochResponse = _refuse_replica(
+            epochs_wire.API_KEY, ctx, request
+        )
+        return refused
+    for topic in request.topics:
+        answers: list[epochs_wire.EpochEndOffset] = []
+        response.topics.append(epochs_wire.OffsetForLeaderTopicResult(topic.topic, answers))
+        for asked in topic.partitions:
+            answer = epochs_wire.EpochEndOffset(partition=asked.partition)
+            answers.append(answer)
+            try:
+                stream = pending.leader(topic.topic, asked.partition, asked.current_leader_epoch)
+            except KafkaError as error:
+                answer.error_code = error.code
+            else:
+                pending.confirm(
+                    stream, partial(_confirmed_epoch, pending, stream, asked.leader_epoch, answer)
+                )
+    result: epochs_wire.OffsetForLeaderEpochResponse | Later = pending.result()
+    return result
+
+
+def _confirmed_epoch(
+    pending: _Pending,
+    stream: LogStream,
+    epoch: int,
+    answer: epochs_wire.EpochEndOffset,
+    confirmed: bool,
+) -> None:
+    if confirmed:
+        answer.leader_epoch, answer.end_offset = stream.end_offset_for_epoch(epoch)
+    else:
+        answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    pending.answered()
+
+
+def _refuse_replica(api_key: int, ctx: RequestContext, request: object) -> Any:
+    """Replicas are fed on a port of their own; nobody becomes one by saying so here."""
+    return failure(api_key, request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)

@@ -1,0 +1,268 @@
+"""Metadata (key 3) and DescribeTopicPartitions (key 75): servers, topics, who leads what.
+
+* v0: no topic means all topics; from v1 on null means all and none means none.
+* v4: the client may forbid creation. v5: offline replicas. v7: leader epochs (KIP-320).
+  v10: topic ids in the answer, v12: in the request (KIP-516). v13: an error of its own (KIP-1102).
+
+Everything comes from this server's applied catalog and from what the links say about leaders, which
+is fresh without a write anywhere. A replica counts as offline, and is not in sync, when this
+server has no link to its server. What an authoriser would allow is not said: there is none.
+
+A topic nobody knows is created if client and server allow it. The answer then waits a moment for
+its leaders; if they take longer the client is told LEADER_NOT_AVAILABLE and asks again, as with
+Kafka.
+"""
+
+from __future__ import annotations
+
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.api import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.error_map import failure
+from vdl.kafka.handlers.partitions import NO_TOPIC_ID, Topic, endpoint
+from vdl.kafka.leaders import when_led
+from vdl.kafka.wire import describe_topic_partitions as described
+from vdl.kafka.wire.metadata import (
+    API_KEY,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.state.catalog import topic_name_complaint
+from vdl.state.commands import CreateTopics, NewTopic
+
+CATALOG_GROUP = 0
+_NULL_IS_ALL_FROM = 1
+_CREATION_CHOICE_FROM = 4
+_LISTENER_ERROR_FROM = 6
+_IDS_IN_REQUEST_FROM = 12
+_INTERNAL_NAMES = frozenset({"__consumer_offsets", "__transaction_state"})
+"""Kafka's own topics. Offsets live in coordinator groups here, so these are never created."""
+_CREATE_TIMEOUT_MS = 5_000
+_PARTITIONS_DESCRIBED_MAX = 2_000
+"""`max.request.partition.size.limit`."""
+
+
+class View:
+    """The cluster as one request sees it: leaders, who is reachable, addresses."""
+
+    __slots__ = ("alive", "ctx", "leaders")
+
+    def __init__(self, ctx: RequestContext) -> None:
+        self.ctx = ctx
+        self.alive = set(ctx.server.host.alive_servers())
+        self.leaders: set[int] = set()
+
+    def controller_id(self) -> int:
+        """The catalog's leader, -1 when unknown."""
+        leader, _term = self.ctx.server.host.leader_of(CATALOG_GROUP)
+        return leader
+
+    def partition(self, group_id: int, index: int) -> MetadataResponsePartition:
+        """One partition. A leader that clients of this listener cannot reach is none."""
+        host = self.ctx.server.host
+        leader, term = host.leader_of(group_id)
+        replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
+        error = ErrorCode.NONE
+        if leader < 0:
+            error = ErrorCode.LEADER_NOT_AVAILABLE
+        elif endpoint(self.ctx, leader) is None:
+            leader = -1
+            error = ErrorCode.LEADER_NOT_AVAILABLE
+            if self.ctx.api_version >= _LISTENER_ERROR_FROM:
+                error = ErrorCode.LISTENER_NOT_FOUND
+        else:
+            self.leaders.add(leader)
+        alive = self.alive
+        in_sync = [server for server in replicas if server in alive or server == leader]
+        return MetadataResponsePartition(
+            error,
+            index,
+            leader,
+            term,
+            replicas,
+            in_sync,
+            [server for server in replicas if server not in in_sync],
+        )
+
+    def topic(self, topic: Topic) -> MetadataResponseTopic:
+        """One topic with all its partitions."""
+        return MetadataResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=[
+                self.partition(group_id, index) for index, group_id in enumerate(topic.partitions)
+            ],
+        )
+
+    def brokers(self) -> list[MetadataResponseBroker]:
+        """Servers that clients may connect to: linked to this one, or leading what was told."""
+        found = []
+        for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
+            address = server.listeners.get(self.ctx.connection.listener)
+            if address is not None and (server_id in self.alive or server_id in self.leaders):
+                host, port = address
+                found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
+        return found
+
+
+def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse | Later:
+    """Servers and topics; creates topics that do not exist when that is wanted."""
+    asked = request.topics
+    if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
+        return _everything(ctx)
+    if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
+        topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
+    ):
+        refused: MetadataResponse = failure(
+            API_KEY, request, ctx.api_version, ErrorCode.INVALID_REQUEST
+        )
+        return refused
+    may_create = ctx.server.config.auto_create_topics and (
+        ctx.api_version < _CREATION_CHOICE_FROM or request.allow_auto_topic_creation
+    )
+    if may_create:
+        known = ctx.server.host.catalog.topics
+        missing = sorted(
+            {
+                topic.name
+                for topic in asked
+                if topic.name is not None
+                and topic.topic_id == NO_TOPIC_ID
+                and topic.name not in known
+                and topic.name not in _INTERNAL_NAMES
+                and not topic_name_complaint(topic.name)
+            }
+        )
+        if missing:
+            return _create(ctx, asked, missing)
+    return _some(ctx, asked, frozenset())
+
+
+def _everything(ctx: RequestContext) -> MetadataResponse:
+    view = View(ctx)
+    topics = [view.topic(topic) for _, topic in sorted(ctx.server.host.catalog.topics.items())]
+    return _response(view, topics)
+
+
+def _some(
+    ctx: RequestContext, asked: list[MetadataRequestTopic], creating: frozenset[str]
+) -> MetadataResponse:
+    """The topics asked for; those in `creating` are not unknown, they are on their way."""
+    view = View(ctx)
+    catalog = ctx.server.host.catalog
+    topics: list[MetadataResponseTopic] = []
+    for wanted in asked:
+        name = wanted.name
+        if wanted.topic_id != NO_TOPIC_ID:
+            topic = catalog.topics_by_id.get(wanted.topic_id)
+            missing = ErrorCode.UNKNOWN_TOPIC_ID
+        else:
+            topic = catalog.topics.get(name)
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if topic is None and topic_name_complaint(name or ""):
+                missing = ErrorCode.INVALID_TOPIC_EXCEPTION
+            elif name in creating:
+                missing = ErrorCode.LEADER_NOT_AVAILABLE
+        if topic is not None:
+            topics.append(view.topic(topic))
+        else:
+            topics.append(
+                MetadataResponseTopic(error_code=missing, name=name, topic_id=wanted.topic_id)
+            )
+    return _response(view, topics)
+
+
+def _response(view: View, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+    return MetadataResponse(
+        brokers=view.brokers(),
+        cluster_id=view.ctx.server.host.cluster_id,
+        controller_id=view.controller_id(),
+        topics=topics,
+    )
+
+
+def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: list[str]) -> Later:
+    """Have the topics created, wait for leaders, answer."""
+    server = ctx.server
+    later = Later()
+    names = frozenset(missing)
+    command = CreateTopics(
+        topics=[NewTopic(name, server.random_bytes(16)) for name in missing],
+        default_partitions=server.config.num_partitions,
+        default_replication_factor=server.config.default_replication_factor,
+        alive=sorted(server.host.alive_servers()),
+    )
+
+    def answer() -> None:
+        later.complete(_some(ctx, asked, names))
+
+    def created(outcome: Outcome) -> None:
+        if outcome.kind is not OutcomeKind.APPLIED:
+            later.run(answer)
+            return
+        topics = server.host.catalog.topics
+        groups = [group for name in missing if name in topics for group in topics[name].partitions]
+        deadline_ns = server.clock.now_ns() + server.config.topic_create_wait_ms * MS
+        when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.run(answer))
+
+    server.host.propose_catalog(
+        command, deadline_ns=ctx.deadline_ns(_CREATE_TIMEOUT_MS), done=created
+    )
+    return later
+
+
+def handle_describe_topic_partitions(
+    ctx: RequestContext, request: described.DescribeTopicPartitionsRequest
+) -> described.DescribeTopicPartitionsResponse:
+    """Topics in name order, a page of partitions at a time (KIP-966)."""
+    catalog = ctx.server.host.catalog
+    view = View(ctx)
+    names = sorted({topic.name for topic in request.topics} or catalog.topics)
+    first = 0
+    if request.cursor is not None:
+        start = request.cursor.topic_name
+        names = [name for name in names if name >= start]
+        first = request.cursor.partition_index if names and names[0] == start else 0
+    left = max(1, min(request.response_partition_limit, _PARTITIONS_DESCRIBED_MAX))
+    response = described.DescribeTopicPartitionsResponse()
+    for name in names:
+        topic = catalog.topics.get(name)
+        answer = described.DescribeTopicPartitionsResponseTopic(name=name)
+        response.topics.append(answer)
+        if topic is None:
+            invalid = topic_name_complaint(name)
+            answer.error_code = (
+                ErrorCode.INVALID_TOPIC_EXCEPTION
+                if invalid
+                else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            )
+            continue
+        answer.topic_id = topic.topic_id
+        for index in range(max(0, first), len(topic.partitions)):
+            if not left:
+                response.next_cursor = described.Cursor(name, index)
+                return response
+            left -= 1
+            answer.partitions.append(_described(view.partition(topic.partitions[index], index)))
+        first = 0
+    return response
+
+
+def _described(
+    partition: MetadataResponsePartition,
+) -> described.DescribeTopicPartitionsResponsePartition:
+    return described.DescribeTopicPartitionsResponsePartition(
+        error_code=partition.error_code,
+        partition_index=partition.partition_index,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=partition.replica_nodes,
+        isr_nodes=partition.isr_nodes,
+        offline_replicas=partition.offline_replicas,
+    )

@@ -1,0 +1,73 @@
+"""How a request's words for topics, partitions and servers find what they mean.
+
+Everything is answered from this server's own applied catalog, which may be a moment behind: what
+it does not know yet is answered with errors that clients retry.
+
+Must not know: any one API.
+"""
+
+from __future__ import annotations
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.context import LogStream, RequestContext
+from vdl.state.catalog import TopicInfo
+
+Topic = TopicInfo
+
+NO_TOPIC_ID = bytes(16)
+
+
+def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
+    """The topic of that name, or (16 bytes) of that id."""
+    catalog = ctx.server.host.catalog
+    topic: Topic | None
+    if type(key) is str:
+        topic = catalog.topics.get(key)
+    else:
+        topic = catalog.topics_by_id.get(key)
+    return topic
+
+
+def partition_group(topic: Topic, index: int) -> int:
+    """The group of a partition. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+    groups = topic.partitions
+    if not 0 <= index < len(groups):
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"topic '{topic.name}' has {len(groups)} partitions",
+        )
+    return groups[index]
+
+
+def topic_setting(topic: Topic, name: str, default: int) -> int:
+    """A whole-number setting of the topic; its text was checked when it was set."""
+    configs = topic.configs
+    if configs and name in configs:
+        return int(configs[name])
+    return default
+
+
+def check_leader_epoch(stream: LogStream, epoch: int) -> ErrorCode:
+    """What is wrong with the leader epoch a client believes in (KIP-320); -1 is not checked."""
+    term = stream.term
+    if epoch in (-1, term):
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if epoch < term else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def endpoint(ctx: RequestContext, server_id: int) -> tuple[str, int] | None:
+    """Where clients of this request's listener reach a server; None if they cannot."""
+    server = ctx.server.host.catalog.servers.get(server_id)
+    if server is None:
+        return None
+    address: tuple[str, int] | None = server.listeners.get(ctx.connection.listener)
+    return address
+
+
+def leader_endpoints(ctx: RequestContext, server_id: int) -> list[tuple[int, str, int, str | None]]:
+    """(id, host, port, rack) of a leader, for the hints of KIP-951; empty if unknown."""
+    address = endpoint(ctx, server_id)
+    if address is None:
+        return []
+    rack = ctx.server.host.catalog.servers[server_id].rack
+    return [(server_id, address[0], address[1], rack or None)]

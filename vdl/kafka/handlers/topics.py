@@ -1,0 +1,217 @@
+"""CreateTopics (key 19) and DeleteTopics (key 20): asked of any server, decided by the catalog.
+
+CreateTopics: v4 counts may be left to the server (KIP-464), v5 the answer tells what was chosen
+(KIP-525), v7 topic ids. DeleteTopics: v5 error texts, v6 by id (KIP-516).
+
+What can be judged without the catalog (duplicates, settings, the shape of assignments) is judged
+here; the rest is decided where the command is applied, so two racing requests get one winner. A
+creation is answered when all its partitions have leaders, or at its timeout: the topic exists then
+too. A command whose fate is not known at the timeout is REQUEST_TIMED_OUT; one that certainly was
+not taken is NOT_CONTROLLER, which clients retry.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.api import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.configs import created_configs
+from vdl.kafka.handlers.partitions import NO_TOPIC_ID
+from vdl.kafka.leaders import when_led
+from vdl.kafka.topic_configs import InvalidConfig, check_configs
+from vdl.kafka.wire.create_topics import (
+    CreatableTopic,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from vdl.kafka.wire.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.state.catalog import CreatedTopic, DeletedTopic
+from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic
+
+_DEFAULT_COUNTS_FROM = 4
+_BY_ID_FROM = 6
+
+
+def handle_create_topics(
+    ctx: RequestContext, request: CreateTopicsRequest
+) -> CreateTopicsResponse | Later:
+    """Create each topic that is sound; each has its own answer."""
+    response = CreateTopicsResponse()
+    wanted: list[tuple[NewTopic, CreatableTopicResult]] = []
+    times = Counter(topic.name for topic in request.topics)
+    partitions = sum(
+        len(topic.assignments) or max(0, topic.num_partitions) for topic in request.topics
+    )
+    too_many = partitions > ctx.server.config.partitions_per_request_max
+    for name in times:
+        topic = next(topic for topic in request.topics if topic.name == name)
+        result = CreatableTopicResult(name=name, configs=[])
+        response.topics.append(result)
+        try:
+            if times[name] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "duplicate topic name")
+            if too_many:
+                raise KafkaError(ErrorCode.POLICY_VIOLATION, "too many partitions in one request")
+            wanted.append((_new_topic(ctx, topic), result))
+        except KafkaError as error:
+            result.error_code, result.error_message = error.code, error.message
+    if not wanted:
+        return response
+    return _propose_creation(ctx, request, response, wanted)
+
+
+def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
+    """The topic as a command says it. Raises KafkaError for what needs no catalog to be wrong."""
+    if ctx.api_version < _DEFAULT_COUNTS_FROM and not topic.assignments:
+        if topic.num_partitions < 1:
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, "at least one partition is needed")
+        if topic.replication_factor < 1:
+            raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "at least one replica is needed")
+    configs: dict[str, str] = {}
+    for config in topic.configs:
+        if config.value is None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
+        configs[config.name] = config.value
+    try:
+        check_configs(configs)
+    except InvalidConfig as error:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    return NewTopic(
+        topic.name,
+        ctx.server.random_bytes(16),
+        topic.num_partitions,
+        topic.replication_factor,
+        _assignments(topic),
+        configs,
+    )
+
+
+def _assignments(topic: CreatableTopic) -> list[list[int]] | None:
+    """Server ids by partition. Raises KafkaError unless the partitions are 0, 1, 2, …"""
+    if not topic.assignments:
+        return None
+    by_index = {item.partition_index: item.broker_ids for item in topic.assignments}
+    if sorted(by_index) != list(range(len(topic.assignments))):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions must be 0, 1, 2 and so on, once each"
+        )
+    return [by_index[index] for index in range(len(by_index))]
+
+
+def _propose_creation(
+    ctx: RequestContext,
+    request: CreateTopicsRequest,
+    response: CreateTopicsResponse,
+    wanted: list[tuple[NewTopic, CreatableTopicResult]],
+) -> Later:
+    server = ctx.server
+    later = Later()
+    deadline_ns = ctx.deadline_ns(request.timeout_ms)
+
+    def decided(outcome: Outcome) -> None:
+        groups: list[int] = []
+        if outcome.kind is OutcomeKind.APPLIED:
+            for created, (_, result) in zip(outcome.result.topics, wanted, strict=True):
+                _tell_created(ctx, created, result)
+                groups += created.group_ids
+        else:
+            code, message = _undecided(outcome)
+            for _, result in wanted:
+                result.error_code, result.error_message = code, message
+        when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.complete(response))
+
+    server.host.propose_catalog(
+        CreateTopics(
+            topics=[topic for topic, _ in wanted],
+            default_partitions=server.config.num_partitions,
+            default_replication_factor=server.config.default_replication_factor,
+            validate_only=request.validate_only,
+            alive=sorted(server.host.alive_servers()),
+        ),
+        deadline_ns=deadline_ns,
+        done=lambda outcome: later.run(lambda: decided(outcome)),
+    )
+    return later
+
+
+def _tell_created(ctx: RequestContext, created: CreatedTopic, result: CreatableTopicResult) -> None:
+    result.error_code = created.error
+    result.error_message = created.message or None
+    if created.error is ErrorCode.NONE:
+        result.num_partitions = created.partitions
+        result.replication_factor = created.replication_factor
+        result.configs = created_configs(ctx.server.config, created.configs)
+        if created.group_ids:
+            result.topic_id = created.topic_id
+
+
+def _undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
+    if outcome.kind is OutcomeKind.NOT_APPENDED:
+        return ErrorCode.NOT_CONTROLLER, "no catalog leader took the request; nothing was changed"
+    return ErrorCode.REQUEST_TIMED_OUT, "it is not known whether the request took effect"
+
+
+def handle_delete_topics(
+    ctx: RequestContext, request: DeleteTopicsRequest
+) -> DeleteTopicsResponse | Later:
+    """Delete each topic that exists; each has its own answer."""
+    asked = request.topics
+    if ctx.api_version < _BY_ID_FROM:
+        asked = [DeleteTopicState(name, NO_TOPIC_ID) for name in request.topic_names]
+    times = Counter((topic.name, topic.topic_id) for topic in asked)
+    response = DeleteTopicsResponse()
+    by_name: list[DeletableTopicResult] = []
+    by_id: list[DeletableTopicResult] = []
+    for name, topic_id in times:
+        result = DeletableTopicResult(name=name, topic_id=topic_id)
+        response.responses.append(result)
+        if times[name, topic_id] > 1:
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "the topic is named more than once"
+        elif (name is None) == (topic_id == NO_TOPIC_ID):
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "either a name or an id is needed"
+        elif name is None:
+            by_id.append(result)
+        else:
+            by_name.append(result)
+    results = by_name + by_id
+    if not results:
+        return response
+    later = Later()
+
+    def decided(outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            for deleted, result in zip(outcome.result.topics, results, strict=True):
+                _tell_deleted(deleted, result)
+        else:
+            code, message = _undecided(outcome)
+            for result in results:
+                result.error_code, result.error_message = code, message
+        later.complete(response)
+
+    ctx.server.host.propose_catalog(
+        DeleteTopics(
+            names=[result.name for result in by_name if result.name is not None],
+            topic_ids=[result.topic_id for result in by_id],
+        ),
+        deadline_ns=ctx.deadline_ns(request.timeout_ms),
+        done=lambda outcome: later.run(lambda: decided(outcome)),
+    )
+    return later
+
+
+def _tell_deleted(deleted: DeletedTopic, result: DeletableTopicResult) -> None:
+    result.error_code = deleted.error
+    if deleted.error is ErrorCode.NONE:
+        result.name = deleted.name
+        result.topic_id = deleted.topic_id

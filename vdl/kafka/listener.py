@@ -1,0 +1,270 @@
+"""The asyncio edge of the front end: sockets on one side, `ClientSession` on the other.
+
+Two of the few places in `vdl` that know an event loop are here: a listening socket, and one
+`BufferedProtocol` per client. Rules:
+
+* One system call per connection and turn: what a session sends goes out by one gather write,
+  straight to the socket. Only what the socket does not take is handed to the transport, which waits
+  for room and tells the session to hold back. (asyncio's own `writelines` joins the buffers first:
+  a copy of every byte.)
+* The listening socket is drained in small portions, so that a flood of connections does not starve
+  the ones that are there. Out of file descriptors, a spare one is given up to accept and close the
+  connection at the head of the queue: clients see a refusal instead of a server that hangs.
+
+Must not know: requests, anything above bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from segments.api import Buffer
+from vdl.kafka.context import ListenerOptions
+from vdl.kafka.frontend import ClientSession, Frontend
+
+_BACKLOG = 1_024
+_ACCEPTS_PER_TURN = 32
+_GATHER_MAX = 512
+"""Buffers one gather write may take; the system's limit is 1,024."""
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_ACCEPT_RETRY_S = 0.1
+_KEEPALIVE_IDLE_S = 60
+_KEEPALIVE_INTERVAL_S = 10
+_KEEPALIVE_PROBES = 6
+
+
+class ClientProtocol(asyncio.BufferedProtocol):
+    """One client's socket, and the transport its session asks for."""
+
+    __slots__ = ("_accept", "_file", "_session", "_transport", "_write_high_water")
+
+    def __init__(
+        self,
+        accept: Callable[[ClientProtocol, tuple[str, int]], ClientSession | None],
+        write_high_water: int,
+    ) -> None:
+        self._accept = accept
+        self._write_high_water = write_high_water
+        self._session: ClientSession | None = None
+
+    # --- from the event loop -------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), transport
+        self._transport = transport
+        self._file: int = transport.get_extra_info("socket").fileno()
+        transport.set_write_buffer_limits(high=self._write_high_water)
+        peer = transport.get_extra_info("peername") or ("unknown", 0)
+        self._session = self._accept(self, (str(peer[0]), int(peer[1])))
+        if self._session is None:
+            transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        session = self._session
+        if session is None or session.closed:
+            return memoryview(bytearray(max(sizehint, 1)))  # a closing connection; thrown away
+        return session.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        session = self._session
+        if session is not None and not session.closed:
+            session.buffer_updated(nbytes)
+
+    def eof_received(self) -> bool:
+        # Kafka clients do not half-close: no answer could be wanted any more.
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        if self._session is not None:
+            self._session.connection_lost()
+
+    def pause_writing(self) -> None:
+        if self._session is not None:
+            self._session.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._session is not None:
+            self._session.resume_writing()
+
+    # --- from the session ------------------------------------------------------------------------
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """One gather write; the rest, if the socket is full, through the transport."""
+        transport = self._transport
+        if transport.is_closing():
+            return
+        if not transport.get_write_buffer_size():
+            buffers = write_some(self._file, buffers)
+        for buffer in buffers:
+            transport.write(buffer)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
+def write_some(file: int, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Write to a socket without waiting; what it did not take. An error leaves everything to the
+    transport, which finds out for itself and reports it in its own way."""
+    first = 0
+    count = len(buffers)
+    while first < count:
+        portion = buffers[first : first + _GATHER_MAX] if first or count > _GATHER_MAX else buffers
+        try:
+            written = os.writev(file, portion)
+        except OSError:
+            break
+        for buffer in portion:
+            if written < len(buffer):
+                return [memoryview(buffer)[written:], *buffers[first + 1 :]]
+            written -= len(buffer)
+            first += 1
+    return buffers[first:]
+
+
+class Listener:
+    """One listening socket and the connections it accepted."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        frontend: Frontend,
+        options: ListenerOptions,
+        log: logging.Logger,
+    ) -> None:
+        self.options = options
+        self._loop = loop
+        self._frontend = frontend
+        self._log = log
+        self._socket: socket.socket | None = None
+        self._spare = -1
+        self._starting: set[asyncio.Task[object]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self.refused_without_descriptor = 0
+
+    def open(self) -> int:
+        """Bind and listen; the port. Raises OSError. No connection is accepted yet."""
+        options = self.options
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((options.host, options.port))
+            listening.listen(_BACKLOG)
+            listening.setblocking(False)
+        except OSError:
+            listening.close()
+            raise
+        self._socket = listening
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        return self.port
+
+    @property
+    def port(self) -> int:
+        """The port that is bound; only while open."""
+        assert self._socket is not None, "not open"
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """Where clients are told to connect; only while open."""
+        options = self.options
+        return options.advertised_host or options.host, options.advertised_port or self.port
+
+    def start(self) -> None:
+        """Accept connections from now on."""
+        assert self._socket is not None, "not open"
+        self._loop.add_reader(self._socket.fileno(), self._accept_some)
+
+    def close(self) -> None:
+        """Stop listening. Connections stay; the front end closes them."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    # --- accepting -----------------------------------------------------------------------------
+    def _accept_some(self) -> None:
+        assert self._socket is not None, "not open"
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                accepted, _address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    raise
+                self._refuse_one()
+                return
+            self._begin(accepted)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        with contextlib.suppress(OSError):  # the peer may be gone already
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+        task = self._loop.create_task(self._connect(accepted))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._new_protocol, accepted)
+        except OSError as error:
+            accepted.close()
+            self._log.info("a connection ended before it began: %s", error)
+
+    def _new_protocol(self) -> ClientProtocol:
+        frontend = self._frontend
+        name = self.options.name
+        return ClientProtocol(
+            lambda protocol, peer: frontend.accept(protocol, name, peer),
+            frontend.context.config.write_buffer_bytes_max,
+        )
+
+    def _refuse_one(self) -> None:
+        """No descriptor is left: close the connection that waits longest, then rest a little."""
+        assert self._socket is not None, "not open"
+        self.refused_without_descriptor += 1
+        if self.refused_without_descriptor == 1:
+            self._log.warning("out of file descriptors: connections are being refused")
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        with contextlib.suppress(OSError):
+            refused, _address = self._socket.accept()
+            refused.close()
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._loop.remove_reader(self._socket.fileno())
+        self._retry = self._loop.call_later(_ACCEPT_RETRY_S, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        self._retry = None
+        if self._socket is not None:
+            self._loop.add_reader(self._socket.fileno(), self._accept_some)

@@ -1,0 +1,303 @@
+"""The topic settings this server knows: name, type, default, and which values mean something here.
+
+Kafka clients and tools send and read settings by Kafka's names, so the whole usual list is known.
+Rules:
+
+* A name Kafka does not have is refused, a value that does not parse or is out of range too.
+* A value that would promise a behaviour this server does not have is refused rather than stored and
+  ignored (`cleanup.policy=compact`, `compression.type=gzip`). Retention is taken as Kafka means it,
+  a time for which data is at least kept: logs are kept whole.
+* Values are kept as the text that was sent.
+
+Must not know: requests, the catalog, how a setting takes effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from vdl.kafka.context import KafkaOptions
+
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+
+
+class ConfigType(IntEnum):
+    """The type of a setting as DescribeConfigs tells it (KIP-569)."""
+
+    UNKNOWN = 0
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+class InvalidConfig(Exception):
+    """A setting that cannot be accepted; the text is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One setting. `allowed` (None: anything its type allows) are the texts accepted here."""
+
+    name: str
+    type: ConfigType
+    default: str
+    documentation: str
+    broker_name: str = ""
+    """The server-wide setting that gives the default, if Kafka has one."""
+    low: int | None = None
+    high: int | None = None
+    allowed: tuple[str, ...] | None = None
+    from_options: Callable[[KafkaOptions], int] | None = None
+    """Where the server's own value of the default comes from."""
+
+    def default_for(self, options: KafkaOptions) -> str:
+        """The value of a topic that does not set it, on a server with these options."""
+        return self.default if self.from_options is None else str(self.from_options(options))
+
+    def check(self, value: str) -> None:
+        """Raises InvalidConfig."""
+        if self.type in _INTEGER_TYPES:
+            self._check_integer(value)
+        elif self.type is ConfigType.BOOLEAN and value.lower() not in {"true", "false"}:
+            raise InvalidConfig(f"{self.name} must be true or false, not {value!r}")
+        elif self.type is ConfigType.DOUBLE:
+            self._check_ratio(value)
+        if self.allowed is not None and value.strip().lower() not in self.allowed:
+            choices = ", ".join(self.allowed)
+            raise InvalidConfig(f"{self.name}={value} is not supported here (supported: {choices})")
+
+    def _check_integer(self, value: str) -> None:
+        try:
+            number = int(value)
+        except ValueError:
+            raise InvalidConfig(f"{self.name} must be a whole number, not {value!r}") from None
+        limit = INT32_MAX if self.type is ConfigType.INT else INT64_MAX
+        low = -limit - 1 if self.low is None else self.low
+        high = limit if self.high is None else self.high
+        if not low <= number <= high:
+            raise InvalidConfig(f"{self.name} must be between {low} and {high}, not {number}")
+
+    def _check_ratio(self, value: str) -> None:
+        try:
+            ratio = float(value)
+        except ValueError:
+            raise InvalidConfig(f"{self.name} must be a number, not {value!r}") from None
+        if not 0.0 <= ratio <= 1.0:
+            raise InvalidConfig(f"{self.name} must be between 0 and 1, not {value}")
+
+
+_INTEGER_TYPES = frozenset({ConfigType.INT, ConfigType.LONG})
+
+MAX_MESSAGE_BYTES = "max.message.bytes"
+TIMESTAMP_TYPE = "message.timestamp.type"
+TIMESTAMP_AFTER_MAX_MS = "message.timestamp.after.max.ms"
+TIMESTAMP_BEFORE_MAX_MS = "message.timestamp.before.max.ms"
+
+KNOWN = (
+    TopicConfig(
+        "cleanup.policy",
+        ConfigType.LIST,
+        "delete",
+        "What is done with old segments: only delete.",
+        "log.cleanup.policy",
+        allowed=("delete",),
+    ),
+    TopicConfig(
+        "compression.type",
+        ConfigType.STRING,
+        "producer",
+        "Batches are kept as the producer compressed them.",
+        "compression.type",
+        allowed=("producer",),
+    ),
+    TopicConfig(
+        "delete.retention.ms",
+        ConfigType.LONG,
+        "86400000",
+        "How long a compacted topic keeps deletion markers.",
+        "log.cleaner.delete.retention.ms",
+        low=0,
+    ),
+    TopicConfig(
+        "file.delete.delay.ms",
+        ConfigType.LONG,
+        "60000",
+        "How long a deleted file stays on disk.",
+        "log.segment.delete.delay.ms",
+        low=0,
+    ),
+    TopicConfig(
+        "flush.messages",
+        ConfigType.LONG,
+        str(INT64_MAX),
+        "Every acknowledged batch is on a majority's disks; nothing is left to flush.",
+        "log.flush.interval.messages",
+        low=1,
+    ),
+    TopicConfig(
+        "flush.ms",
+        ConfigType.LONG,
+        str(INT64_MAX),
+        "Every acknowledged batch is on a majority's disks; nothing is left to flush.",
+        "log.flush.interval.ms",
+        low=0,
+    ),
+    TopicConfig(
+        "index.interval.bytes",
+        ConfigType.INT,
+        "4096",
+        "Every batch is indexed.",
+        "log.index.interval.bytes",
+        low=0,
+    ),
+    TopicConfig(
+        "max.compaction.lag.ms",
+        ConfigType.LONG,
+        str(INT64_MAX),
+        "The longest a batch of a compacted topic stays uncompacted.",
+        "log.cleaner.max.compaction.lag.ms",
+        low=1,
+    ),
+    TopicConfig(
+        MAX_MESSAGE_BYTES,
+        ConfigType.INT,
+        "1048588",
+        "The largest batch a producer may send, in bytes, as it is after compression.",
+        "message.max.bytes",
+        low=0,
+        from_options=lambda options: options.message_max_bytes,
+    ),
+    TopicConfig(
+        TIMESTAMP_AFTER_MAX_MS,
+        ConfigType.LONG,
+        "3600000",
+        "How far ahead of the server's clock a batch's timestamp may be.",
+        "log.message.timestamp.after.max.ms",
+        low=0,
+    ),
+    TopicConfig(
+        TIMESTAMP_BEFORE_MAX_MS,
+        ConfigType.LONG,
+        str(INT64_MAX),
+        "How far behind the server's clock a batch's timestamp may be.",
+        "log.message.timestamp.before.max.ms",
+        low=0,
+    ),
+    TopicConfig(
+        TIMESTAMP_TYPE,
+        ConfigType.STRING,
+        "CreateTime",
+        "Whether records keep the producer's timestamp or get the time of their append.",
+        "log.message.timestamp.type",
+        allowed=("createtime", "logappendtime"),
+    ),
+    TopicConfig(
+        "min.cleanable.dirty.ratio",
+        ConfigType.DOUBLE,
+        "0.5",
+        "How much of a compacted topic may be uncompacted.",
+        "log.cleaner.min.cleanable.ratio",
+    ),
+    TopicConfig(
+        "min.compaction.lag.ms",
+        ConfigType.LONG,
+        "0",
+        "The shortest a batch of a compacted topic stays uncompacted.",
+        "log.cleaner.min.compaction.lag.ms",
+        low=0,
+    ),
+    TopicConfig(
+        "min.insync.replicas",
+        ConfigType.INT,
+        "1",
+        "Batches are acknowledged when a majority of the replicas has them, whatever this says.",
+        "min.insync.replicas",
+        low=1,
+        from_options=lambda options: options.min_insync_replicas,
+    ),
+    TopicConfig(
+        "preallocate",
+        ConfigType.BOOLEAN,
+        "false",
+        "Segment files grow in steps; they are never allocated whole.",
+        "log.preallocate",
+    ),
+    TopicConfig(
+        "retention.bytes",
+        ConfigType.LONG,
+        "-1",
+        "The size up to which a partition is kept. Logs are kept whole, also beyond it.",
+        "log.retention.bytes",
+        low=-1,
+    ),
+    TopicConfig(
+        "retention.ms",
+        ConfigType.LONG,
+        "-1",
+        "How long a batch is kept at least. Logs are kept whole, also beyond it.",
+        "log.retention.ms",
+        low=-1,
+        from_options=lambda options: options.retention_ms,
+    ),
+    TopicConfig(
+        "segment.bytes",
+        ConfigType.INT,
+        str(1 << 30),
+        "The size of a log segment file; the same for all topics of a server.",
+        "log.segment.bytes",
+        low=14,
+        from_options=lambda options: options.segment_bytes,
+    ),
+    TopicConfig(
+        "segment.index.bytes",
+        ConfigType.INT,
+        "10485760",
+        "The size of an index file; the same for all topics of a server.",
+        "log.index.size.max.bytes",
+        low=4,
+    ),
+    TopicConfig(
+        "segment.jitter.ms",
+        ConfigType.LONG,
+        "0",
+        "Segments are not rolled by time.",
+        "log.roll.jitter.ms",
+        low=0,
+    ),
+    TopicConfig(
+        "segment.ms",
+        ConfigType.LONG,
+        "604800000",
+        "Segments are not rolled by time.",
+        "log.roll.ms",
+        low=1,
+    ),
+    TopicConfig(
+        "unclean.leader.election.enable",
+        ConfigType.BOOLEAN,
+        "false",
+        "A replica without every acknowledged batch is never elected: only false.",
+        "unclean.leader.election.enable",
+        allowed=("false",),
+    ),
+)
+
+BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
+
+
+def check_configs(configs: Mapping[str, str]) -> None:
+    """Raises InvalidConfig for the first setting that cannot be accepted, in the order given."""
+    for name, value in configs.items():
+        config = BY_NAME.get(name)
+        if config is None:
+            raise InvalidConfig(f"Unknown topic config name: {name}")
+        config.check(value)
