@@ -1,0 +1,380 @@
+"""A consumer: positions found, records fetched, in the manner of Kafka's own.
+
+It fetches without being asked, one request at a time from each leader, and hands what came to
+`on_fetched`. Positions come from the committed offset (through a group `member`, when there is
+one), else from the reset strategy by ListOffsets. Leader epochs travel with every fetch (KIP-320);
+what a server says about them makes the client look for the leader again.
+
+Records are handed out only above the position asked for: a fetch returns whole batches.
+
+Must not know: what the records mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import fetch, list_offsets
+from vdl.kafka.wire.runtime import ZERO_UUID
+from vdl.records import Record, crc_matches, iter_records, read_header, split_batches
+from vdl.sim.client import Failure, KafkaClient, Message
+from vdl.sim.subscription import (
+    ResetStrategy,
+    SubscriptionState,
+    SubscriptionType,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    from vdl.sim.member import GroupMember
+
+_FETCH_WITH_TOPIC_IDS = 13
+
+
+@dataclass(slots=True)
+class Fetched:
+    """One partition's part of a fetch: records from the position on, and where the log stood.
+
+    `epochs` has the leader epoch of the batch each record came in. Times are the client's clock.
+    """
+
+    tp: TopicPartition
+    records: list[Record]
+    epochs: list[int]
+    high_watermark: int
+    leader_epoch: int
+    node: int
+    asked_ns: int
+    answered_ns: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """A consumer's settings, as Kafka names them."""
+
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    fetch_bytes_max: int = 1 << 20
+    partition_bytes_max: int = 64 << 10
+    poll_interval_ms: int = 0
+    """A pause after each answer: a slow consumer."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    tp: TopicPartition
+    position: int
+    incarnation: int
+    epoch: int
+
+
+class Consumer:
+    """Fetches what its subscription says."""
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        subscription: SubscriptionState,
+        on_fetched: Callable[[Fetched], None],
+        options: ConsumerOptions | None = None,
+    ) -> None:
+        self.client = client
+        self.subscription = subscription
+        self.options = options or ConsumerOptions()
+        self.member: GroupMember | None = None
+        self.on_fetched = on_fetched
+        self.on_no_position: Callable[[TopicPartition], None] = _ignore
+        """A position is needed, and the reset strategy is NONE."""
+        self.on_position: Callable[[TopicPartition, int], None] = _ignore_position
+        """A position was found, by reset or from the committed offset."""
+        self.corrupt: list[str] = []
+        """Batches whose CRC was wrong: must stay empty."""
+        self.closed = False
+        self._fetching: dict[int, int] = {}
+        self._listing: set[TopicPartition] = set()
+        self._failures = 0
+        self._pump_due = False
+        self._retrying = False
+        self._generation = 0
+        client.on_metadata.append(self.wake)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self.subscription.subscribe(topics)
+        self.client.want(topics)
+
+    def subscribe_pattern(self, pattern: str) -> None:
+        self.subscription.subscribe_pattern(pattern)
+        self.client.want_all()
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.subscription.assign(partitions)
+        self.client.want(sorted({tp.topic for tp in partitions}))
+        self.wake()
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        self.subscription.seek(tp, offset)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look soon at what there is to do."""
+        if not self._pump_due and not self.closed:
+            self._pump_due = True
+            self.client.clock.call_soon(self._pump)
+
+    # --- work -----------------------------------------------------------------------------------
+    def _pump(self) -> None:
+        self._pump_due = False
+        if self.closed:
+            return
+        subscription = self.subscription
+        if subscription.type is SubscriptionType.AUTO_PATTERN:
+            subscription.match(sorted(self.client.metadata.topics))
+        needed = subscription.needing_committed()
+        if needed:
+            if self.member is None:
+                for tp in needed:
+                    subscription.need_reset(tp)
+            else:
+                self.member.fetch_committed(needed)
+        self._list_offsets(subscription.needing_reset())
+        self._fetch(subscription.fetchable())
+
+    def _again(self) -> None:
+        """After a failure: look for leaders, and go on after a pause."""
+        self._failures += 1
+        self.client.refresh()
+        if not self._retrying:
+            self._retrying = True
+            self.client.backoff(self._failures, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = False
+        self.wake()
+
+    # --- positions ------------------------------------------------------------------------------
+    def committed_known(self, tp: TopicPartition, offset: int, epoch: int) -> None:
+        """The committed offset of an assigned partition, -1 if there is none."""
+        state = self.subscription.assignment.get(tp)
+        if state is None or state.position >= 0 or state.reset is not None:
+            return
+        state.committed = offset
+        if offset >= 0:
+            self.subscription.seek(tp, offset, epoch)
+            self.on_position(tp, offset)
+        else:
+            self.subscription.need_reset(tp)
+        self.wake()
+
+    def _list_offsets(self, partitions: list[TopicPartition]) -> None:
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for tp in partitions:
+            state = self.subscription.assignment[tp]
+            if state.reset is ResetStrategy.NONE:
+                self.on_no_position(tp)
+            elif tp not in self._listing and not self._retrying:
+                leader = self.client.metadata.leader(tp)
+                if leader < 0:
+                    self._again()
+                else:
+                    by_leader.setdefault(leader, []).append(tp)
+        for leader in sorted(by_leader):
+            self._list(leader, by_leader[leader])
+
+    def _list(self, leader: int, partitions: list[TopicPartition]) -> None:
+        asked: list[tuple[TopicPartition, int]] = []
+        timestamps: dict[TopicPartition, int] = {}
+        for tp in partitions:
+            state = self.subscription.assignment[tp]
+            assert state.reset is not None, tp
+            asked.append((tp, state.incarnation))
+            timestamps[tp] = state.reset.value
+            self._listing.add(tp)
+
+        def answered(response: Message | Failure) -> None:
+            for tp, _ in asked:
+                self._listing.discard(tp)
+            if self.closed:
+                return
+            rows = listed(response)
+            for tp, incarnation in asked:
+                row = rows.get(tp)
+                if row is None or row.error_code:
+                    self._again()
+                elif self._is_current(tp, incarnation):
+                    self.subscription.seek(tp, row.offset, row.leader_epoch)
+                    self.on_position(tp, row.offset)
+            self.wake()
+
+        self.client.call(leader, list_offsets, list_request(self.client, timestamps), answered)
+
+    # --- fetching -------------------------------------------------------------------------------
+    def _fetch(self, partitions: list[TopicPartition]) -> None:
+        by_leader: dict[int, list[_Asked]] = {}
+        leaderless = False
+        for tp in partitions:
+            info = self.client.metadata.partition(tp)
+            if info is None or info.leader < 0:
+                leaderless = True
+                continue
+            if info.leader not in self._fetching:
+                state = self.subscription.assignment[tp]
+                asked = _Asked(tp, state.position, state.incarnation, info.epoch)
+                by_leader.setdefault(info.leader, []).append(asked)
+        if leaderless:
+            self._again()
+        if self._retrying:
+            return
+        for leader in sorted(by_leader):
+            self._fetch_from(leader, by_leader[leader])
+
+    def _fetch_from(self, leader: int, asked: list[_Asked]) -> None:
+        self._fetching[leader] = asked_ns = self.client.clock.now_ns()
+
+        def answered(response: Message | Failure) -> None:
+            del self._fetching[leader]
+            if self.closed:
+                return
+            if isinstance(response, Failure) or response.error_code:
+                self._again()
+                return
+            self._failures = 0
+            rows: dict[TopicPartition, fetch.PartitionData] = {}
+            for topic in response.responses:
+                name = topic.topic or self.client.metadata.names.get(topic.topic_id, "")
+                for row in topic.partitions:
+                    rows[TopicPartition(name, row.partition_index)] = row
+            for want in asked:
+                if want.tp in rows:
+                    self._take(leader, want, rows[want.tp], asked_ns)
+            pause_ms = self.options.poll_interval_ms
+            if pause_ms:
+                self.client.clock.call_later(pause_ms * 1_000_000, self.wake)
+            else:
+                self.wake()
+
+        options = self.options
+        timeout_ms = options.max_wait_ms + self.client.options.request_timeout_ms
+        self.client.call(leader, fetch, self._request(asked), answered, timeout_ms)
+
+    def _request(self, asked: list[_Asked]) -> Callable[[int], fetch.FetchRequest]:
+        options = self.options
+
+        def build(version: int) -> fetch.FetchRequest:
+            topics: dict[str, fetch.FetchTopic] = {}
+            for want in asked:
+                name = want.tp.topic
+                topic = topics.get(name)
+                if topic is None:
+                    topic = fetch.FetchTopic(name, self.client.metadata.topic_id(name))
+                    topics[name] = topic
+                topic.partitions.append(
+                    fetch.FetchPartition(
+                        partition=want.tp.partition,
+                        current_leader_epoch=want.epoch,
+                        fetch_offset=want.position,
+                        partition_max_bytes=options.partition_bytes_max,
+                    )
+                )
+            if version >= _FETCH_WITH_TOPIC_IDS:
+                topics = {n: t for n, t in topics.items() if t.topic_id != ZERO_UUID}
+            return fetch.FetchRequest(
+                max_wait_ms=options.max_wait_ms,
+                min_bytes=options.min_bytes,
+                max_bytes=options.fetch_bytes_max,
+                topics=list(topics.values()),
+            )
+
+        return build
+
+    def _take(self, leader: int, want: _Asked, row: fetch.PartitionData, asked_ns: int) -> None:
+        if not self._is_current(want.tp, want.incarnation):
+            return
+        if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self.subscription.need_reset(want.tp)
+            return
+        if row.error_code:
+            self._again()
+            return
+        fetched = Fetched(
+            want.tp, [], [], row.high_watermark, want.epoch, leader, asked_ns,
+            self.client.clock.now_ns(), want.position,
+        )  # fmt: skip
+        for batch in split_batches(memoryview(_joined(row.records))):
+            if not crc_matches(batch):
+                self.corrupt.append(f"{want.tp} from server {leader}")
+                return
+            header = read_header(batch)
+            for record in iter_records(batch):
+                if record.offset >= want.position:
+                    fetched.records.append(record)
+                    fetched.epochs.append(header.leader_epoch)
+        self.on_fetched(fetched)
+        if fetched.records and self._is_current(want.tp, want.incarnation):
+            last = fetched.records[-1].offset
+            self.subscription.consumed(want.tp, last + 1, fetched.epochs[-1])
+
+    def _is_current(self, tp: TopicPartition, incarnation: int) -> bool:
+        """Whether the partition is still assigned, and its position was not set since."""
+        state = self.subscription.assignment.get(tp)
+        return state is not None and state.incarnation == incarnation
+
+
+def list_request(
+    client: KafkaClient, timestamps: dict[TopicPartition, int]
+) -> Callable[[int], list_offsets.ListOffsetsRequest]:
+    """What asks for the first offset at or after a timestamp, or for -1 latest, -2 earliest."""
+
+    def build(_version: int) -> list_offsets.ListOffsetsRequest:
+        topics: dict[str, list_offsets.ListOffsetsTopic] = {}
+        for tp, timestamp in timestamps.items():
+            info = client.metadata.partition(tp)
+            topic = topics.setdefault(tp.topic, list_offsets.ListOffsetsTopic(tp.topic))
+            topic.partitions.append(
+                list_offsets.ListOffsetsPartition(
+                    partition_index=tp.partition,
+                    current_leader_epoch=info.epoch if info is not None else -1,
+                    timestamp=timestamp,
+                )
+            )
+        return list_offsets.ListOffsetsRequest(
+            replica_id=-1, topics=list(topics.values()), timeout_ms=2_000
+        )
+
+    return build
+
+
+def listed(
+    response: Message | Failure,
+) -> dict[TopicPartition, list_offsets.ListOffsetsPartitionResponse]:
+    """The rows of a ListOffsets answer."""
+    if isinstance(response, Failure):
+        return {}
+    return {
+        TopicPartition(topic.name, row.partition_index): row
+        for topic in response.topics
+        for row in topic.partitions
+    }
+
+
+def _joined(records: object) -> bytes | memoryview:
+    if records is None:
+        return b""
+    if isinstance(records, list):
+        return b"".join(records)
+    assert isinstance(records, bytes | bytearray | memoryview), type(records)
+    return memoryview(records)
+
+
+def _ignore(tp: TopicPartition) -> None:
+    """Nobody asked."""
+
+
+def _ignore_position(tp: TopicPartition, offset: int) -> None:
+    """Nobody asked."""

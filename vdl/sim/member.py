@@ -1,0 +1,518 @@
+"""A member of a consumer group: the classic protocol, the range assignor, committed offsets.
+
+Find the coordinator; join, and if chosen as leader divide the partitions; sync; heartbeat. Any
+answer that says the group moved on (27, 22, 25) starts over, with the member id kept as long as the
+coordinator knows it (KIP-394). Commits carry the generation, so a member that was left behind is
+refused.
+
+The consumer learns its partitions through its subscription; whoever watches is told through
+`on_assigned` and `on_revoked`, in that order for each generation.
+
+Must not know: what is consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+
+from rpc.streams import Timer
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import (
+    consumer_protocol_assignment,
+    consumer_protocol_subscription,
+    find_coordinator,
+    heartbeat,
+    join_group,
+    leave_group,
+    offset_commit,
+    offset_fetch,
+    sync_group,
+)
+from vdl.sim.client import Answer, Failure, KafkaClient, Message
+from vdl.sim.consumer import Consumer
+from vdl.sim.subscription import TopicPartition
+
+_PROTOCOL = "range"
+_REJOIN = frozenset(
+    (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
+)
+_LOST_COORDINATOR = frozenset(
+    (
+        ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REQUEST_TIMED_OUT,
+    )
+)  # fmt: skip
+
+
+class MemberState(Enum):
+    """Where a member stands."""
+
+    UNJOINED = "unjoined"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    STABLE = "stable"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """A member's settings, as Kafka names them; times in milliseconds."""
+
+    session_timeout_ms: int = 6_000
+    rebalance_timeout_ms: int = 8_000
+    heartbeat_interval_ms: int = 500
+    group_instance_id: str | None = None
+
+
+class GroupMember:
+    """One member, and the consumer it serves."""
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        consumer: Consumer,
+        group: str,
+        options: MemberOptions | None = None,
+    ) -> None:
+        self.client = client
+        self.consumer = consumer
+        self.group = group
+        self.options = options or MemberOptions()
+        self.state = MemberState.UNJOINED
+        self.member_id = ""
+        self.generation = -1
+        self.on_assigned: Callable[[int, list[TopicPartition], int], None] = _ignore_assignment
+        """(generation, partitions, when the join that led there was sent)."""
+        self.on_revoked: Callable[[], None] = _ignore
+        self.on_committed: Callable[[TopicPartition, int, int], None] = _ignore_committed
+        """(partition, committed offset or -1, when it was asked)."""
+        self._coordinator = -1
+        self._finding = False
+        self._failures = 0
+        self._timer: Timer | None = None
+        self._fetching_committed = False
+        self._joined_topics: set[str] = set()
+        self._joined_partitions: dict[str, int] = {}
+        self._join_sent_ns = 0
+        consumer.member = self
+        client.on_metadata.append(self._metadata_changed)
+
+    def start(self) -> None:
+        self._step()
+
+    # --- the state machine ----------------------------------------------------------------------
+    def _step(self) -> None:
+        """Do what comes next; called after anything that may have opened the way."""
+        if self.state in {MemberState.LEFT, MemberState.JOINING, MemberState.SYNCING}:
+            return
+        if self._coordinator < 0:
+            self._find()
+        elif self.state is MemberState.UNJOINED:
+            if self.consumer.subscription.subscription:
+                self._join()
+            else:
+                # A pattern that nothing matches yet: metadata will tell.
+                self._later(self._step)
+
+    def _later(self, again: Callable[[], None]) -> None:
+        self._failures += 1
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.client.backoff(self._failures, again)
+
+    def _find(self) -> None:
+        if self._finding:
+            return
+        self._finding = True
+
+        def build(version: int) -> find_coordinator.FindCoordinatorRequest:
+            if version >= 4:
+                return find_coordinator.FindCoordinatorRequest(coordinator_keys=[self.group])
+            return find_coordinator.FindCoordinatorRequest(key=self.group)
+
+        def answered(response: Message | Failure) -> None:
+            self._finding = False
+            if self.state is MemberState.LEFT:
+                return
+            row = response
+            if not isinstance(response, Failure) and response.coordinators:
+                row = response.coordinators[0]
+            if isinstance(row, Failure) or row.error_code:
+                self._later(self._step)
+                return
+            self._coordinator = row.node_id
+            self.client.refresh()
+            self._step()
+
+        self.client.call_any(find_coordinator, build, answered)
+
+    def _ask(
+        self,
+        api: ModuleType,
+        build: Callable[[int], Message],
+        answer: Answer,
+        timeout_ms: int = 0,
+    ) -> None:
+        self.client.call(self._coordinator, api, build, answer, timeout_ms)
+
+    def _rejoin(self, error: int) -> None:
+        """The group moved on, or the coordinator did."""
+        if self.state is MemberState.LEFT:
+            return
+        if self.state is MemberState.STABLE:
+            self._revoke()
+        if error == ErrorCode.UNKNOWN_MEMBER_ID:
+            self.member_id = ""
+        self.state = MemberState.UNJOINED
+        self._later(self._step)
+
+    def _coordinator_lost(self) -> None:
+        """Membership goes on: the new coordinator knows this member."""
+        self._coordinator = -1
+
+    def _revoke(self) -> None:
+        self.on_revoked()
+        self.consumer.subscription.assign_from_group(())
+
+    # --- join -----------------------------------------------------------------------------------
+    def _join(self) -> None:
+        self.state = MemberState.JOINING
+        topics = sorted(self.consumer.subscription.subscription)
+        self._joined_topics = set(topics)
+        subscription = consumer_protocol_subscription.ConsumerProtocolSubscription(topics=topics)
+        encoded = _versioned(consumer_protocol_subscription.encode(subscription, 0))
+        self._join_sent_ns = self.client.clock.now_ns()
+        options = self.options
+
+        def build(_version: int) -> join_group.JoinGroupRequest:
+            return join_group.JoinGroupRequest(
+                group_id=self.group,
+                session_timeout_ms=options.session_timeout_ms,
+                rebalance_timeout_ms=options.rebalance_timeout_ms,
+                member_id=self.member_id,
+                group_instance_id=options.group_instance_id,
+                protocol_type="consumer",
+                protocols=[join_group.JoinGroupRequestProtocol(_PROTOCOL, encoded)],
+            )
+
+        timeout_ms = options.rebalance_timeout_ms + 5_000
+        self._ask(join_group, build, self._joined, timeout_ms)
+
+    def _joined(self, response: Message | Failure) -> None:
+        if self.state is not MemberState.JOINING:
+            return
+        self.state = MemberState.UNJOINED
+        if isinstance(response, Failure):
+            self._coordinator_lost()
+            self._later(self._step)
+        elif response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id = response.member_id
+            self._step()
+        elif response.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+            self.member_id = ""
+            self._later(self._step)
+        elif response.error_code:
+            if response.error_code in _LOST_COORDINATOR:
+                self._coordinator_lost()
+            self._later(self._step)
+        else:
+            self.member_id = response.member_id
+            self.generation = response.generation_id
+            self._sync(response)
+
+    def _sync(self, joined: join_group.JoinGroupResponse) -> None:
+        self.state = MemberState.SYNCING
+        assignments: list[sync_group.SyncGroupRequestAssignment] = []
+        if joined.leader == self.member_id and not joined.skip_assignment:
+            assignments = self._divide(joined.members)
+
+        def build(_version: int) -> sync_group.SyncGroupRequest:
+            return sync_group.SyncGroupRequest(
+                group_id=self.group,
+                generation_id=self.generation,
+                member_id=self.member_id,
+                group_instance_id=self.options.group_instance_id,
+                protocol_type="consumer",
+                protocol_name=_PROTOCOL,
+                assignments=assignments,
+            )
+
+        self._ask(sync_group, build, self._synced, self.options.rebalance_timeout_ms + 5_000)
+
+    def _divide(
+        self, members: Sequence[join_group.JoinGroupResponseMember]
+    ) -> list[sync_group.SyncGroupRequestAssignment]:
+        """The leader's work: every topic's partitions in ranges over those that want it."""
+        wants: dict[str, list[str]] = {}
+        for member in members:
+            view = memoryview(member.metadata)
+            subscription = consumer_protocol_subscription.decode(view[2:], 0)
+            for topic in subscription.topics:
+                wants.setdefault(topic, []).append(member.member_id)
+        self.consumer.subscription.group_subscribe(wants)
+        self.client.want(sorted(wants))
+        metadata = self.client.metadata
+        given: dict[str, dict[str, list[int]]] = {member.member_id: {} for member in members}
+        for topic in sorted(wants):
+            partitions = [tp.partition for tp in metadata.partitions(topic)]
+            self._joined_partitions[topic] = len(partitions)
+            for member_id, part in assign_range(partitions, wants[topic]).items():
+                if part:
+                    given[member_id][topic] = part
+        return [
+            sync_group.SyncGroupRequestAssignment(member_id, _encode_assignment(topics))
+            for member_id, topics in sorted(given.items())
+        ]
+
+    def _synced(self, response: Message | Failure) -> None:
+        if self.state is not MemberState.SYNCING:
+            return
+        self.state = MemberState.UNJOINED
+        if isinstance(response, Failure):
+            self._coordinator_lost()
+            self._later(self._step)
+        elif response.error_code:
+            if response.error_code in _LOST_COORDINATOR:
+                self._coordinator_lost()
+            self._rejoin(response.error_code)
+        else:
+            self._failures = 0
+            self.state = MemberState.STABLE
+            partitions = _decode_assignment(response.assignment)
+            self.client.want(sorted({tp.topic for tp in partitions}))
+            self.on_assigned(self.generation, partitions, self._join_sent_ns)
+            self.consumer.subscription.assign_from_group(partitions)
+            self.consumer.wake()
+            self._schedule_heartbeat()
+
+    def _metadata_changed(self) -> None:
+        """The subscription, or for the leader the number of partitions, may be another now."""
+        if self.state is not MemberState.STABLE:
+            return
+        metadata = self.client.metadata
+        more = any(
+            len(metadata.partitions(topic)) > count
+            for topic, count in sorted(self._joined_partitions.items())
+        )
+        if self.consumer.subscription.subscription != self._joined_topics or more:
+            self._joined_partitions.clear()
+            self._rejoin(ErrorCode.REBALANCE_IN_PROGRESS)
+
+    # --- heartbeat ------------------------------------------------------------------------------
+    def _schedule_heartbeat(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        interval_ns = self.options.heartbeat_interval_ms * MS
+        self._timer = self.client.clock.call_later(interval_ns, self._heartbeat)
+
+    def _heartbeat(self) -> None:
+        if self.state is not MemberState.STABLE:
+            return
+        if self._coordinator < 0:
+            self._find()
+            self._schedule_heartbeat()
+            return
+        generation = self.generation
+
+        def build(_version: int) -> heartbeat.HeartbeatRequest:
+            return heartbeat.HeartbeatRequest(
+                self.group, generation, self.member_id, self.options.group_instance_id
+            )
+
+        def answered(response: Message | Failure) -> None:
+            if self.state is not MemberState.STABLE or self.generation != generation:
+                return
+            if isinstance(response, Failure) or response.error_code in _LOST_COORDINATOR:
+                self._coordinator_lost()
+            elif response.error_code:
+                self._rejoin(response.error_code)
+                return
+            self._schedule_heartbeat()
+
+        self._ask(heartbeat, build, answered)
+
+    def leave(self) -> None:
+        """Leave the group for good."""
+        if self.state is MemberState.STABLE:
+            self._revoke()
+        known, self.state = self.member_id, MemberState.LEFT
+        if self._timer is not None:
+            self._timer.cancel()
+        if not known or self._coordinator < 0:
+            return
+
+        def build(version: int) -> leave_group.LeaveGroupRequest:
+            members = [leave_group.MemberIdentity(known)] if version >= 3 else []
+            return leave_group.LeaveGroupRequest(self.group, known, members)
+
+        self._ask(leave_group, build, _ignore_answer)
+
+    def crash(self) -> None:
+        """Stop without a word: the session has to time out."""
+        self.state = MemberState.LEFT
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- offsets --------------------------------------------------------------------------------
+    def commit(self, offsets: dict[TopicPartition, int], done: Callable[[int, bool], None]) -> None:
+        """Commit; `done(error, definite)` with 0 on success, -1 when no answer came.
+
+        `definite` is False when the commit may have happened in spite of the error.
+        """
+        generation, member_id = self.generation, self.member_id
+
+        def build(_version: int) -> offset_commit.OffsetCommitRequest:
+            topics: dict[str, offset_commit.OffsetCommitRequestTopic] = {}
+            for tp, offset in offsets.items():
+                topic = topics.setdefault(
+                    tp.topic, offset_commit.OffsetCommitRequestTopic(tp.topic)
+                )
+                topic.partitions.append(
+                    offset_commit.OffsetCommitRequestPartition(tp.partition, offset)
+                )
+            return offset_commit.OffsetCommitRequest(
+                group_id=self.group,
+                generation_id_or_member_epoch=generation,
+                member_id=member_id,
+                group_instance_id=self.options.group_instance_id,
+                topics=list(topics.values()),
+            )
+
+        def answered(response: Message | Failure) -> None:
+            if isinstance(response, Failure):
+                self._coordinator_lost()
+                done(-1, not response.sent)
+                return
+            errors = {row.error_code for topic in response.topics for row in topic.partitions}
+            error = max(errors - {0}, default=0)
+            if error in _LOST_COORDINATOR:
+                self._coordinator_lost()
+            done(error, error != ErrorCode.REQUEST_TIMED_OUT and error > 0)
+
+        if self._coordinator < 0:
+            self._find()
+            done(ErrorCode.COORDINATOR_NOT_AVAILABLE, True)
+        else:
+            self._ask(offset_commit, build, answered)
+
+    def fetch_committed(self, partitions: list[TopicPartition]) -> None:
+        """Tell the consumer what is committed for these, when it is known."""
+        if self._fetching_committed or self.state is MemberState.LEFT:
+            return
+        if self._coordinator < 0:
+            self._find()
+            self.client.backoff(1, self.consumer.wake)
+            return
+        self._fetching_committed = True
+        asked_ns = self.client.clock.now_ns()
+
+        def answered(response: Message | Failure) -> None:
+            self._fetching_committed = False
+            rows = {} if isinstance(response, Failure) else _committed(response)
+            if not rows:
+                self._coordinator_lost()
+            for tp in partitions:
+                row = rows.get(tp)
+                if row is not None and not row.error_code:
+                    self.on_committed(tp, row.committed_offset, asked_ns)
+                    self.consumer.committed_known(
+                        tp, row.committed_offset, row.committed_leader_epoch
+                    )
+            self.client.backoff(1, self.consumer.wake)
+
+        self._ask(offset_fetch, self._build_offset_fetch(partitions), answered)
+
+    def _build_offset_fetch(
+        self, partitions: list[TopicPartition]
+    ) -> Callable[[int], offset_fetch.OffsetFetchRequest]:
+        indexes: dict[str, list[int]] = {}
+        for tp in partitions:
+            indexes.setdefault(tp.topic, []).append(tp.partition)
+
+        def build(version: int) -> offset_fetch.OffsetFetchRequest:
+            if version < 8:
+                old = [offset_fetch.OffsetFetchRequestTopic(t, p) for t, p in indexes.items()]
+                return offset_fetch.OffsetFetchRequest(group_id=self.group, topics=old)
+            topics = [
+                offset_fetch.OffsetFetchRequestTopics(t, partition_indexes=p)
+                for t, p in indexes.items()
+            ]
+            group = offset_fetch.OffsetFetchRequestGroup(self.group, topics=topics)
+            return offset_fetch.OffsetFetchRequest(groups=[group])
+
+        return build
+
+
+Committed = offset_fetch.OffsetFetchResponsePartition | offset_fetch.OffsetFetchResponsePartitions
+
+
+def _committed(response: offset_fetch.OffsetFetchResponse) -> dict[TopicPartition, Committed]:
+    """The rows of an answer; none when the answer as a whole is an error."""
+    rows: dict[TopicPartition, Committed] = {}
+    if response.error_code:
+        return rows
+    for old in response.topics:
+        for old_row in old.partitions:
+            rows[TopicPartition(old.name, old_row.partition_index)] = old_row
+    for group in response.groups:
+        if not group.error_code:
+            for topic in group.topics:
+                for row in topic.partitions:
+                    rows[TopicPartition(topic.name, row.partition_index)] = row
+    return rows
+
+
+def assign_range(partitions: Sequence[int], members: Sequence[str]) -> dict[str, list[int]]:
+    """Kafka's range assignor for one topic: contiguous parts, the first members get one more."""
+    ordered = sorted(members)
+    each, extra = divmod(len(partitions), len(ordered))
+    result: dict[str, list[int]] = {}
+    start = 0
+    for i, member in enumerate(ordered):
+        end = start + each + (1 if i < extra else 0)
+        result[member] = list(partitions[start:end])
+        start = end
+    return result
+
+
+def _versioned(buffers: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    """An embedded message of the consumer protocol: its version, 0, in front."""
+    return b"\0\0" + b"".join(buffers)
+
+
+def _encode_assignment(topics: dict[str, list[int]]) -> bytes:
+    assignment = consumer_protocol_assignment.ConsumerProtocolAssignment(
+        [consumer_protocol_assignment.TopicPartition(t, p) for t, p in sorted(topics.items())]
+    )
+    return _versioned(consumer_protocol_assignment.encode(assignment, 0))
+
+
+def _decode_assignment(data: bytes) -> list[TopicPartition]:
+    if not data:
+        return []
+    assignment = consumer_protocol_assignment.decode(memoryview(data)[2:], 0)
+    return sorted(
+        TopicPartition(topic.topic, partition)
+        for topic in assignment.assigned_partitions
+        for partition in topic.partitions
+    )
+
+
+def _ignore() -> None:
+    """Nobody watches."""
+
+
+def _ignore_assignment(generation: int, partitions: list[TopicPartition], sent_ns: int) -> None:
+    """Nobody watches."""
+
+
+def _ignore_committed(tp: TopicPartition, offset: int, asked_ns: int) -> None:
+    """Nobody watches."""
+
+
+def _ignore_answer(answer: Message | Failure) -> None:
+    """Whatever the answer is, the member is gone."""

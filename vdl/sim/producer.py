@@ -1,0 +1,400 @@
+"""A producer: ordered batches per partition, pipelined, retried, idempotent or not.
+
+A batch keeps its sequence from its first attempt to its end, so the server recognises a retry
+(KIP-98); up to `in_flight_max` batches of a partition travel at once, and a batch is sent only
+after all before it are on their way. When a batch's fate can no longer be found out, the producer
+takes a new producer id: what was sent under the old one ends as unknown and is never sent again,
+because under a new id the server could not recognise it.
+
+Each batch ends once, as a `Delivery`: DELIVERED with its offset, FAILED when every attempt was
+provably not appended, UNKNOWN otherwise. `DEFINITE` lists the errors that prove it.
+
+Must not know: who reads what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from vdl.clock import MS
+from vdl.compression import Compression
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import init_producer_id, produce
+from vdl.records import NO_PRODUCER_ID, NO_SEQUENCE, BatchFields, Record, build_batch
+from vdl.sim.client import Failure, KafkaClient, Message
+from vdl.sim.subscription import TopicPartition
+
+DEFINITE = frozenset(
+    (
+        ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.INVALID_REQUIRED_ACKS, ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.INVALID_TIMESTAMP, ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, ErrorCode.INVALID_RECORD,
+        ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID,
+    )
+)  # fmt: skip
+"""Errors that say: this attempt appended nothing."""
+
+RETRIABLE = frozenset(
+    (
+        ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.FENCED_LEADER_EPOCH,
+    )
+)  # fmt: skip
+
+_RESET = frozenset(
+    (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.PRODUCER_FENCED)
+)
+
+
+class Fate(Enum):
+    """How a batch ended."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class Delivery:
+    """The end of one batch. `offset` is of its first record; `attempts` counts requests sent."""
+
+    fate: Fate
+    offset: int = -1
+    error: int = 0
+    attempts: int = 0
+    node: int = -1
+    producer_id: int = NO_PRODUCER_ID
+    log_append_time_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """A producer's settings, as Kafka names them."""
+
+    idempotent: bool = True
+    acks: int = -1
+    in_flight_max: int = 5
+    retries: int = 1_000
+    delivery_timeout_ms: int = 20_000
+    request_timeout_ms: int = 3_000
+    compression: Compression = Compression.NONE
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    records: Sequence[Record]
+    done: Callable[[Delivery], None]
+    deadline_ns: int
+    sequence: int = NO_SEQUENCE
+    producer_id: int = NO_PRODUCER_ID
+    attempts: int = 0
+    in_flight: bool = False
+    uncertain: bool = False
+    """An attempt ended without saying whether it appended."""
+    last_error: int = 0
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One partition's batches that have not ended, in order. Those in flight come first."""
+
+    batches: list[_Batch] = field(default_factory=list)
+    next_sequence: int = 0
+    failures: int = 0
+    muted: bool = False
+    """Waiting out a back-off."""
+
+
+class Producer:
+    """Sends batches through a client."""
+
+    def __init__(self, client: KafkaClient, options: ProducerOptions | None = None) -> None:
+        self.client = client
+        self.options = options or ProducerOptions()
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = -1
+        self.closed = False
+        self.order_lost: list[TopicPartition] = []
+        """Partitions where the oldest batch was called out of order, which no server may say of a
+        batch it may have: it either has the batch, or expects it."""
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._asking = False
+        self._resetting = False
+        self._pump_due = False
+        client.on_metadata.append(self._pump)
+        if self.options.idempotent:
+            self._ask_producer_id(0)
+
+    @property
+    def unfinished(self) -> int:
+        """Batches that have not ended."""
+        return sum(len(p.batches) for p in self._partitions.values())
+
+    def send(
+        self, tp: TopicPartition, records: Sequence[Record], done: Callable[[Delivery], None]
+    ) -> None:
+        """Append one batch to the partition; `done` is called once, with how it ended."""
+        assert not self.closed, "the producer is closed"
+        now_ns = self.client.clock.now_ns()
+        deadline_ns = now_ns + self.options.delivery_timeout_ms * MS
+        batch = _Batch(records, done, deadline_ns)
+        self._partitions.setdefault(tp, _Partition()).batches.append(batch)
+        self.client.want([tp.topic])
+        self.client.clock.call_later(self.options.delivery_timeout_ms * MS, self._expire)
+        self._schedule()
+
+    def close(self) -> None:
+        """End everything as it stands."""
+        self.closed = True
+        for tp in sorted(self._partitions):
+            partition = self._partitions[tp]
+            for batch in list(partition.batches):
+                self._finish(partition, batch, self._given_up(batch))
+
+    # --- producer id ----------------------------------------------------------------------------
+    def _ask_producer_id(self, attempts: int) -> None:
+        if self.closed:
+            return
+        self._asking = True
+
+        def answered(response: Message | Failure) -> None:
+            if isinstance(response, Failure) or response.error_code:
+                self.client.backoff(attempts, lambda: self._ask_producer_id(attempts + 1))
+                return
+            self._asking = False
+            self.producer_id = response.producer_id
+            self.producer_epoch = response.producer_epoch
+            self._schedule()
+
+        self.client.call_any(
+            init_producer_id,
+            lambda _: init_producer_id.InitProducerIdRequest(transactional_id=None),
+            answered,
+        )
+
+    def _reset_when_quiet(self) -> None:
+        """Take a new producer id once nothing is in flight under the old one."""
+        self._resetting = True
+        if any(b.in_flight for p in self._partitions.values() for b in p.batches):
+            return
+        self._resetting = False
+        for tp in sorted(self._partitions):
+            partition = self._partitions[tp]
+            partition.next_sequence = 0
+            for batch in list(partition.batches):
+                if batch.uncertain:
+                    self._finish(partition, batch, self._given_up(batch))
+                else:
+                    batch.sequence = NO_SEQUENCE
+        self.producer_id = NO_PRODUCER_ID
+        self._ask_producer_id(0)
+
+    # --- sending --------------------------------------------------------------------------------
+    def _schedule(self) -> None:
+        if not self._pump_due and not self.closed:
+            self._pump_due = True
+            self.client.clock.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pump_due = False
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send to each leader, in one request, the next batch of each of its partitions."""
+        if self.closed or self._resetting or (self.options.idempotent and self._asking):
+            return
+        while True:
+            requests: dict[int, list[tuple[TopicPartition, _Batch]]] = {}
+            leaderless = False
+            for tp in sorted(self._partitions):
+                batch = self._next(self._partitions[tp])
+                if batch is None:
+                    continue
+                leader = self.client.metadata.leader(tp)
+                if leader < 0:
+                    leaderless = True
+                else:
+                    requests.setdefault(leader, []).append((tp, batch))
+            if leaderless:
+                self.client.refresh()
+            if not requests:
+                return
+            for leader in sorted(requests):
+                self._send(leader, requests[leader])
+
+    def _next(self, partition: _Partition) -> _Batch | None:
+        """The batch that may be sent now: all before it are in flight, and there is room."""
+        if partition.muted:
+            return None
+        for i, batch in enumerate(partition.batches):
+            if i >= self.options.in_flight_max:
+                return None
+            if not batch.in_flight:
+                return batch
+        return None
+
+    def _send(self, leader: int, chosen: list[tuple[TopicPartition, _Batch]]) -> None:
+        idempotent = self.options.idempotent
+        payloads: list[tuple[TopicPartition, bytearray]] = []
+        for tp, batch in chosen:
+            partition = self._partitions[tp]
+            batch.in_flight = True
+            batch.attempts += 1
+            if idempotent and batch.sequence == NO_SEQUENCE:
+                batch.sequence = partition.next_sequence
+                batch.producer_id = self.producer_id
+                partition.next_sequence += len(batch.records)
+            fields = BatchFields(
+                compression=self.options.compression,
+                producer_id=self.producer_id if idempotent else NO_PRODUCER_ID,
+                producer_epoch=self.producer_epoch if idempotent else -1,
+                base_sequence=batch.sequence,
+            )
+            payloads.append((tp, build_batch(batch.records, fields)))
+
+        def build(version: int) -> produce.ProduceRequest:
+            topics: dict[str, produce.TopicProduceData] = {}
+            for tp, payload in payloads:
+                topic = topics.get(tp.topic)
+                if topic is None:
+                    topic_id = self.client.metadata.topic_id(tp.topic)
+                    topic = topics[tp.topic] = produce.TopicProduceData(tp.topic, topic_id)
+                topic.partition_data.append(produce.PartitionProduceData(tp.partition, payload))
+            return produce.ProduceRequest(
+                acks=self.options.acks,
+                timeout_ms=self.options.request_timeout_ms // 2,
+                topic_data=list(topics.values()),
+            )
+
+        if self.options.acks == 0:
+            self.client.call(leader, produce, build, None)
+            for tp, batch in chosen:
+                batch.uncertain = True
+                self._finish(self._partitions[tp], batch, self._given_up(batch))
+            return
+        self.client.call(
+            leader,
+            produce,
+            build,
+            lambda response: self._answered(leader, chosen, response),
+            self.options.request_timeout_ms,
+        )
+
+    # --- answers --------------------------------------------------------------------------------
+    def _answered(
+        self, node: int, chosen: list[tuple[TopicPartition, _Batch]], response: Message | Failure
+    ) -> None:
+        results: dict[TopicPartition, produce.PartitionProduceResponse] = {}
+        if not isinstance(response, Failure):
+            names = self.client.metadata.names
+            for topic in response.responses:
+                name = topic.name or names.get(topic.topic_id, "")
+                for row in topic.partition_responses:
+                    results[TopicPartition(name, row.index)] = row
+        for tp, batch in chosen:
+            partition = self._partitions[tp]
+            batch.in_flight = False
+            if batch not in partition.batches:
+                continue
+            row = results.get(tp)
+            if row is None:
+                sent = not isinstance(response, Failure) or response.sent
+                self._attempt_failed(
+                    tp, batch, ErrorCode.NETWORK_EXCEPTION, node, definite=not sent
+                )
+            elif row.error_code in {0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER}:
+                partition.failures = 0
+                offset = row.base_offset if row.error_code == 0 else -1
+                delivery = Delivery(Fate.DELIVERED, offset, 0, batch.attempts, node)
+                delivery.log_append_time_ms = row.log_append_time_ms
+                self._finish(partition, batch, delivery)
+            else:
+                definite = row.error_code in DEFINITE
+                self._attempt_failed(tp, batch, row.error_code, node, definite=definite)
+        if self._resetting:
+            self._reset_when_quiet()
+        self._schedule()
+
+    def _attempt_failed(
+        self, tp: TopicPartition, batch: _Batch, error: int, node: int, *, definite: bool
+    ) -> None:
+        partition = self._partitions[tp]
+        batch.last_error = error
+        batch.uncertain |= not definite
+        # Behind a batch that is being retried, "out of order" is what the server must say.
+        waits_for_earlier = (
+            error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and partition.batches[0] is not batch
+        )
+        lost_order = error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not waits_for_earlier
+        retriable = error in RETRIABLE or waits_for_earlier
+        if lost_order:
+            self.order_lost.append(tp)
+        if self.options.idempotent and (error in _RESET or lost_order):
+            if error in _RESET and not batch.uncertain:
+                batch.sequence = NO_SEQUENCE
+            else:
+                self._finish(partition, batch, self._given_up(batch, node))
+            self._reset_when_quiet()
+            return
+        if not retriable or batch.attempts > self.options.retries:
+            self._finish(partition, batch, self._given_up(batch, node))
+            if self.options.idempotent:
+                # Its sequence is used up or not, and nobody knows: start a new one.
+                self._reset_when_quiet()
+            return
+        self.client.refresh()
+        if not partition.muted:
+            partition.muted = True
+            partition.failures += 1
+            self.client.backoff(partition.failures, lambda: self._unmute(partition))
+
+    def _unmute(self, partition: _Partition) -> None:
+        # A batch is sent again only when those behind it have been answered too: on a new
+        # connection they would otherwise overtake it.
+        if any(batch.in_flight for batch in partition.batches):
+            self.client.backoff(0, lambda: self._unmute(partition))
+            return
+        partition.muted = False
+        self._schedule()
+
+    def _expire(self) -> None:
+        """End what is past its deadline and not in flight."""
+        now_ns = self.client.clock.now_ns()
+        gap = False
+        for tp in sorted(self._partitions):
+            partition = self._partitions[tp]
+            for batch in list(partition.batches):
+                if batch.deadline_ns > now_ns:
+                    continue
+                if batch.in_flight:
+                    # Its answer, or the request's own timeout, comes first.
+                    self.client.clock.call_later(100 * MS, self._expire)
+                    continue
+                gap |= batch.sequence != NO_SEQUENCE
+                self._finish(partition, batch, self._given_up(batch))
+        if gap and self.options.idempotent and not self.closed:
+            self._reset_when_quiet()
+
+    def _given_up(self, batch: _Batch, node: int = -1) -> Delivery:
+        unknown = batch.uncertain or batch.in_flight
+        fate = Fate.UNKNOWN if unknown else Fate.FAILED
+        return Delivery(fate, -1, batch.last_error, batch.attempts, node)
+
+    def _finish(self, partition: _Partition, batch: _Batch, delivery: Delivery) -> None:
+        if batch not in partition.batches:
+            return
+        partition.batches.remove(batch)
+        delivery.producer_id = batch.producer_id
+        batch.done(delivery)
