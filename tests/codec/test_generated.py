@@ -28,11 +28,12 @@ def test_registry_agrees_with_the_modules() -> None:
     """Key, name, versions and first flexible version, for every API."""
     apis = {api.key: api for api in load_all() if api.key >= 0}
     assert set(apis) == set(registry.NAMES) == set(registry.MODULES)
-    for key in apis:
+    for key, api in apis.items():
         module = registry.module(key)
         assert isinstance(module, ModuleType)
-        assert module is wire_module(apis[key])
-        assert (module.API_KEY, module.NAME) == (key, registry.NAMES[key])
+        assert module is wire_module(api)
+        assert key == module.API_KEY
+        assert registry.NAMES[key] == module.NAME
         assert registry.KEYS[module.NAME] == key
         assert registry.VERSIONS[key] == (module.MIN_VERSION, module.MAX_VERSION)
         assert registry.FLEXIBLE_FROM[key] == module.FLEXIBLE_FROM

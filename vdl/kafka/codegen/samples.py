@@ -39,7 +39,7 @@ class Sampler:
         self._rng = rng
         self._is_modest = is_modest
 
-    def message(self, api: Api, message: Message, version: int) -> Any:  # noqa: ANN401
+    def message(self, api: Api, message: Message, version: int) -> Any:
         """An instance of the message's dataclass whose fields the version can carry."""
         module = wire_module(api)
         return self._struct(module, getattr(module, message.name), message.fields, version)
@@ -49,8 +49,8 @@ class Sampler:
         module: ModuleType,
         cls: Any,
         fields: tuple[Field, ...],
-        version: int,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        version: int,
+    ) -> Any:
         values = {}
         for field in fields:
             if version in field.versions:
@@ -68,8 +68,8 @@ class Sampler:
         module: ModuleType,
         cls: Any,
         field: Field,
-        version: int,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        version: int,
+    ) -> Any:
         rng = self._rng
         if version in field.nullable and rng.random() < 0.25:
             return None
@@ -87,13 +87,13 @@ class Sampler:
         module: ModuleType,
         cls: Any,
         field: Field,
-        version: int,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        version: int,
+    ) -> Any:
         if field.is_struct:
             return self._struct(module, _struct_class(module, cls, field), field.fields, version)
         return self.scalar(field.element)
 
-    def scalar(self, type_: str) -> Any:  # noqa: ANN401 - as many types as the protocol has
+    def scalar(self, type_: str) -> Any:
         """A value of one of Kafka's types, often an extreme one."""
         rng = self._rng
         if type_ in INTEGER_BITS:
@@ -117,7 +117,7 @@ class Sampler:
         raise AssertionError(f"no sample of {type_}")
 
 
-def _struct_class(module: ModuleType, cls: Any, field: Field) -> Any:  # noqa: ANN401
+def _struct_class(module: ModuleType, cls: Any, field: Field) -> Any:
     """The generated class of a struct field: it may have been renamed, so ask the annotation."""
     annotation = cls.__annotations__[field.attribute]
     while getattr(annotation, "__args__", None):
@@ -126,9 +126,9 @@ def _struct_class(module: ModuleType, cls: Any, field: Field) -> Any:  # noqa: A
     return annotation
 
 
-def to_json(fields: tuple[Field, ...], value: Any, version: int) -> dict[str, Any]:  # noqa: ANN401
+def to_json(fields: tuple[Field, ...], value: Any, version: int) -> dict[str, Any]:
     """A struct as Kafka's JSON converters write it: tagged fields only where they differ."""
-    result = {}
+    result: dict[str, Any] = {}
     for field in fields:
         if version not in field.versions:
             continue
@@ -145,7 +145,7 @@ def to_json(fields: tuple[Field, ...], value: Any, version: int) -> dict[str, An
     return result
 
 
-def _json_element(field: Field, value: Any, version: int) -> Any:  # noqa: ANN401
+def _json_element(field: Field, value: Any, version: int) -> Any:
     if field.is_struct:
         return to_json(field.fields, value, version)
     match field.element:
