@@ -1,0 +1,288 @@
+"""The state of a whole cluster, put together from what each of its servers says of itself.
+
+Kafka's Metadata says who the servers are and where the partitions are; each server's admin service
+says how its replicas stand. The admin address is part of `advertised.listeners`, which any Kafka
+client can read (DescribeConfigs of a broker): the listener named ADMIN. Nothing here fails because
+one server is down; then that server is what is wrong, and is shown so.
+
+Must not know: how it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rpc.admin import GroupStatus, Role, ServerStatus
+from rpc.admin_client import AdminClient
+from rpc.errors import AdminError
+from vdl.commands.kafka_client import KafkaClient, Unreachable
+from vdl.config_values import Address, parse_address
+from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from vdl.kafka.wire.metadata import MetadataRequest
+
+METADATA_KEY, DESCRIBE_CONFIGS_KEY = 3, 32
+BROKER_RESOURCE = 4
+ADMIN_LISTENER = "ADMIN"
+ADMIN_TIMEOUT_SECONDS = 3.0
+REPLICA_NUMBER_BITS = 16
+"""A replica id is the server id above this many bits of replica number."""
+
+
+@dataclass(slots=True)
+class Server:
+    """One server. `problem` says why nothing is known of it, empty when it answered."""
+
+    id: int
+    address: str
+    admin: str = ""
+    rack: str = ""
+    problem: str = ""
+    version: str = ""
+    uptime_ms: int = 0
+    replicas: int = 0
+    leading: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Replica:
+    """One copy of a group. -1: not known, because its server did not answer."""
+
+    server: int
+    role: str = "unknown"
+    term: int = -1
+    end_offset: int = -1
+    high_watermark: int = -1
+    durable_index: int = -1
+    """The last index the leader knows to be on this replica's disk."""
+    lag: int = -1
+    """Records the leader has and this replica has not."""
+    lag_entries: int = -1
+    """Raft entries the leader has and does not know to be durable here."""
+
+
+@dataclass(slots=True)
+class Group:
+    """A partition, the catalog or a coordinator. `leader` -1: nobody says it leads."""
+
+    name: str
+    leader: int = -1
+    term: int = -1
+    log_start_offset: int = -1
+    high_watermark: int = -1
+    end_offset: int = -1
+    replicas: list[Replica] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Partition(Group):
+    """A partition of a topic; its term is Kafka's leader epoch."""
+
+    partition: int = 0
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic and its partitions, by number."""
+
+    name: str
+    partitions: list[Partition] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ClusterStatus:
+    """Everything `vdl status` shows."""
+
+    cluster_id: str
+    servers: list[Server] = field(default_factory=list)
+    topics: list[Topic] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    """The catalog and the coordinators."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Every server answers, every group has a leader."""
+        partitions = [partition for topic in self.topics for partition in topic.partitions]
+        return all(not server.problem for server in self.servers) and all(
+            group.leader >= 0 for group in (*self.groups, *partitions)
+        )
+
+
+def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
+    """Ask the first server of `bootstrap` that answers who the others are, then each of them.
+    Raises Unreachable when none answers."""
+    metadata, admin_addresses = _discover(list(bootstrap))
+    status = ClusterStatus(metadata.cluster_id or "")
+    answers: dict[int, ServerStatus] = {}
+    for broker in sorted(metadata.brokers, key=lambda broker: int(broker.node_id)):
+        server = Server(
+            broker.node_id, str(Address(broker.host, broker.port)), rack=broker.rack or ""
+        )
+        status.servers.append(server)
+        admin = admin_addresses.get(server.id)
+        if admin is None:
+            server.problem = "has no admin address"
+            continue
+        server.admin = str(admin)
+        answer = _ask_server(server, admin)
+        if answer is not None:
+            answers[server.id] = answer
+    replicas = _replicas_by_group(answers)
+    _add_topics(status, metadata, replicas)
+    _add_missing_servers(status)
+    status.groups = [
+        _fill(Group(name), _servers_of(by_server), by_server)
+        for name, by_server in sorted(replicas.items())
+        if name == "catalog" or name.startswith("coordinator-")
+    ]
+    return status
+
+
+def _discover(bootstrap: list[Address]) -> tuple[Any, dict[int, Address]]:
+    """(Metadata of all topics, admin address by server) from the first server that answers."""
+    problems = []
+    for address in bootstrap:
+        try:
+            with KafkaClient(address) as client:
+                everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+                metadata = client.request(METADATA_KEY, everything)
+                return metadata, _admin_addresses(client, metadata)
+        except Unreachable as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    raise Unreachable(bootstrap[0], "; ".join(str(problem) for problem in problems))
+
+
+def _admin_addresses(client: KafkaClient, metadata: Any) -> dict[int, Address]:
+    """Server id → where its admin service listens, from each broker's `advertised.listeners`."""
+    resources = [
+        DescribeConfigsResource(BROKER_RESOURCE, str(broker.node_id), ["advertised.listeners"])
+        for broker in metadata.brokers
+    ]
+    answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=resources))
+    found: dict[int, Address] = {}
+    for result in answer.results:
+        for config in result.configs:
+            admin = admin_address(config.value or "")
+            if config.name == "advertised.listeners" and admin is not None:
+                found[int(result.resource_name)] = admin
+    return found
+
+
+def admin_address(advertised_listeners: str) -> Address | None:
+    """The ADMIN listener in a text such as "PLAINTEXT://a:9092,ADMIN://a:9112"; None for none."""
+    for listener in advertised_listeners.split(","):
+        name, _, address = listener.strip().partition("://")
+        if name == ADMIN_LISTENER:
+            try:
+                return parse_address(address)
+            except ValueError:
+                return None
+    return None
+
+
+def _ask_server(server: Server, admin: Address) -> ServerStatus | None:
+    """What the server says of itself, its summary put into `server`; None when it does not."""
+    try:
+        with AdminClient((admin.host, admin.port), timeout_s=ADMIN_TIMEOUT_SECONDS) as client:
+            answer = client.status()
+    except AdminError as error:
+        server.problem = error.details or error.code
+        return None
+    server.version = answer.version
+    server.uptime_ms = answer.uptime_ms
+    server.replicas = len(answer.groups)
+    server.leading = sum(group.role is Role.LEADER for group in answer.groups)
+    server.notes = answer.problems
+    return answer
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+ByServer = Mapping[int, GroupStatus]
+GroupT = TypeVar("GroupT", bound=Group)
+
+
+def _replicas_by_group(answers: Mapping[int, ServerStatus]) -> dict[str, dict[int, GroupStatus]]:
+    """Group name → server id → that server's replica of it."""
+    found: dict[str, dict[int, GroupStatus]] = {}
+    for server_id, answer in sorted(answers.items()):
+        for group in answer.groups:
+            found.setdefault(group.name, {})[server_id] = group
+    return found
+
+
+def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByServer]) -> None:
+    for described in sorted(metadata.topics, key=lambda topic: str(topic.name)):
+        topic = Topic(described.name)
+        for row in sorted(described.partitions, key=lambda row: int(row.partition_index)):
+            name = f"{described.name}-{row.partition_index}"
+            partition = Partition(
+                name, row.leader_id, row.leader_epoch, partition=row.partition_index
+            )
+            _fill(partition, row.replica_nodes, replicas.get(name, {}))
+            topic.partitions.append(partition)
+        status.topics.append(topic)
+
+
+def _add_missing_servers(status: ClusterStatus) -> None:
+    """Servers that have replicas and are not among the brokers: they are down."""
+    known = {server.id for server in status.servers}
+    placed = {
+        replica.server
+        for topic in status.topics
+        for partition in topic.partitions
+        for replica in partition.replicas
+    }
+    status.servers += [Server(number, "", problem="is down") for number in sorted(placed - known)]
+    status.servers.sort(key=lambda server: server.id)
+
+
+def _servers_of(by_server: ByServer) -> list[int]:
+    """Every server with a replica of the group, also those that did not answer."""
+    ids = {
+        replica >> REPLICA_NUMBER_BITS
+        for group in by_server.values()
+        for replica in (*group.voters, *group.learners)
+    }
+    return sorted(ids | set(by_server))
+
+
+def _fill(group: GroupT, servers: Iterable[int], by_server: ByServer) -> GroupT:
+    """Put the replicas' own words into `group`. The leader of the newest term is believed."""
+    leaders = {
+        server_id: replica
+        for server_id, replica in by_server.items()
+        if replica.role is Role.LEADER
+    }
+    leader = None
+    if leaders:
+        group.leader, leader = max(leaders.items(), key=lambda item: item[1].term)
+        group.term = leader.term
+        group.log_start_offset = leader.log_start_offset
+        group.high_watermark = leader.high_watermark
+        group.end_offset = leader.end_offset
+    group.replicas = [_replica(number, by_server.get(number), leader) for number in servers]
+    return group
+
+
+def _replica(server_id: int, own: GroupStatus | None, leader: GroupStatus | None) -> Replica:
+    """One replica, from its own words and from its leader's."""
+    replica = Replica(server_id)
+    if own is not None:
+        replica.role = own.role.name.lower()
+        replica.term = own.term
+        replica.end_offset = own.end_offset
+        replica.high_watermark = own.high_watermark
+    if leader is not None:
+        if own is not None:
+            # Asked one after another: a follower may answer later than its leader did.
+            replica.lag = max(0, leader.end_offset - own.end_offset)
+        for progress in leader.progress:
+            if progress.replica_id >> REPLICA_NUMBER_BITS == server_id:
+                replica.durable_index = progress.match
+                replica.lag_entries = max(0, leader.last_index - progress.match)
+    return replica
