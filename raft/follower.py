@@ -124,19 +124,15 @@ def _restore(raft: Raft, snapshot: Snapshot) -> bool:
     assert raft.state is FOLLOWER, raft.state
     if snapshot.index <= log.committed:
         return False
-    membership = members.restored(snapshot.conf_state)
-    if raft.id not in membership.members():
-        return False
     if log.matches(index=snapshot.index, term=snapshot.term):
         # The log has it all; only the commit index was behind.
         log.commit_to(snapshot.index)
         return False
     log.restore(snapshot)
-    # The snapshot's membership supersedes whatever was known.
+    # The snapshot's membership supersedes whatever was known. It need not hold this replica: one
+    # that stands for the log's start may be older than the change that added it.
     raft.progress = {}
-    raft.set_membership(membership)
-    own = raft.progress[raft.id]
-    own.maybe_update(log.last_index)
+    raft.set_membership(members.restored(snapshot.conf_state))
     return True
 
 

@@ -94,11 +94,12 @@ class Status:
 class RawNode:
     """One replica of one group. Raises RaftError's children; see each method."""
 
-    __slots__ = ("_maker", "_raft", "has_ready", "ready")
+    __slots__ = ("_maker", "has_ready", "raft", "ready")
 
     def __init__(self, config: Config) -> None:
-        self._raft = Raft(config)
-        self._maker = ReadyMaker(self._raft)
+        self.raft = Raft(config)
+        """The state. Use: invariants and tests; a host has the methods and properties below."""
+        self._maker = ReadyMaker(self.raft)
         # Bound here to save the host a call per group and turn.
         self.has_ready: Callable[[], bool] = self._maker.has_ready
         """Whether `ready()` would return anything. Constant time."""
@@ -113,9 +114,9 @@ class RawNode:
         Raises StepPeerNotFound for an answer from a stranger, ProposalDropped for a forwarded
         proposal that cannot be taken.
         """
-        raft = self._raft
+        raft = self.raft
         kind = type(msg)
-        if msg.from_ not in raft.progress and kind in RESPONSES:
+        if msg.from_ not in raft.progress and kind in RESPONSES and msg.from_ != raft.id:
             raise StepPeerNotFound(msg.from_)
         term = msg.term
         if term not in (raft.term, 0) and not self._admit_other_term(msg):
@@ -128,7 +129,7 @@ class RawNode:
 
     def _admit_other_term(self, msg: Message) -> bool:
         """Deal with a message of another term (§5.1). Returns whether to handle it as well."""
-        raft = self._raft
+        raft = self.raft
         kind = type(msg)
         if msg.term > raft.term:
             if isinstance(msg, MsgVote | MsgPreVote):
@@ -159,10 +160,10 @@ class RawNode:
 
     def tick(self, n: int = 1) -> None:
         """`n` ticks passed."""
-        if self._raft.state is LEADER:
-            leader.tick(self._raft, n)
+        if self.raft.state is LEADER:
+            leader.tick(self.raft, n)
         else:
-            candidate.tick(self._raft, n)
+            candidate.tick(self.raft, n)
 
     def propose(self, entries: list[Entry]) -> None:
         """Append entries, all or none, or forward them to the leader.
@@ -170,7 +171,7 @@ class RawNode:
         Appended entries get their term, index and base offset stamped into the given objects.
         Raises ProposalDropped.
         """
-        raft = self._raft
+        raft = self.raft
         if raft.state is LEADER:
             leader.propose(raft, entries)
         elif raft.state is FOLLOWER:
@@ -198,7 +199,7 @@ class RawNode:
 
         Raises MalformedConfChange, InvalidConfChange: the log holds what it never should.
         """
-        raft = self._raft
+        raft = self.raft
         change = membership.decode_conf_change(entry.data)
         raft.set_membership(membership.changed(raft.membership, change))
         if raft.state is LEADER:
@@ -207,27 +208,27 @@ class RawNode:
 
     def campaign(self) -> None:
         """Stand for leader now, if this replica may."""
-        candidate.stand(self._raft)
+        candidate.stand(self.raft)
 
     def campaign_soon(self, ticks: int) -> None:
         """Stand for leader in `ticks` ticks, unless a leader is heard or a vote cast before."""
         assert ticks > 0, ticks
-        if self._raft.state is not LEADER:
-            self._raft.campaign_due = ticks
+        if self.raft.state is not LEADER:
+            self.raft.campaign_due = ticks
 
     def set_election_timeout(self, ticks: int) -> None:
         """Replace the drawn election timeout. Use: scripted elections in tests and tools."""
-        self._raft.randomized_election_timeout = ticks
+        self.raft.randomized_election_timeout = ticks
 
     def advance(self, ready: Ready) -> None:
         """Synchronous mode: `ready`, the last one, is worked off."""
-        assert not self._raft.async_storage_writes, "storage answers by message"
+        assert not self.raft.async_storage_writes, "storage answers by message"
         for msg in self._maker.steps_on_advance(ready):
             self.step(msg)
 
     def entries_ready(self, peer: NodeId, entries: list[Entry]) -> None:
         """Deliver what a ColdRead asked for; an empty list if it could not be read."""
-        raft = self._raft
+        raft = self.raft
         if peer == raft.id:
             raft.log.supply_committed(entries)
         elif raft.state is LEADER:
@@ -235,7 +236,7 @@ class RawNode:
 
     def transfer_leader(self, transferee: NodeId) -> None:
         """Hand leadership to a voter; a follower asks its leader to (thesis §3.10)."""
-        raft = self._raft
+        raft = self.raft
         if raft.state is LEADER:
             leader.transfer(raft, transferee)
         elif raft.state is FOLLOWER:
@@ -243,14 +244,14 @@ class RawNode:
 
     def step_down(self) -> None:
         """A leader gives up at once, without a successor."""
-        raft = self._raft
+        raft = self.raft
         if raft.state is LEADER:
             follower.become_follower(raft, raft.term, NONE)
 
     def forget_leader(self) -> None:
         """A follower stops believing in its leader, so that it hears candidates."""
-        if self._raft.state is FOLLOWER:
-            follower.forget_leader(self._raft)
+        if self.raft.state is FOLLOWER:
+            follower.forget_leader(self.raft)
 
     def read_index(self, context: bytes) -> bool:
         """Ask for an index safe to read at; the answer is a `ReadState` with this context.
@@ -258,7 +259,7 @@ class RawNode:
         Returns False if there is no leader to ask. A request may get no answer when leadership
         changes: the host gives up on it then.
         """
-        raft = self._raft
+        raft = self.raft
         if raft.state is LEADER:
             leader.read_index(raft, raft.id, context)
             return True
@@ -274,7 +275,7 @@ class RawNode:
         With `lead` and `term` it also tells who leads, as a heartbeat would: a follower that does
         not know takes it, an older term is ignored, a newer one entered.
         """
-        raft = self._raft
+        raft = self.raft
         if lead != NONE and (term > raft.term or (term == raft.term and raft.lead != lead)):
             assert not (raft.state is LEADER and term == raft.term), (lead, term)
             follower.become_follower(raft, term, lead)
@@ -285,19 +286,19 @@ class RawNode:
 
     def peer_heard(self, peer: NodeId) -> None:
         """A peer was heard on another way: it counts for check-quorum."""
-        progress = self._raft.progress.get(peer)
+        progress = self.raft.progress.get(peer)
         if progress is not None:
             progress.recent_active = True
 
     def report_unreachable(self, peer: NodeId) -> None:
         """Messages to a peer were lost."""
-        if self._raft.state is LEADER:
-            leader.report_unreachable(self._raft, peer)
+        if self.raft.state is LEADER:
+            leader.report_unreachable(self.raft, peer)
 
     def report_snapshot(self, peer: NodeId, ok: bool) -> None:
         """A snapshot reached a peer, or did not."""
-        if self._raft.state is LEADER:
-            leader.report_snapshot(self._raft, peer, ok=ok)
+        if self.raft.state is LEADER:
+            leader.report_snapshot(self.raft, peer, ok=ok)
 
     # --- Views ---------------------------------------------------------------------------------
 
@@ -306,7 +307,7 @@ class RawNode:
 
         Asked again after every other call: anything may change it.
         """
-        raft = self._raft
+        raft = self.raft
         if raft.state is LEADER:
             return leader.ticks_until_due(raft, NEVER_DUE)
         if not raft.is_promotable:
@@ -317,88 +318,88 @@ class RawNode:
     @property
     def id(self) -> NodeId:
         """This replica's id."""
-        return self._raft.id
+        return self.raft.id
 
     @property
     def term(self) -> Term:
         """Current term."""
-        return self._raft.term
+        return self.raft.term
 
     @property
     def vote(self) -> NodeId:
         """Whom it voted for in this term."""
-        return self._raft.vote
+        return self.raft.vote
 
     @property
     def lead(self) -> NodeId:
         """The leader as far as known, else NONE."""
-        return self._raft.lead
+        return self.raft.lead
 
     @property
     def state(self) -> StateType:
         """The role."""
-        return self._raft.state
+        return self.raft.state
 
     @property
     def is_leader(self) -> bool:
         """Whether it leads."""
-        return self._raft.state is LEADER
+        return self.raft.state is LEADER
 
     @property
     def commit(self) -> Index:
         """Last index known committed."""
-        return self._raft.log.committed
+        return self.raft.log.committed
 
     @property
     def applied(self) -> Index:
         """Last index applied."""
-        return self._raft.log.applied
+        return self.raft.log.applied
 
     @property
     def stable(self) -> Index:
         """Last index durable here."""
-        return self._raft.log.stable
+        return self.raft.log.stable
 
     @property
     def last_index(self) -> Index:
         """Last index in the log."""
-        return self._raft.log.last_index
+        return self.raft.log.last_index
 
     @property
     def own_term_committed(self) -> bool:
         """Whether it leads and has committed an entry of its own term (§8)."""
-        return self._raft.own_term_committed
+        return self.raft.own_term_committed
 
     @property
     def transferring(self) -> NodeId:
         """Whom leadership is being handed to, else NONE."""
-        return self._raft.lead_transferee
+        return self.raft.lead_transferee
 
     @property
     def uncommitted_bytes(self) -> int:
         """Payload appended by this leader and not yet applied."""
-        return self._raft.uncommitted_bytes
+        return self.raft.uncommitted_bytes
 
     @property
     def membership(self) -> Membership:
         """The configuration in effect."""
-        return self._raft.membership
+        return self.raft.membership
 
     def next_offset(self) -> Offset:
         """Kafka offset after the last entry."""
-        return self._raft.log.next_offset
+        return self.raft.log.next_offset
 
     def voters(self) -> frozenset[NodeId]:
         """Voters, of both halves while joint."""
-        return self._raft.membership.voters()
+        return self.raft.membership.voters()
 
     def progress(self, peer: NodeId) -> Progress | None:
         """A leader's view of a member; None if it is no member or this node does not lead."""
-        return self._raft.progress.get(peer) if self._raft.state is LEADER else None
+        return self.raft.progress.get(peer) if self.raft.state is LEADER else None
 
     def status(self) -> Status:
         """A look at the node."""
-        raft = self._raft
+        raft = self.raft
         return Status(
             id=raft.id,
             hard_state=raft.hard_state(),

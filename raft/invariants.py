@@ -1,0 +1,275 @@
+"""What must hold after every event: checks for simulations and tests, and a subset for production.
+
+`check_node` looks at one replica and costs a microsecond or two. `ClusterInvariants` watches all
+replicas of a group over a whole run, restarts included, and knows the properties of the paper's
+Figure 3: Election Safety, Leader Append-Only, Log Matching, Leader Completeness, State Machine
+Safety. Call `observe` after every event on a replica: an event that is not observed is not checked,
+and the first observer of a commit is taken for its leader.
+
+A violation raises `InvariantViolation`. It is a bug in the core or a broken promise of the host
+(a lost write, a reused id), never bad luck.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raft.errors import Compacted, NotInMemory, RaftError
+from raft.node import RawNode
+from raft.progress import PROBE, REPLICATE
+from raft.state import CANDIDATE, LEADER, Raft
+from raft.types import NO_LIMIT, NONE, Entry, HardState, Index, NodeId, Term
+
+
+class InvariantViolation(RaftError):
+    """Something happened that must not."""
+
+    def __init__(self, rule: str, **facts: object) -> None:
+        super().__init__(rule + ": " + ", ".join(f"{name}={fact}" for name, fact in facts.items()))
+        self.rule = rule
+        self.facts = facts
+
+
+def _require(holds: bool, rule: str, **facts: object) -> None:
+    if not holds:
+        raise InvariantViolation(rule, **facts)
+
+
+# --- One replica -------------------------------------------------------------------------------
+
+
+def check_node(node: RawNode) -> None:
+    """The indexes are in order, and the role fits the rest."""
+    raft = node.raft
+    _check_log(raft)
+    if raft.state is LEADER:
+        _require(raft.lead == raft.id, "a leader knows that it leads", id=raft.id, lead=raft.lead)
+        _check_progress(raft)
+    else:
+        _require(raft.lead != raft.id, "only a leader leads", id=raft.id, state=raft.state)
+    if raft.state is CANDIDATE:
+        _require(raft.vote == raft.id, "a candidate votes for itself", id=raft.id, vote=raft.vote)
+
+
+def _check_log(raft: Raft) -> None:
+    log = raft.log
+    facts = {
+        "id": raft.id,
+        "applied": log.applied,
+        "applying": log.applying,
+        "committed": log.committed,
+        "offset": log.offset,
+        "stable": log.stable,
+        "in_progress": log.in_progress,
+        "last": log.last_index,
+    }
+    _require(log.applied <= log.applying, "applied ≤ applying", **facts)
+    _require(log.applying <= log.committed, "applying ≤ committed", **facts)
+    _require(log.committed <= log.last_index, "committed ≤ last", **facts)
+    _require(log.stable <= log.in_progress, "stable ≤ in_progress", **facts)
+    _require(log.in_progress <= log.last_index, "in_progress ≤ last", **facts)
+    _require(log.offset <= log.stable + 1, "offset ≤ stable + 1", **facts)
+    _require(
+        log.offset + len(log.entries) == log.last_index + 1, "the tail reaches the end", **facts
+    )
+    if log.entries:
+        last = log.entries[-1]
+        _require(last.index == log.last_index, "indexes are dense", **facts)
+        _require(last.term == log.last_term, "the last term is the last entry's", **facts)
+        _require(log.next_offset == last.base_offset + last.records, "offsets are dense", **facts)
+    if raft.async_storage_writes:
+        _require(
+            log.applying <= log.stable or log.snapshot is not None,
+            "only what is durable here is applied",
+            **facts,
+        )
+
+
+def _check_progress(raft: Raft) -> None:
+    last = raft.log.last_index
+    for node, progress in raft.progress.items():
+        facts = {"leader": raft.id, "node": node, "match": progress.match, "next": progress.next}
+        _require(progress.match <= last, "nobody has more than the leader", last=last, **facts)
+        if node == raft.id:
+            continue
+        _require(progress.match < progress.next, "match < next", **facts)
+        if progress.state is PROBE:
+            _require(not len(progress.inflights), "a probe has nothing in flight", **facts)
+        if progress.state is REPLICATE:
+            _require(progress.next <= last + 1, "nothing is sent that is not there", **facts)
+
+
+# --- All replicas of a group -------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A replica when it was last observed."""
+
+    term: Term
+    commit: Index
+    state_term: Term
+    """Term it was last seen leading in; 0: never."""
+    led_last: Index
+    """End of its log then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Committed:
+    """An entry some replica has called committed."""
+
+    term: Term
+    fingerprint: int
+    commit_term: Term
+    """Term of the replica that said so first: the leader's."""
+
+
+class ClusterInvariants:
+    """Watches the replicas of one group."""
+
+    def __init__(self) -> None:
+        self._seen: dict[NodeId, _Seen] = {}
+        self._leaders: dict[Term, NodeId] = {}
+        self._votes: dict[tuple[NodeId, Term], NodeId] = {}
+        self._committed: dict[Index, _Committed] = {}
+        self._last_committed: Index = 0
+
+    @property
+    def last_committed(self) -> Index:
+        """Highest index any replica has called committed."""
+        return self._last_committed
+
+    def restarted(self, node: RawNode, durable: HardState) -> None:
+        """A replica came back with what its disk held. A vote that never got there is no vote."""
+        for (voter, term), vote in list(self._votes.items()):
+            is_lost = term >= durable.term and (term, vote) != (durable.term, durable.vote)
+            if voter == node.id and is_lost:
+                del self._votes[voter, term]
+        _require(node.term >= durable.term, "a restart keeps the term", id=node.id, term=node.term)
+        self._seen.pop(node.id, None)
+        self.observe(node)
+
+    def observe(self, node: RawNode) -> None:
+        """Check a replica against itself, its past, and the others."""
+        check_node(node)
+        raft = node.raft
+        seen = self._seen.get(node.id)
+        if seen is None:
+            seen = self._seen[node.id] = _Seen(raft.term, raft.log.first_index() - 1, 0, 0)
+        facts = {"id": node.id, "term": raft.term, "commit": raft.log.committed}
+        _require(raft.term >= seen.term, "a term never decreases (§5.1)", before=seen.term, **facts)
+        _require(
+            raft.log.committed >= seen.commit,
+            "a commit index never decreases",
+            before=seen.commit,
+            **facts,
+        )
+        seen.term = raft.term
+        self._check_vote(raft)
+        self._check_commits(raft, seen)
+        if raft.state is LEADER:
+            self._check_leader(raft, seen)
+
+    def _check_vote(self, raft: Raft) -> None:
+        if raft.vote == NONE:
+            return
+        before = self._votes.setdefault((raft.id, raft.term), raft.vote)
+        _require(
+            before == raft.vote,
+            "one vote a term (§5.2)",
+            id=raft.id,
+            term=raft.term,
+            before=before,
+            now=raft.vote,
+        )
+
+    def _check_commits(self, raft: Raft, seen: _Seen) -> None:
+        log = raft.log
+        index = max(seen.commit + 1, log.first_index())
+        while index <= log.committed:
+            try:
+                entries = log.slice(index, log.committed + 1, NO_LIMIT)
+            except NotInMemory as answer:
+                # On disk: it was checked when it was appended and committed.
+                index = answer.end
+                continue
+            except Compacted:
+                break
+            for entry in entries:
+                self._check_commit(raft, entry)
+            index += len(entries)
+        seen.commit = log.committed
+        self._last_committed = max(self._last_committed, log.committed)
+
+    def _check_commit(self, raft: Raft, entry: Entry) -> None:
+        now = _Committed(entry.term, _fingerprint(entry), raft.term)
+        before = self._committed.setdefault(entry.index, now)
+        _require(
+            (before.term, before.fingerprint) == (now.term, now.fingerprint),
+            "State Machine Safety (§5.4.3)",
+            id=raft.id,
+            index=entry.index,
+            before=before,
+            now=now,
+        )
+
+    def _check_leader(self, raft: Raft, seen: _Seen) -> None:
+        term = raft.term
+        before = self._leaders.setdefault(term, raft.id)
+        _require(before == raft.id, "Election Safety (§5.2)", term=term, before=before, now=raft.id)
+        last = raft.log.last_index
+        if seen.state_term == term:
+            _require(
+                last >= seen.led_last,
+                "Leader Append-Only (§5.3)",
+                id=raft.id,
+                before=seen.led_last,
+                now=last,
+            )
+        else:
+            self._check_completeness(raft)
+        seen.state_term = term
+        seen.led_last = last
+
+    def _check_completeness(self, raft: Raft) -> None:
+        """Everything committed in earlier terms is in a new leader's log."""
+        index = self._last_committed
+        # A late winner of an old term need not have what a newer leader committed since.
+        while index in self._committed and self._committed[index].commit_term >= raft.term:
+            index -= 1
+        committed = self._committed.get(index)
+        if committed is None or index < raft.log.first_index():
+            return
+        _require(
+            raft.log.matches(index=index, term=committed.term),
+            "Leader Completeness (§5.4.3)",
+            leader=raft.id,
+            term=raft.term,
+            index=index,
+        )
+
+    def check_logs(self, nodes: Iterable[RawNode]) -> None:
+        """Log Matching (§5.3): equal term at an index means equal logs up to there."""
+        known: dict[tuple[Index, Term], tuple[NodeId, Term]] = {}
+        for node in nodes:
+            log = node.raft.log
+            previous: Term = log.term(log.first_index() - 1)
+            for index in range(log.first_index(), log.last_index + 1):
+                term = log.term(index)
+                other, other_previous = known.setdefault((index, term), (node.id, previous))
+                # The base of a compacted log may be all that is known of the entry before.
+                _require(
+                    previous == other_previous,
+                    "Log Matching (§5.3)",
+                    index=index,
+                    term=term,
+                    nodes=(other, node.id),
+                )
+                previous = term
+
+
+def _fingerprint(entry: Entry) -> int:
+    place = f"{entry.kind}/{entry.base_offset}/{entry.records}".encode()
+    return zlib.crc32(entry.data, zlib.crc32(place))
