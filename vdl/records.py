@@ -137,11 +137,6 @@ def read_header(view: Buffer, position: int = 0) -> BatchHeader:
     return BatchHeader(*_HEADER.unpack_from(view, position))
 
 
-def magic_of(view: Buffer) -> int:
-    """The format number, in the same place in all formats; -1 if the view is too short."""
-    return view[_MAGIC_AT] if len(view) > _MAGIC_AT else -1
-
-
 # --- the produce path ---
 
 
@@ -329,11 +324,6 @@ def first_at_or_after(batch: memoryview, timestamp: int) -> Record | None:
         if record.timestamp >= timestamp:
             return record
     return None
-
-
-def indexes_without_key(batch: memoryview) -> list[int]:
-    """Which records have no key: a compacted topic refuses them. Raises CorruptBatch."""
-    return [index for index, record in enumerate(iter_records(batch)) if record.key is None]
 
 
 def read_varint(view: Buffer, position: int) -> tuple[int, int]:

@@ -17,9 +17,7 @@ from vdl.records import (
     check_batch,
     crc_matches,
     first_at_or_after,
-    indexes_without_key,
     iter_records,
-    magic_of,
     patch_log_append_time,
     patch_position,
     read_header,
@@ -137,10 +135,8 @@ def test_old_formats_are_answered_by_the_version_that_may_carry_them() -> None:
     """Produce 0 to 2 may carry message sets, which VDL does not convert; later versions may not."""
     for magic in (b"\0", b"\1"):
         records = changed(16, magic)
-        assert magic_of(records) == magic[0]
         assert code_of(records, version=2) is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
         assert code_of(records, version=3) is ErrorCode.INVALID_RECORD
-    assert magic_of(b"short") == -1
 
 
 @given(st.binary(max_size=200))
@@ -275,12 +271,6 @@ def test_first_record_at_or_after_a_timestamp_is_the_earliest_in_offset_order() 
         found = first_at_or_after(batch, time)
         offsets[time] = None if found is None else found.offset
     assert offsets == {5: 100, 10: 100, 11: 101, 30: 101, 31: 103, 41: None}
-
-
-def test_records_without_key_are_named_by_their_index() -> None:
-    """A compacted topic refuses them one by one. KIP-467."""
-    records = [Record(None, b"v"), Record(b"", b"v"), Record(None, None)]
-    assert indexes_without_key(memoryview(build_batch(records))) == [0, 2]
 
 
 def test_batch_of_no_records_cannot_be_built() -> None:

@@ -53,8 +53,11 @@ class _ReadRun:
             if len(self.targets) == 1:
                 self.source.line(f"{self.targets[0]} = {reader}(view, pos)[0]")
             else:
-                # The targets are folded in brackets, which Python allows on the left side too.
-                self.source.line(f"({', '.join(self.targets)}) = {reader}(view, pos)")
+                targets = ", ".join(self.targets)
+                text = f"{targets} = {reader}(view, pos)"
+                if self.source.is_too_long(text):
+                    text = f"({targets}) = {reader}(view, pos)"  # brackets can be folded
+                self.source.line(text)
         self.source.line(f"pos += {width}")
         self.characters.clear()
         self.targets.clear()

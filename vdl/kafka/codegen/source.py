@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from vdl.kafka.codegen.schema import Field, Message
+from vdl.kafka.codegen.schema import Field
 
 # Kafka's type → the character of `struct`.
 STRUCT_CHARACTERS = {
@@ -47,6 +47,10 @@ class Source:
     def line(self, text: str) -> None:
         """Add one statement, folded if it is a long call."""
         self.lines += fold(text, self.depth * 4)
+
+    def is_too_long(self, text: str) -> bool:
+        """Whether a statement added now would not fit on one line."""
+        return self.depth * 4 + len(text) > LINE_MAX
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -216,7 +220,3 @@ def min_struct_bytes(fields: tuple[Field, ...], version: int, *, is_flexible: bo
 def is_plain(fact: Field) -> bool:
     """True for a lone value of fixed size."""
     return not fact.is_array and not fact.is_struct and fact.type in STRUCT_CHARACTERS
-
-
-def is_flexible(message: Message, version: int) -> bool:
-    return version in message.flexible

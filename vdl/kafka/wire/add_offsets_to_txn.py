@@ -63,7 +63,7 @@ def _decode_request_v0(view: memoryview) -> AddOffsetsToTxnRequest:
         raise bad_length("TransactionalId", n, size - pos)
     transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, n) = _read_qhh(view, pos)
+    producer_id0, producer_epoch0, n = _read_qhh(view, pos)
     pos += 12
     end = pos + n
     if not pos <= end <= size:
@@ -86,7 +86,7 @@ def _decode_request_v3(view: memoryview) -> AddOffsetsToTxnRequest:
         raise bad_length("TransactionalId", n, size - pos)
     transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, n) = _read_qhB(view, pos)
+    producer_id0, producer_epoch0, n = _read_qhB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -158,7 +158,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AddOffsetsToTxnRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> AddOffsetsToTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0) = _read_ih(view, pos)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
     pos += 6
     return AddOffsetsToTxnResponse(throttle_time_ms0, error_code0)
 
@@ -166,7 +166,7 @@ def _decode_response_v0(view: memoryview) -> AddOffsetsToTxnResponse:
 def _decode_response_v3(view: memoryview) -> AddOffsetsToTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

@@ -122,7 +122,7 @@ def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
         raise bad_length("V3AndBelowTransactionalId", n, size - pos)
     v3_and_below_transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (v3_and_below_producer_id0, v3_and_below_producer_epoch0, n) = _read_qhi(view, pos)
+    v3_and_below_producer_id0, v3_and_below_producer_epoch0, n = _read_qhi(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("V3AndBelowTopics", n, size - pos)
@@ -165,7 +165,7 @@ def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
         raise bad_length("V3AndBelowTransactionalId", n, size - pos)
     v3_and_below_transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (v3_and_below_producer_id0, v3_and_below_producer_epoch0, n) = _read_qhB(view, pos)
+    v3_and_below_producer_id0, v3_and_below_producer_epoch0, n = _read_qhB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -234,7 +234,7 @@ def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
             raise bad_length("TransactionalId", n, size - pos)
         transactional_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (producer_id1, producer_epoch1, verify_only1, n) = _read_qhtB(view, pos)
+        producer_id1, producer_epoch1, verify_only1, n = _read_qhtB(view, pos)
         pos += 12
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -424,7 +424,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AddPartitionsToTxnRequest], list[Buffer]]
 def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ResultsByTopicV3AndBelow", n, size - pos)
@@ -443,7 +443,7 @@ def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
             raise bad_length("ResultsByPartition", n, size - pos)
         results_by_partition1 = []
         for _ in range(n):
-            (partition_index2, partition_error_code2) = _read_ih(view, pos)
+            partition_index2, partition_error_code2 = _read_ih(view, pos)
             pos += 6
             results_by_partition1.append(
                 AddPartitionsToTxnPartitionResult(partition_index2, partition_error_code2)
@@ -457,7 +457,7 @@ def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
 def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -485,7 +485,7 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
             raise bad_length("ResultsByPartition", n, size - pos)
         results_by_partition1 = []
         for _ in range(n):
-            (partition_index2, partition_error_code2, n) = _read_ihB(view, pos)
+            partition_index2, partition_error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -509,7 +509,7 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
 def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -556,7 +556,7 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
                 raise bad_length("ResultsByPartition", n, size - pos)
             results_by_partition2 = []
             for _ in range(n):
-                (partition_index3, partition_error_code3, n) = _read_ihB(view, pos)
+                partition_index3, partition_error_code3, n = _read_ihB(view, pos)
                 pos += 7
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)

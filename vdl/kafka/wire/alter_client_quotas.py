@@ -140,7 +140,7 @@ def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
                 raise bad_length("Key", n, size - pos)
             key3 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (value3, remove3) = _read_dt(view, pos)
+            value3, remove3 = _read_dt(view, pos)
             pos += 9
             ops1.append(OpData(key3, value3, remove3))
         entries0.append(EntryData(entity1, ops1))
@@ -217,7 +217,7 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
                 raise bad_length("Key", n, size - pos)
             key3 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (value3, remove3, n) = _read_dtB(view, pos)
+            value3, remove3, n = _read_dtB(view, pos)
             pos += 10
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -227,7 +227,7 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         entries0.append(EntryData(entity1, ops1))
-    (validate_only0, n) = _read_tB(view, pos)
+    validate_only0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -341,13 +341,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterClientQuotasRequest], list[Buffer]]]
 def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Entries", n, size - pos)
     entries0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -388,7 +388,7 @@ def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
 def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -397,7 +397,7 @@ def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
         raise bad_length("Entries", n, size - pos)
     entries0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)

@@ -96,7 +96,7 @@ def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -145,7 +145,7 @@ def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -197,7 +197,7 @@ def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         resources0.append(AlterConfigsResource(resource_type1, resource_name1, configs1))
-    (validate_only0, n) = _read_tB(view, pos)
+    validate_only0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -301,13 +301,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterConfigsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -317,7 +317,7 @@ def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -335,7 +335,7 @@ def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
 def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -344,7 +344,7 @@ def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -357,7 +357,7 @@ def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)

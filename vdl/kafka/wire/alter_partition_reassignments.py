@@ -93,7 +93,7 @@ class AlterPartitionReassignmentsResponse:
 def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -121,7 +121,7 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -154,7 +154,7 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
 def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
-    (timeout_ms0, allow_replication_factor_change0, n) = _read_itB(view, pos)
+    timeout_ms0, allow_replication_factor_change0, n = _read_itB(view, pos)
     pos += 6
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -182,7 +182,7 @@ def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -309,7 +309,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterPartitionReassignmentsRequest], list
 def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -350,7 +350,7 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -387,7 +387,7 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
 def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, allow_replication_factor_change0, error_code0, n) = _read_ithB(view, pos)
+    throttle_time_ms0, allow_replication_factor_change0, error_code0, n = _read_ithB(view, pos)
     pos += 8
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -428,7 +428,7 @@ def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)

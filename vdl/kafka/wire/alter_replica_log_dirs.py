@@ -280,7 +280,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterReplicaLogDirsRequest], list[Buffer]
 def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Results", n, size - pos)
@@ -299,7 +299,7 @@ def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2) = _read_ih(view, pos)
+            partition_index2, error_code2 = _read_ih(view, pos)
             pos += 6
             partitions1.append(AlterReplicaLogDirPartitionResult(partition_index2, error_code2))
         results0.append(AlterReplicaLogDirTopicResult(topic_name1, partitions1))
@@ -309,7 +309,7 @@ def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
 def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -337,7 +337,7 @@ def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

@@ -127,7 +127,7 @@ def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, start_offset2, n) = _read_iqB(view, pos)
+            partition_index2, start_offset2, n = _read_iqB(view, pos)
             pos += 13
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -198,7 +198,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterShareGroupOffsetsRequest], list[Buff
 def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -230,7 +230,7 @@ def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
             raise bad_length("TopicName", n, size - pos)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -239,7 +239,7 @@ def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)

@@ -101,7 +101,7 @@ def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (mechanism1, n) = _read_bB(view, pos)
+        mechanism1, n = _read_bB(view, pos)
         pos += 2
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -125,7 +125,7 @@ def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (mechanism2, iterations2, n) = _read_biB(view, pos)
+        mechanism2, iterations2, n = _read_biB(view, pos)
         pos += 6
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -225,7 +225,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterUserScramCredentialsRequest], list[B
 def _decode_response_v0(view: memoryview) -> AlterUserScramCredentialsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -244,7 +244,7 @@ def _decode_response_v0(view: memoryview) -> AlterUserScramCredentialsResponse:
             raise bad_length("User", n, size - pos)
         user1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)

@@ -168,7 +168,7 @@ def _decode_request_v5(view: memoryview) -> ApiVersionsRequest:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (node_id0, n) = _read_iB(view, pos)
+    node_id0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -257,13 +257,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[ApiVersionsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hi(view, pos)
+    error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ApiKeys", n, size - pos)
     api_keys0 = []
     for _ in range(n):
-        (api_key1, min_version1, max_version1) = _read_hhh(view, pos)
+        api_key1, min_version1, max_version1 = _read_hhh(view, pos)
         pos += 6
         api_keys0.append(ApiVersion(api_key1, min_version1, max_version1))
     return ApiVersionsResponse(error_code0, api_keys0, 0, [], -1, [], False)
@@ -272,13 +272,13 @@ def _decode_response_v0(view: memoryview) -> ApiVersionsResponse:
 def _decode_response_v1(view: memoryview) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hi(view, pos)
+    error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ApiKeys", n, size - pos)
     api_keys0 = []
     for _ in range(n):
-        (api_key1, min_version1, max_version1) = _read_hhh(view, pos)
+        api_key1, min_version1, max_version1 = _read_hhh(view, pos)
         pos += 6
         api_keys0.append(ApiVersion(api_key1, min_version1, max_version1))
     throttle_time_ms0 = _read_i(view, pos)[0]
@@ -289,7 +289,7 @@ def _decode_response_v1(view: memoryview) -> ApiVersionsResponse:
 def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hB(view, pos)
+    error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -298,12 +298,12 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
         raise bad_length("ApiKeys", n, size - pos)
     api_keys0 = []
     for _ in range(n):
-        (api_key1, min_version1, max_version1, n) = _read_hhhB(view, pos)
+        api_key1, min_version1, max_version1, n = _read_hhhB(view, pos)
         pos += 7
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         api_keys0.append(ApiVersion(api_key1, min_version1, max_version1))
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     supported_features0: list[SupportedFeatureKey] = []
     finalized_features_epoch0 = -1
@@ -333,7 +333,7 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
                         raise bad_length("Name", n, size - pos)
                     name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                    (min_version2, max_version2, n) = _read_hhB(view, pos)
+                    min_version2, max_version2, n = _read_hhB(view, pos)
                     pos += 5
                     if n:
                         pos = skip_tagged_fields(view, pos, n, size)
@@ -363,7 +363,7 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
                         raise bad_length("Name", n, size - pos)
                     name3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                    (max_version_level3, min_version_level3, n) = _read_hhB(view, pos)
+                    max_version_level3, min_version_level3, n = _read_hhB(view, pos)
                     pos += 5
                     if n:
                         pos = skip_tagged_fields(view, pos, n, size)

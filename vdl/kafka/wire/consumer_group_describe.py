@@ -129,7 +129,7 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupDescribeRequest:
         group_ids0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         group_ids0.append(group_ids0_each)
-    (include_authorized_operations0, n) = _read_tB(view, pos)
+    include_authorized_operations0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -171,7 +171,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ConsumerGroupDescribeRequest], list[Buffe
 def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -180,7 +180,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -213,7 +213,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             raise bad_length("GroupState", n, size - pos)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (group_epoch1, assignment_epoch1, n) = _read_iiB(view, pos)
+        group_epoch1, assignment_epoch1, n = _read_iiB(view, pos)
         pos += 9
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -268,7 +268,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                     raise bad_length("RackId", n, size - pos)
                 rack_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (member_epoch2, n) = _read_iB(view, pos)
+            member_epoch2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -330,7 +330,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 raise bad_length("TopicPartitions", n, size - pos)
             topic_partitions3 = []
             for _ in range(n):
-                (topic_id4, n) = _read_uB(view, pos)
+                topic_id4, n = _read_uB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -369,7 +369,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 raise bad_length("TopicPartitions", n, size - pos)
             topic_partitions5 = []
             for _ in range(n):
-                (topic_id6, n) = _read_uB(view, pos)
+                topic_id6, n = _read_uB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -418,7 +418,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                     -1,
                 ),
             )
-        (authorized_operations1, n) = _read_iB(view, pos)
+        authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -445,7 +445,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
 def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -454,7 +454,7 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -487,7 +487,7 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             raise bad_length("GroupState", n, size - pos)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (group_epoch1, assignment_epoch1, n) = _read_iiB(view, pos)
+        group_epoch1, assignment_epoch1, n = _read_iiB(view, pos)
         pos += 9
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -542,7 +542,7 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                     raise bad_length("RackId", n, size - pos)
                 rack_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (member_epoch2, n) = _read_iB(view, pos)
+            member_epoch2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -604,7 +604,7 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 raise bad_length("TopicPartitions", n, size - pos)
             topic_partitions3 = []
             for _ in range(n):
-                (topic_id4, n) = _read_uB(view, pos)
+                topic_id4, n = _read_uB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -643,7 +643,7 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 raise bad_length("TopicPartitions", n, size - pos)
             topic_partitions5 = []
             for _ in range(n):
-                (topic_id6, n) = _read_uB(view, pos)
+                topic_id6, n = _read_uB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -673,7 +673,7 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             target_assignment2 = Assignment(topic_partitions5)
-            (member_type2, n) = _read_bB(view, pos)
+            member_type2, n = _read_bB(view, pos)
             pos += 2
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -692,7 +692,7 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                     member_type2,
                 ),
             )
-        (authorized_operations1, n) = _read_iB(view, pos)
+        authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

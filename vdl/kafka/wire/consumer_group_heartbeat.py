@@ -105,7 +105,7 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
         raise bad_length("MemberId", n, size - pos)
     member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (member_epoch0, n) = _read_iB(view, pos)
+    member_epoch0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -131,7 +131,7 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             raise bad_length("RackId", n, size - pos)
         rack_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (rebalance_timeout_ms0, n) = _read_iB(view, pos)
+    rebalance_timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -179,7 +179,7 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             raise bad_length("TopicPartitions", n, size - pos)
         topic_partitions0 = []
         for _ in range(n):
-            (topic_id1, n) = _read_uB(view, pos)
+            topic_id1, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -235,7 +235,7 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
         raise bad_length("MemberId", n, size - pos)
     member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (member_epoch0, n) = _read_iB(view, pos)
+    member_epoch0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -261,7 +261,7 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             raise bad_length("RackId", n, size - pos)
         rack_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (rebalance_timeout_ms0, n) = _read_iB(view, pos)
+    rebalance_timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -322,7 +322,7 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             raise bad_length("TopicPartitions", n, size - pos)
         topic_partitions0 = []
         for _ in range(n):
-            (topic_id1, n) = _read_uB(view, pos)
+            topic_id1, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -564,7 +564,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ConsumerGroupHeartbeatRequest], list[Buff
 def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -590,7 +590,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
             raise bad_length("MemberId", n, size - pos)
         member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (member_epoch0, heartbeat_interval_ms0, n) = _read_iib(view, pos)
+    member_epoch0, heartbeat_interval_ms0, n = _read_iib(view, pos)
     pos += 9
     assignment0 = None
     if n >= 0:
@@ -603,7 +603,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
             raise bad_length("TopicPartitions", n, size - pos)
         topic_partitions1 = []
         for _ in range(n):
-            (topic_id2, n) = _read_uB(view, pos)
+            topic_id2, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)

@@ -231,7 +231,7 @@ def _decode_v3(view: memoryview) -> ConsumerProtocolSubscription:
         partitions1 = [x for x, in _iter_i(view[pos:end])]
         pos = end
         owned_partitions0.append(TopicPartition(topic1, partitions1))
-    (generation_id0, n) = _read_ih(view, pos)
+    generation_id0, n = _read_ih(view, pos)
     pos += 6
     if n < 0:
         rack_id0 = None

@@ -91,7 +91,7 @@ def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
         raise bad_length("Creations", n, size - pos)
     creations0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -112,7 +112,7 @@ def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (operation1, permission_type1) = _read_bb(view, pos)
+        operation1, permission_type1 = _read_bb(view, pos)
         pos += 2
         creations0.append(
             AclCreation(
@@ -131,14 +131,14 @@ def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
         raise bad_length("Creations", n, size - pos)
     creations0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (resource_pattern_type1, n) = _read_bh(view, pos)
+        resource_pattern_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -152,7 +152,7 @@ def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (operation1, permission_type1) = _read_bb(view, pos)
+        operation1, permission_type1 = _read_bb(view, pos)
         pos += 2
         creations0.append(
             AclCreation(
@@ -180,7 +180,7 @@ def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
         raise bad_length("Creations", n, size - pos)
     creations0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -190,7 +190,7 @@ def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
             raise bad_length("ResourceName", n, size - pos)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (resource_pattern_type1, n) = _read_bB(view, pos)
+        resource_pattern_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -210,7 +210,7 @@ def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (operation1, permission_type1, n) = _read_bbB(view, pos)
+        operation1, permission_type1, n = _read_bbB(view, pos)
         pos += 3
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -334,13 +334,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreateAclsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> CreateAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -357,7 +357,7 @@ def _decode_response_v0(view: memoryview) -> CreateAclsResponse:
 def _decode_response_v2(view: memoryview) -> CreateAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -366,7 +366,7 @@ def _decode_response_v2(view: memoryview) -> CreateAclsResponse:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)

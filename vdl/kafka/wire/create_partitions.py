@@ -100,7 +100,7 @@ def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (count1, n) = _read_ii(view, pos)
+        count1, n = _read_ii(view, pos)
         pos += 8
         if n < 0:
             assignments1 = None
@@ -118,7 +118,7 @@ def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
                 pos = end
                 assignments1.append(CreatePartitionsAssignment(broker_ids2))
         topics0.append(CreatePartitionsTopic(name1, count1, assignments1))
-    (timeout_ms0, validate_only0) = _read_it(view, pos)
+    timeout_ms0, validate_only0 = _read_it(view, pos)
     pos += 5
     return CreatePartitionsRequest(topics0, timeout_ms0, validate_only0)
 
@@ -145,7 +145,7 @@ def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (count1, n) = _read_iB(view, pos)
+        count1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -177,7 +177,7 @@ def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(CreatePartitionsTopic(name1, count1, assignments1))
-    (timeout_ms0, validate_only0, n) = _read_itB(view, pos)
+    timeout_ms0, validate_only0, n = _read_itB(view, pos)
     pos += 6
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -264,7 +264,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreatePartitionsRequest], list[Buffer]]] 
 def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Results", n, size - pos)
@@ -277,7 +277,7 @@ def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -294,7 +294,7 @@ def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
 def _decode_response_v2(view: memoryview) -> CreatePartitionsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -313,7 +313,7 @@ def _decode_response_v2(view: memoryview) -> CreatePartitionsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)

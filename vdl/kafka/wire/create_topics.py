@@ -140,13 +140,13 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (num_partitions1, replication_factor1, n) = _read_ihi(view, pos)
+        num_partitions1, replication_factor1, n = _read_ihi(view, pos)
         pos += 10
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Assignments", n, size - pos)
         assignments1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_ii(view, pos)
+            partition_index2, n = _read_ii(view, pos)
             pos += 8
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("BrokerIds", n, size - pos)
@@ -202,13 +202,13 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (num_partitions1, replication_factor1, n) = _read_ihi(view, pos)
+        num_partitions1, replication_factor1, n = _read_ihi(view, pos)
         pos += 10
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Assignments", n, size - pos)
         assignments1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_ii(view, pos)
+            partition_index2, n = _read_ii(view, pos)
             pos += 8
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("BrokerIds", n, size - pos)
@@ -243,7 +243,7 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
         topics0.append(
             CreatableTopic(name1, num_partitions1, replication_factor1, assignments1, configs1)
         )
-    (timeout_ms0, validate_only0) = _read_it(view, pos)
+    timeout_ms0, validate_only0 = _read_it(view, pos)
     pos += 5
     return CreateTopicsRequest(topics0, timeout_ms0, validate_only0)
 
@@ -270,7 +270,7 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (num_partitions1, replication_factor1, n) = _read_ihB(view, pos)
+        num_partitions1, replication_factor1, n = _read_ihB(view, pos)
         pos += 7
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -279,7 +279,7 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
             raise bad_length("Assignments", n, size - pos)
         assignments1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -338,7 +338,7 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
         topics0.append(
             CreatableTopic(name1, num_partitions1, replication_factor1, assignments1, configs1)
         )
-    (timeout_ms0, validate_only0, n) = _read_itB(view, pos)
+    timeout_ms0, validate_only0, n = _read_itB(view, pos)
     pos += 6
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -552,7 +552,7 @@ def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -571,7 +571,7 @@ def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
 def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -584,7 +584,7 @@ def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -603,7 +603,7 @@ def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
 def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -622,7 +622,7 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -635,7 +635,7 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (num_partitions1, replication_factor1, n) = _read_ihB(view, pos)
+        num_partitions1, replication_factor1, n = _read_ihB(view, pos)
         pos += 7
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -670,7 +670,7 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
                         raise bad_length("Value", n, size - pos)
                     value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                (read_only2, config_source2, is_sensitive2, n) = _read_tbtB(view, pos)
+                read_only2, config_source2, is_sensitive2, n = _read_tbtB(view, pos)
                 pos += 4
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -713,7 +713,7 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
 def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -732,7 +732,7 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (topic_id1, error_code1, n) = _read_uhB(view, pos)
+        topic_id1, error_code1, n = _read_uhB(view, pos)
         pos += 19
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -745,7 +745,7 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (num_partitions1, replication_factor1, n) = _read_ihB(view, pos)
+        num_partitions1, replication_factor1, n = _read_ihB(view, pos)
         pos += 7
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -780,7 +780,7 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
                         raise bad_length("Value", n, size - pos)
                     value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                (read_only2, config_source2, is_sensitive2, n) = _read_tbtB(view, pos)
+                read_only2, config_source2, is_sensitive2, n = _read_tbtB(view, pos)
                 pos += 4
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)

@@ -107,7 +107,7 @@ def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
         raise bad_length("Filters", n, size - pos)
     filters0 = []
     for _ in range(n):
-        (resource_type_filter1, n) = _read_bh(view, pos)
+        resource_type_filter1, n = _read_bh(view, pos)
         pos += 3
         if n < 0:
             resource_name_filter1 = None
@@ -137,7 +137,7 @@ def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
                 raise bad_length("HostFilter", n, size - pos)
             host_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (operation1, permission_type1) = _read_bb(view, pos)
+        operation1, permission_type1 = _read_bb(view, pos)
         pos += 2
         filters0.append(
             DeleteAclsFilter(
@@ -162,7 +162,7 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
         raise bad_length("Filters", n, size - pos)
     filters0 = []
     for _ in range(n):
-        (resource_type_filter1, n) = _read_bh(view, pos)
+        resource_type_filter1, n = _read_bh(view, pos)
         pos += 3
         if n < 0:
             resource_name_filter1 = None
@@ -172,7 +172,7 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
                 raise bad_length("ResourceNameFilter", n, size - pos)
             resource_name_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (pattern_type_filter1, n) = _read_bh(view, pos)
+        pattern_type_filter1, n = _read_bh(view, pos)
         pos += 3
         if n < 0:
             principal_filter1 = None
@@ -192,7 +192,7 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
                 raise bad_length("HostFilter", n, size - pos)
             host_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (operation1, permission_type1) = _read_bb(view, pos)
+        operation1, permission_type1 = _read_bb(view, pos)
         pos += 2
         filters0.append(
             DeleteAclsFilter(
@@ -220,7 +220,7 @@ def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
         raise bad_length("Filters", n, size - pos)
     filters0 = []
     for _ in range(n):
-        (resource_type_filter1, n) = _read_bB(view, pos)
+        resource_type_filter1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -233,7 +233,7 @@ def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
                 raise bad_length("ResourceNameFilter", n, size - pos)
             resource_name_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (pattern_type_filter1, n) = _read_bB(view, pos)
+        pattern_type_filter1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -259,7 +259,7 @@ def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
                 raise bad_length("HostFilter", n, size - pos)
             host_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (operation1, permission_type1, n) = _read_bbB(view, pos)
+        operation1, permission_type1, n = _read_bbB(view, pos)
         pos += 3
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -428,13 +428,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteAclsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("FilterResults", n, size - pos)
     filter_results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -450,7 +450,7 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
             raise bad_length("MatchingAcls", n, size - pos)
         matching_acls1 = []
         for _ in range(n):
-            (error_code2, n) = _read_hh(view, pos)
+            error_code2, n = _read_hh(view, pos)
             pos += 4
             if n < 0:
                 error_message2 = None
@@ -460,7 +460,7 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
                     raise bad_length("ErrorMessage", n, size - pos)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (resource_type2, n) = _read_bh(view, pos)
+            resource_type2, n = _read_bh(view, pos)
             pos += 3
             end = pos + n
             if not pos <= end <= size:
@@ -481,7 +481,7 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
                 raise bad_length("Host", n, size - pos)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (operation2, permission_type2) = _read_bb(view, pos)
+            operation2, permission_type2 = _read_bb(view, pos)
             pos += 2
             matching_acls1.append(
                 DeleteAclsMatchingAcl(
@@ -503,13 +503,13 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
 def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("FilterResults", n, size - pos)
     filter_results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -525,7 +525,7 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
             raise bad_length("MatchingAcls", n, size - pos)
         matching_acls1 = []
         for _ in range(n):
-            (error_code2, n) = _read_hh(view, pos)
+            error_code2, n = _read_hh(view, pos)
             pos += 4
             if n < 0:
                 error_message2 = None
@@ -535,14 +535,14 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
                     raise bad_length("ErrorMessage", n, size - pos)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (resource_type2, n) = _read_bh(view, pos)
+            resource_type2, n = _read_bh(view, pos)
             pos += 3
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ResourceName", n, size - pos)
             resource_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (pattern_type2, n) = _read_bh(view, pos)
+            pattern_type2, n = _read_bh(view, pos)
             pos += 3
             end = pos + n
             if not pos <= end <= size:
@@ -556,7 +556,7 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
                 raise bad_length("Host", n, size - pos)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (operation2, permission_type2) = _read_bb(view, pos)
+            operation2, permission_type2 = _read_bb(view, pos)
             pos += 2
             matching_acls1.append(
                 DeleteAclsMatchingAcl(
@@ -578,7 +578,7 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
 def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -587,7 +587,7 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
         raise bad_length("FilterResults", n, size - pos)
     filter_results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -609,7 +609,7 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
             raise bad_length("MatchingAcls", n, size - pos)
         matching_acls1 = []
         for _ in range(n):
-            (error_code2, n) = _read_hB(view, pos)
+            error_code2, n = _read_hB(view, pos)
             pos += 3
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -622,7 +622,7 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
                     raise bad_length("ErrorMessage", n, size - pos)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (resource_type2, n) = _read_bB(view, pos)
+            resource_type2, n = _read_bB(view, pos)
             pos += 2
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -632,7 +632,7 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
                 raise bad_length("ResourceName", n, size - pos)
             resource_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (pattern_type2, n) = _read_bB(view, pos)
+            pattern_type2, n = _read_bB(view, pos)
             pos += 2
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -652,7 +652,7 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
                 raise bad_length("Host", n, size - pos)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (operation2, permission_type2, n) = _read_bbB(view, pos)
+            operation2, permission_type2, n = _read_bbB(view, pos)
             pos += 3
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

@@ -162,7 +162,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteGroupsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Results", n, size - pos)
@@ -184,7 +184,7 @@ def _decode_response_v0(view: memoryview) -> DeleteGroupsResponse:
 def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -203,7 +203,7 @@ def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
             raise bad_length("GroupId", n, size - pos)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -218,7 +218,7 @@ def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
 def _decode_response_v3(view: memoryview) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -237,7 +237,7 @@ def _decode_response_v3(view: memoryview) -> DeleteGroupsResponse:
             raise bad_length("GroupId", n, size - pos)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)

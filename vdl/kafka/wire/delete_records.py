@@ -114,7 +114,7 @@ def _decode_request_v0(view: memoryview) -> DeleteRecordsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, offset2) = _read_iq(view, pos)
+            partition_index2, offset2 = _read_iq(view, pos)
             pos += 12
             partitions1.append(DeleteRecordsPartition(partition_index2, offset2))
         topics0.append(DeleteRecordsTopic(name1, partitions1))
@@ -154,7 +154,7 @@ def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, offset2, n) = _read_iqB(view, pos)
+            partition_index2, offset2, n = _read_iqB(view, pos)
             pos += 13
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -164,7 +164,7 @@ def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(DeleteRecordsTopic(name1, partitions1))
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -240,7 +240,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteRecordsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -259,7 +259,7 @@ def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, low_watermark2, error_code2) = _read_iqh(view, pos)
+            partition_index2, low_watermark2, error_code2 = _read_iqh(view, pos)
             pos += 14
             partitions1.append(
                 DeleteRecordsPartitionResult(partition_index2, low_watermark2, error_code2)
@@ -271,7 +271,7 @@ def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
 def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -299,7 +299,7 @@ def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, low_watermark2, error_code2, n) = _read_iqhB(view, pos)
+            partition_index2, low_watermark2, error_code2, n = _read_iqhB(view, pos)
             pos += 15
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

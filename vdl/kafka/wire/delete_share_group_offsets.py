@@ -152,7 +152,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteShareGroupOffsetsRequest], list[Buf
 def _decode_response_v0(view: memoryview) -> DeleteShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -184,7 +184,7 @@ def _decode_response_v0(view: memoryview) -> DeleteShareGroupOffsetsResponse:
             raise bad_length("TopicName", n, size - pos)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (topic_id1, error_code1, n) = _read_uhB(view, pos)
+        topic_id1, error_code1, n = _read_uhB(view, pos)
         pos += 19
         if n > 127:
             n, pos = read_string_length(view, pos, n)

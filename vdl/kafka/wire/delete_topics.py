@@ -123,7 +123,7 @@ def _decode_request_v4(view: memoryview) -> DeleteTopicsRequest:
         topic_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_names0.append(topic_names0_each)
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -155,12 +155,12 @@ def _decode_request_v6(view: memoryview) -> DeleteTopicsRequest:
                 raise bad_length("Name", n, size - pos)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(DeleteTopicState(name1, topic_id1))
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -278,7 +278,7 @@ def _decode_response_v0(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v1(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Responses", n, size - pos)
@@ -300,7 +300,7 @@ def _decode_response_v1(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -319,7 +319,7 @@ def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -334,7 +334,7 @@ def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -353,7 +353,7 @@ def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
             raise bad_length("Name", n, size - pos)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -381,7 +381,7 @@ def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v6(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -403,7 +403,7 @@ def _decode_response_v6(view: memoryview) -> DeleteTopicsResponse:
                 raise bad_length("Name", n, size - pos)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (topic_id1, error_code1, n) = _read_uhB(view, pos)
+        topic_id1, error_code1, n = _read_uhB(view, pos)
         pos += 19
         if n > 127:
             n, pos = read_string_length(view, pos, n)

@@ -92,7 +92,7 @@ class DescribeAclsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeAclsRequest:
     pos = 0
     size = len(view)
-    (resource_type_filter0, n) = _read_bh(view, pos)
+    resource_type_filter0, n = _read_bh(view, pos)
     pos += 3
     if n < 0:
         resource_name_filter0 = None
@@ -122,7 +122,7 @@ def _decode_request_v0(view: memoryview) -> DescribeAclsRequest:
             raise bad_length("HostFilter", n, size - pos)
         host_filter0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (operation0, permission_type0) = _read_bb(view, pos)
+    operation0, permission_type0 = _read_bb(view, pos)
     pos += 2
     return DescribeAclsRequest(
         resource_type_filter0,
@@ -138,7 +138,7 @@ def _decode_request_v0(view: memoryview) -> DescribeAclsRequest:
 def _decode_request_v1(view: memoryview) -> DescribeAclsRequest:
     pos = 0
     size = len(view)
-    (resource_type_filter0, n) = _read_bh(view, pos)
+    resource_type_filter0, n = _read_bh(view, pos)
     pos += 3
     if n < 0:
         resource_name_filter0 = None
@@ -148,7 +148,7 @@ def _decode_request_v1(view: memoryview) -> DescribeAclsRequest:
             raise bad_length("ResourceNameFilter", n, size - pos)
         resource_name_filter0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (pattern_type_filter0, n) = _read_bh(view, pos)
+    pattern_type_filter0, n = _read_bh(view, pos)
     pos += 3
     if n < 0:
         principal_filter0 = None
@@ -168,7 +168,7 @@ def _decode_request_v1(view: memoryview) -> DescribeAclsRequest:
             raise bad_length("HostFilter", n, size - pos)
         host_filter0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (operation0, permission_type0) = _read_bb(view, pos)
+    operation0, permission_type0 = _read_bb(view, pos)
     pos += 2
     return DescribeAclsRequest(
         resource_type_filter0,
@@ -184,7 +184,7 @@ def _decode_request_v1(view: memoryview) -> DescribeAclsRequest:
 def _decode_request_v2(view: memoryview) -> DescribeAclsRequest:
     pos = 0
     size = len(view)
-    (resource_type_filter0, n) = _read_bB(view, pos)
+    resource_type_filter0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -197,7 +197,7 @@ def _decode_request_v2(view: memoryview) -> DescribeAclsRequest:
             raise bad_length("ResourceNameFilter", n, size - pos)
         resource_name_filter0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (pattern_type_filter0, n) = _read_bB(view, pos)
+    pattern_type_filter0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -223,7 +223,7 @@ def _decode_request_v2(view: memoryview) -> DescribeAclsRequest:
             raise bad_length("HostFilter", n, size - pos)
         host_filter0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (operation0, permission_type0, n) = _read_bbB(view, pos)
+    operation0, permission_type0, n = _read_bbB(view, pos)
     pos += 3
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -369,7 +369,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeAclsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihh(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
         error_message0 = None
@@ -385,7 +385,7 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -412,7 +412,7 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
                 raise bad_length("Host", n, size - pos)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (operation2, permission_type2) = _read_bb(view, pos)
+            operation2, permission_type2 = _read_bb(view, pos)
             pos += 2
             acls1.append(AclDescription(principal2, host2, operation2, permission_type2))
         resources0.append(DescribeAclsResource(resource_type1, resource_name1, 3, acls1))
@@ -422,7 +422,7 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihh(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
         error_message0 = None
@@ -438,14 +438,14 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (pattern_type1, n) = _read_bi(view, pos)
+        pattern_type1, n = _read_bi(view, pos)
         pos += 5
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Acls", n, size - pos)
@@ -465,7 +465,7 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
                 raise bad_length("Host", n, size - pos)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (operation2, permission_type2) = _read_bb(view, pos)
+            operation2, permission_type2 = _read_bb(view, pos)
             pos += 2
             acls1.append(AclDescription(principal2, host2, operation2, permission_type2))
         resources0.append(
@@ -477,7 +477,7 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
 def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -499,7 +499,7 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -509,7 +509,7 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
             raise bad_length("ResourceName", n, size - pos)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (pattern_type1, n) = _read_bB(view, pos)
+        pattern_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -538,7 +538,7 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
                 raise bad_length("Host", n, size - pos)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (operation2, permission_type2, n) = _read_bbB(view, pos)
+            operation2, permission_type2, n = _read_bbB(view, pos)
             pos += 3
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

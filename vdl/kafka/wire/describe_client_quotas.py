@@ -113,7 +113,7 @@ def _decode_request_v0(view: memoryview) -> DescribeClientQuotasRequest:
             raise bad_length("EntityType", n, size - pos)
         entity_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (match_type1, n) = _read_bh(view, pos)
+        match_type1, n = _read_bh(view, pos)
         pos += 3
         if n < 0:
             match1 = None
@@ -151,7 +151,7 @@ def _decode_request_v1(view: memoryview) -> DescribeClientQuotasRequest:
             raise bad_length("EntityType", n, size - pos)
         entity_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (match_type1, n) = _read_bB(view, pos)
+        match_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -169,7 +169,7 @@ def _decode_request_v1(view: memoryview) -> DescribeClientQuotasRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         components0.append(ComponentData(entity_type1, match_type1, match1))
-    (strict0, n) = _read_tB(view, pos)
+    strict0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -248,7 +248,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeClientQuotasRequest], list[Buffer
 def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihh(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
         error_message0 = None
@@ -314,7 +314,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
 def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -395,7 +395,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
                     raise bad_length("Key", n, size - pos)
                 key3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-                (value3, n) = _read_dB(view, pos)
+                value3, n = _read_dB(view, pos)
                 pos += 9
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)

@@ -78,7 +78,7 @@ class DescribeClusterResponse:
 def _decode_request_v0(view: memoryview) -> DescribeClusterRequest:
     pos = 0
     size = len(view)
-    (include_cluster_authorized_operations0, n) = _read_tB(view, pos)
+    include_cluster_authorized_operations0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -88,7 +88,7 @@ def _decode_request_v0(view: memoryview) -> DescribeClusterRequest:
 def _decode_request_v1(view: memoryview) -> DescribeClusterRequest:
     pos = 0
     size = len(view)
-    (include_cluster_authorized_operations0, endpoint_type0, n) = _read_tbB(view, pos)
+    include_cluster_authorized_operations0, endpoint_type0, n = _read_tbB(view, pos)
     pos += 3
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -154,7 +154,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeClusterRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -177,7 +177,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
         raise bad_length("ClusterId", n, size - pos)
     cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -186,7 +186,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (broker_id1, n) = _read_iB(view, pos)
+        broker_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -196,7 +196,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -214,7 +214,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(DescribeClusterBroker(broker_id1, host1, port1, rack1, False))
-    (cluster_authorized_operations0, n) = _read_iB(view, pos)
+    cluster_authorized_operations0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -233,7 +233,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
 def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -246,7 +246,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
             raise bad_length("ErrorMessage", n, size - pos)
         error_message0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (endpoint_type0, n) = _read_bB(view, pos)
+    endpoint_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -256,7 +256,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
         raise bad_length("ClusterId", n, size - pos)
     cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -265,7 +265,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (broker_id1, n) = _read_iB(view, pos)
+        broker_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -275,7 +275,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -293,7 +293,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(DescribeClusterBroker(broker_id1, host1, port1, rack1, False))
-    (cluster_authorized_operations0, n) = _read_iB(view, pos)
+    cluster_authorized_operations0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -312,7 +312,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
 def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -325,7 +325,7 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
             raise bad_length("ErrorMessage", n, size - pos)
         error_message0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (endpoint_type0, n) = _read_bB(view, pos)
+    endpoint_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -335,7 +335,7 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
         raise bad_length("ClusterId", n, size - pos)
     cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -344,7 +344,7 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (broker_id1, n) = _read_iB(view, pos)
+        broker_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -354,7 +354,7 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -367,12 +367,12 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
                 raise bad_length("Rack", n, size - pos)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (is_fenced1, n) = _read_tB(view, pos)
+        is_fenced1, n = _read_tB(view, pos)
         pos += 2
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(DescribeClusterBroker(broker_id1, host1, port1, rack1, is_fenced1))
-    (cluster_authorized_operations0, n) = _read_iB(view, pos)
+    cluster_authorized_operations0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

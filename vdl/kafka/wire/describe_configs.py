@@ -125,7 +125,7 @@ def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -164,7 +164,7 @@ def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -205,7 +205,7 @@ def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -232,7 +232,7 @@ def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
         resources0.append(
             DescribeConfigsResource(resource_type1, resource_name1, configuration_keys1)
         )
-    (include_synonyms0, include_documentation0) = _read_tt(view, pos)
+    include_synonyms0, include_documentation0 = _read_tt(view, pos)
     pos += 2
     return DescribeConfigsRequest(resources0, include_synonyms0, include_documentation0)
 
@@ -249,7 +249,7 @@ def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -289,7 +289,7 @@ def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
         resources0.append(
             DescribeConfigsResource(resource_type1, resource_name1, configuration_keys1)
         )
-    (include_synonyms0, include_documentation0, n) = _read_ttB(view, pos)
+    include_synonyms0, include_documentation0, n = _read_ttB(view, pos)
     pos += 3
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -428,13 +428,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeConfigsRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -444,7 +444,7 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -474,7 +474,7 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
                     raise bad_length("Value", n, size - pos)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (read_only2, is_default2, is_sensitive2) = _read_ttt(view, pos)
+            read_only2, is_default2, is_sensitive2 = _read_ttt(view, pos)
             pos += 3
             configs1.append(
                 DescribeConfigsResourceResult(
@@ -492,13 +492,13 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -508,7 +508,7 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -538,7 +538,7 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
                     raise bad_length("Value", n, size - pos)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (read_only2, config_source2, is_sensitive2, n) = _read_tbti(view, pos)
+            read_only2, config_source2, is_sensitive2, n = _read_tbti(view, pos)
             pos += 7
             if not 0 <= n * 5 <= size - pos:
                 raise bad_length("Synonyms", n, size - pos)
@@ -588,13 +588,13 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
 def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -604,7 +604,7 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -634,7 +634,7 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
                     raise bad_length("Value", n, size - pos)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (read_only2, config_source2, is_sensitive2, n) = _read_tbti(view, pos)
+            read_only2, config_source2, is_sensitive2, n = _read_tbti(view, pos)
             pos += 7
             if not 0 <= n * 5 <= size - pos:
                 raise bad_length("Synonyms", n, size - pos)
@@ -660,7 +660,7 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
                 source3 = _read_b(view, pos)[0]
                 pos += 1
                 synonyms2.append(DescribeConfigsSynonym(name3, value3, source3))
-            (config_type2, n) = _read_bh(view, pos)
+            config_type2, n = _read_bh(view, pos)
             pos += 3
             if n < 0:
                 documentation2 = None
@@ -694,7 +694,7 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
 def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -703,7 +703,7 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -716,7 +716,7 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -758,7 +758,7 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
                     raise bad_length("Value", n, size - pos)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (read_only2, config_source2, is_sensitive2, n) = _read_tbtB(view, pos)
+            read_only2, config_source2, is_sensitive2, n = _read_tbtB(view, pos)
             pos += 4
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -790,12 +790,12 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
                         raise bad_length("Value", n, size - pos)
                     value3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                (source3, n) = _read_bB(view, pos)
+                source3, n = _read_bB(view, pos)
                 pos += 2
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
                 synonyms2.append(DescribeConfigsSynonym(name3, value3, source3))
-            (config_type2, n) = _read_bB(view, pos)
+            config_type2, n = _read_bB(view, pos)
             pos += 2
             if n > 127:
                 n, pos = read_string_length(view, pos, n)

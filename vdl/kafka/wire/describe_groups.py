@@ -149,7 +149,7 @@ def _decode_request_v5(view: memoryview) -> DescribeGroupsRequest:
         groups0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups0.append(groups0_each)
-    (include_authorized_operations0, n) = _read_tB(view, pos)
+    include_authorized_operations0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -236,7 +236,7 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
@@ -333,13 +333,13 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 14 <= size - pos:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
@@ -436,13 +436,13 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
@@ -541,13 +541,13 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
@@ -656,7 +656,7 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -665,7 +665,7 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -791,7 +791,7 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
                     member_assignment2,
                 ),
             )
-        (authorized_operations1, n) = _read_iB(view, pos)
+        authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -817,7 +817,7 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -826,7 +826,7 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -965,7 +965,7 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
                     member_assignment2,
                 ),
             )
-        (authorized_operations1, n) = _read_iB(view, pos)
+        authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

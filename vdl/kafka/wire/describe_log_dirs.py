@@ -249,13 +249,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeLogDirsRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
@@ -298,7 +298,7 @@ def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -307,7 +307,7 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -376,7 +376,7 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -385,7 +385,7 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -454,7 +454,7 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -463,7 +463,7 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -517,7 +517,7 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(DescribeLogDirsTopic(name2, partitions2))
-        (total_bytes1, usable_bytes1, n) = _read_qqB(view, pos)
+        total_bytes1, usable_bytes1, n = _read_qqB(view, pos)
         pos += 17
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -536,7 +536,7 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -545,7 +545,7 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
         raise bad_length("Results", n, size - pos)
     results0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -599,7 +599,7 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(DescribeLogDirsTopic(name2, partitions2))
-        (total_bytes1, usable_bytes1, is_cordoned1, n) = _read_qqtB(view, pos)
+        total_bytes1, usable_bytes1, is_cordoned1, n = _read_qqtB(view, pos)
         pos += 18
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

@@ -172,7 +172,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeProducersRequest], list[Buffer]]]
 def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -200,7 +200,7 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)

@@ -161,7 +161,7 @@ def _decode_request_v0(view: memoryview) -> DescribeQuorumRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -224,7 +224,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeQuorumRequest], list[Buffer]]] = 
 def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hB(view, pos)
+    error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -263,7 +263,7 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
                 raise bad_length("CurrentVoters", n, size - pos)
             current_voters2 = []
             for _ in range(n):
-                (replica_id3, log_end_offset3, n) = _read_iqB(view, pos)
+                replica_id3, log_end_offset3, n = _read_iqB(view, pos)
                 pos += 13
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -279,7 +279,7 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
                 raise bad_length("Observers", n, size - pos)
             observers2 = []
             for _ in range(n):
-                (replica_id4, log_end_offset4, n) = _read_iqB(view, pos)
+                replica_id4, log_end_offset4, n = _read_iqB(view, pos)
                 pos += 13
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -315,7 +315,7 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
 def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hB(view, pos)
+    error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -432,7 +432,7 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
 def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hB(view, pos)
+    error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -473,7 +473,7 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -486,7 +486,7 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
                     raise bad_length("ErrorMessage", n, size - pos)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (leader_id2, leader_epoch2, high_watermark2, n) = _read_iiqB(view, pos)
+            leader_id2, leader_epoch2, high_watermark2, n = _read_iiqB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -574,7 +574,7 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
         raise bad_length("Nodes", n, size - pos)
     nodes0 = []
     for _ in range(n):
-        (node_id5, n) = _read_iB(view, pos)
+        node_id5, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -603,7 +603,7 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
                 raise bad_length("Host", n, size - pos)
             host6 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (port6, n) = _read_HB(view, pos)
+            port6, n = _read_HB(view, pos)
             pos += 3
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

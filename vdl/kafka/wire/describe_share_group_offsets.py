@@ -232,7 +232,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeShareGroupOffsetsRequest], list[B
 def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -270,7 +270,7 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
                 raise bad_length("TopicName", n, size - pos)
             topic_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (topic_id2, n) = _read_uB(view, pos)
+            topic_id2, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -315,7 +315,7 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             topics1.append(
                 DescribeShareGroupOffsetsResponseTopic(topic_name2, topic_id2, partitions2)
             )
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -345,7 +345,7 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -383,7 +383,7 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
                 raise bad_length("TopicName", n, size - pos)
             topic_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (topic_id2, n) = _read_uB(view, pos)
+            topic_id2, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -428,7 +428,7 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             topics1.append(
                 DescribeShareGroupOffsetsResponseTopic(topic_name2, topic_id2, partitions2)
             )
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)

@@ -127,7 +127,7 @@ def _decode_request_v0(view: memoryview) -> DescribeTopicPartitionsRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicRequest(name1))
-    (response_partition_limit0, n) = _read_ib(view, pos)
+    response_partition_limit0, n = _read_ib(view, pos)
     pos += 5
     cursor0 = None
     if n >= 0:
@@ -141,7 +141,7 @@ def _decode_request_v0(view: memoryview) -> DescribeTopicPartitionsRequest:
             raise bad_length("TopicName", n, size - pos)
         topic_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (partition_index2, n) = _read_iB(view, pos)
+        partition_index2, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -201,7 +201,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeTopicPartitionsRequest], list[Buf
 def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -210,7 +210,7 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -223,7 +223,7 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
                 raise bad_length("Name", n, size - pos)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (topic_id1, is_internal1, n) = _read_utB(view, pos)
+        topic_id1, is_internal1, n = _read_utB(view, pos)
         pos += 18
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -232,7 +232,7 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (error_code2, partition_index2, leader_id2, leader_epoch2, n) = _read_hiiiB(view, pos)
+            error_code2, partition_index2, leader_id2, leader_epoch2, n = _read_hiiiB(view, pos)
             pos += 15
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -305,7 +305,7 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
                     offline_replicas2,
                 ),
             )
-        (topic_authorized_operations1, n) = _read_iB(view, pos)
+        topic_authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -333,7 +333,7 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             raise bad_length("TopicName", n, size - pos)
         topic_name3 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (partition_index3, n) = _read_iB(view, pos)
+        partition_index3, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

@@ -134,7 +134,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeTransactionsRequest], list[Buffer
 def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -143,7 +143,7 @@ def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
         raise bad_length("TransactionStates", n, size - pos)
     transaction_states0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)

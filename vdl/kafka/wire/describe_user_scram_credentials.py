@@ -147,7 +147,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeUserScramCredentialsRequest], lis
 def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -179,7 +179,7 @@ def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsRespons
             raise bad_length("User", n, size - pos)
         user1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -201,7 +201,7 @@ def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsRespons
             raise bad_length("CredentialInfos", n, size - pos)
         credential_infos1 = []
         for _ in range(n):
-            (mechanism2, iterations2, n) = _read_biB(view, pos)
+            mechanism2, iterations2, n = _read_biB(view, pos)
             pos += 6
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

@@ -125,7 +125,7 @@ def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
 def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
-    (election_type0, n) = _read_bi(view, pos)
+    election_type0, n = _read_bi(view, pos)
     pos += 5
     if n < 0:
         topic_partitions0 = None
@@ -157,7 +157,7 @@ def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
 def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
-    (election_type0, n) = _read_bB(view, pos)
+    election_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -194,7 +194,7 @@ def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topic_partitions0.append(TopicPartitions(topic1, partitions1))
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -288,7 +288,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ElectLeadersRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ReplicaElectionResults", n, size - pos)
@@ -307,7 +307,7 @@ def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
             raise bad_length("PartitionResult", n, size - pos)
         partition_result1 = []
         for _ in range(n):
-            (partition_id2, error_code2, n) = _read_ihh(view, pos)
+            partition_id2, error_code2, n = _read_ihh(view, pos)
             pos += 8
             if n < 0:
                 error_message2 = None
@@ -325,7 +325,7 @@ def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
 def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihi(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ReplicaElectionResults", n, size - pos)
@@ -344,7 +344,7 @@ def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
             raise bad_length("PartitionResult", n, size - pos)
         partition_result1 = []
         for _ in range(n):
-            (partition_id2, error_code2, n) = _read_ihh(view, pos)
+            partition_id2, error_code2, n = _read_ihh(view, pos)
             pos += 8
             if n < 0:
                 error_message2 = None
@@ -362,7 +362,7 @@ def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
 def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -390,7 +390,7 @@ def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
             raise bad_length("PartitionResult", n, size - pos)
         partition_result1 = []
         for _ in range(n):
-            (partition_id2, error_code2, n) = _read_ihB(view, pos)
+            partition_id2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)

@@ -67,7 +67,7 @@ def _decode_request_v0(view: memoryview) -> EndTxnRequest:
         raise bad_length("TransactionalId", n, size - pos)
     transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, committed0) = _read_qht(view, pos)
+    producer_id0, producer_epoch0, committed0 = _read_qht(view, pos)
     pos += 11
     return EndTxnRequest(transactional_id0, producer_id0, producer_epoch0, committed0)
 
@@ -85,7 +85,7 @@ def _decode_request_v3(view: memoryview) -> EndTxnRequest:
         raise bad_length("TransactionalId", n, size - pos)
     transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, committed0, n) = _read_qhtB(view, pos)
+    producer_id0, producer_epoch0, committed0, n = _read_qhtB(view, pos)
     pos += 12
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -138,7 +138,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[EndTxnRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> EndTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0) = _read_ih(view, pos)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
     pos += 6
     return EndTxnResponse(throttle_time_ms0, error_code0, -1, -1)
 
@@ -146,7 +146,7 @@ def _decode_response_v0(view: memoryview) -> EndTxnResponse:
 def _decode_response_v3(view: memoryview) -> EndTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -156,7 +156,7 @@ def _decode_response_v3(view: memoryview) -> EndTxnResponse:
 def _decode_response_v5(view: memoryview) -> EndTxnResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, producer_id0, producer_epoch0, n) = _read_ihqhB(view, pos)
+    throttle_time_ms0, error_code0, producer_id0, producer_epoch0, n = _read_ihqhB(view, pos)
     pos += 17
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

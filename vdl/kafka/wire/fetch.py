@@ -229,7 +229,7 @@ class FetchResponse:
 def _decode_request_v0(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
-    (replica_id0, max_wait_ms0, min_bytes0, n) = _read_iiii(view, pos)
+    replica_id0, max_wait_ms0, min_bytes0, n = _read_iiii(view, pos)
     pos += 16
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -248,7 +248,7 @@ def _decode_request_v0(view: memoryview) -> FetchRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition2, fetch_offset2, partition_max_bytes2) = _read_iqi(view, pos)
+            partition2, fetch_offset2, partition_max_bytes2 = _read_iqi(view, pos)
             pos += 16
             partitions1.append(
                 FetchPartition(
@@ -271,7 +271,7 @@ def _decode_request_v0(view: memoryview) -> FetchRequest:
 def _decode_request_v3(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
-    (replica_id0, max_wait_ms0, min_bytes0, max_bytes0, n) = _read_iiiii(view, pos)
+    replica_id0, max_wait_ms0, min_bytes0, max_bytes0, n = _read_iiiii(view, pos)
     pos += 20
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -290,7 +290,7 @@ def _decode_request_v3(view: memoryview) -> FetchRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition2, fetch_offset2, partition_max_bytes2) = _read_iqi(view, pos)
+            partition2, fetch_offset2, partition_max_bytes2 = _read_iqi(view, pos)
             pos += 16
             partitions1.append(
                 FetchPartition(
@@ -334,7 +334,7 @@ def _decode_request_v4(view: memoryview) -> FetchRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition2, fetch_offset2, partition_max_bytes2) = _read_iqi(view, pos)
+            partition2, fetch_offset2, partition_max_bytes2 = _read_iqi(view, pos)
             pos += 16
             partitions1.append(
                 FetchPartition(
@@ -867,7 +867,7 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -914,7 +914,7 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
         raise bad_length("ForgottenTopicsData", n, size - pos)
     forgotten_topics_data0 = []
     for _ in range(n):
-        (topic_id3, n) = _read_uB(view, pos)
+        topic_id3, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -994,7 +994,7 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1041,7 +1041,7 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
         raise bad_length("ForgottenTopicsData", n, size - pos)
     forgotten_topics_data0 = []
     for _ in range(n):
-        (topic_id3, n) = _read_uB(view, pos)
+        topic_id3, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1089,7 +1089,7 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
                     cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
             elif tag == 1:
-                (replica_id4, replica_epoch4, n) = _read_iqB(view, pos)
+                replica_id4, replica_epoch4, n = _read_iqB(view, pos)
                 pos += 13
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -1128,7 +1128,7 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1185,7 +1185,7 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
         raise bad_length("ForgottenTopicsData", n, size - pos)
     forgotten_topics_data0 = []
     for _ in range(n):
-        (topic_id3, n) = _read_uB(view, pos)
+        topic_id3, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1233,7 +1233,7 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
                     cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
             elif tag == 1:
-                (replica_id4, replica_epoch4, n) = _read_iqB(view, pos)
+                replica_id4, replica_epoch4, n = _read_iqB(view, pos)
                 pos += 13
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -1272,7 +1272,7 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1333,7 +1333,7 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
         raise bad_length("ForgottenTopicsData", n, size - pos)
     forgotten_topics_data0 = []
     for _ in range(n):
-        (topic_id3, n) = _read_uB(view, pos)
+        topic_id3, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1381,7 +1381,7 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
                     cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
             elif tag == 1:
-                (replica_id4, replica_epoch4, n) = _read_iqB(view, pos)
+                replica_id4, replica_epoch4, n = _read_iqB(view, pos)
                 pos += 13
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -2209,7 +2209,7 @@ def _decode_response_v0(view: memoryview) -> FetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, high_watermark2, n) = _read_ihqi(view, pos)
+            partition_index2, error_code2, high_watermark2, n = _read_ihqi(view, pos)
             pos += 18
             if n < 0:
                 records2 = None
@@ -2241,7 +2241,7 @@ def _decode_response_v0(view: memoryview) -> FetchResponse:
 def _decode_response_v1(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
@@ -2260,7 +2260,7 @@ def _decode_response_v1(view: memoryview) -> FetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, high_watermark2, n) = _read_ihqi(view, pos)
+            partition_index2, error_code2, high_watermark2, n = _read_ihqi(view, pos)
             pos += 18
             if n < 0:
                 records2 = None
@@ -2292,7 +2292,7 @@ def _decode_response_v1(view: memoryview) -> FetchResponse:
 def _decode_response_v4(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
@@ -2322,7 +2322,7 @@ def _decode_response_v4(view: memoryview) -> FetchResponse:
                     raise bad_length("AbortedTransactions", n, size - pos)
                 aborted_transactions2 = []
                 for _ in range(n):
-                    (producer_id3, first_offset3) = _read_qq(view, pos)
+                    producer_id3, first_offset3 = _read_qq(view, pos)
                     pos += 16
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
             n = _read_i(view, pos)[0]
@@ -2357,7 +2357,7 @@ def _decode_response_v4(view: memoryview) -> FetchResponse:
 def _decode_response_v5(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
@@ -2392,7 +2392,7 @@ def _decode_response_v5(view: memoryview) -> FetchResponse:
                     raise bad_length("AbortedTransactions", n, size - pos)
                 aborted_transactions2 = []
                 for _ in range(n):
-                    (producer_id3, first_offset3) = _read_qq(view, pos)
+                    producer_id3, first_offset3 = _read_qq(view, pos)
                     pos += 16
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
             n = _read_i(view, pos)[0]
@@ -2427,7 +2427,7 @@ def _decode_response_v5(view: memoryview) -> FetchResponse:
 def _decode_response_v7(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, session_id0, n) = _read_ihii(view, pos)
+    throttle_time_ms0, error_code0, session_id0, n = _read_ihii(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
@@ -2462,7 +2462,7 @@ def _decode_response_v7(view: memoryview) -> FetchResponse:
                     raise bad_length("AbortedTransactions", n, size - pos)
                 aborted_transactions2 = []
                 for _ in range(n):
-                    (producer_id3, first_offset3) = _read_qq(view, pos)
+                    producer_id3, first_offset3 = _read_qq(view, pos)
                     pos += 16
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
             n = _read_i(view, pos)[0]
@@ -2497,7 +2497,7 @@ def _decode_response_v7(view: memoryview) -> FetchResponse:
 def _decode_response_v11(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, session_id0, n) = _read_ihii(view, pos)
+    throttle_time_ms0, error_code0, session_id0, n = _read_ihii(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
@@ -2532,10 +2532,10 @@ def _decode_response_v11(view: memoryview) -> FetchResponse:
                     raise bad_length("AbortedTransactions", n, size - pos)
                 aborted_transactions2 = []
                 for _ in range(n):
-                    (producer_id3, first_offset3) = _read_qq(view, pos)
+                    producer_id3, first_offset3 = _read_qq(view, pos)
                     pos += 16
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
-            (preferred_read_replica2, n) = _read_ii(view, pos)
+            preferred_read_replica2, n = _read_ii(view, pos)
             pos += 8
             if n < 0:
                 records2 = None
@@ -2567,7 +2567,7 @@ def _decode_response_v11(view: memoryview) -> FetchResponse:
 def _decode_response_v12(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, session_id0, n) = _read_ihiB(view, pos)
+    throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -2614,12 +2614,12 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
                     raise bad_length("AbortedTransactions", n, size - pos)
                 aborted_transactions2 = []
                 for _ in range(n):
-                    (producer_id3, first_offset3, n) = _read_qqB(view, pos)
+                    producer_id3, first_offset3, n = _read_qqB(view, pos)
                     pos += 17
                     if n:
                         pos = skip_tagged_fields(view, pos, n, size)
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
-            (preferred_read_replica2, n) = _read_iB(view, pos)
+            preferred_read_replica2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -2642,19 +2642,19 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
-                        (epoch4, end_offset4, n) = _read_iqB(view, pos)
+                        epoch4, end_offset4, n = _read_iqB(view, pos)
                         pos += 13
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
                         diverging_epoch2 = EpochEndOffset(epoch4, end_offset4)
                     elif tag == 1:
-                        (leader_id5, leader_epoch5, n) = _read_iiB(view, pos)
+                        leader_id5, leader_epoch5, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id5, leader_epoch5)
                     elif tag == 2:
-                        (end_offset6, epoch6, n) = _read_qiB(view, pos)
+                        end_offset6, epoch6, n = _read_qiB(view, pos)
                         pos += 13
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
@@ -2693,7 +2693,7 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
 def _decode_response_v13(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, session_id0, n) = _read_ihiB(view, pos)
+    throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -2702,7 +2702,7 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -2730,12 +2730,12 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
                     raise bad_length("AbortedTransactions", n, size - pos)
                 aborted_transactions2 = []
                 for _ in range(n):
-                    (producer_id3, first_offset3, n) = _read_qqB(view, pos)
+                    producer_id3, first_offset3, n = _read_qqB(view, pos)
                     pos += 17
                     if n:
                         pos = skip_tagged_fields(view, pos, n, size)
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
-            (preferred_read_replica2, n) = _read_iB(view, pos)
+            preferred_read_replica2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -2758,19 +2758,19 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
-                        (epoch4, end_offset4, n) = _read_iqB(view, pos)
+                        epoch4, end_offset4, n = _read_iqB(view, pos)
                         pos += 13
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
                         diverging_epoch2 = EpochEndOffset(epoch4, end_offset4)
                     elif tag == 1:
-                        (leader_id5, leader_epoch5, n) = _read_iiB(view, pos)
+                        leader_id5, leader_epoch5, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id5, leader_epoch5)
                     elif tag == 2:
-                        (end_offset6, epoch6, n) = _read_qiB(view, pos)
+                        end_offset6, epoch6, n = _read_qiB(view, pos)
                         pos += 13
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
@@ -2809,7 +2809,7 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
 def _decode_response_v16(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, session_id0, n) = _read_ihiB(view, pos)
+    throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -2818,7 +2818,7 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -2846,12 +2846,12 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                     raise bad_length("AbortedTransactions", n, size - pos)
                 aborted_transactions2 = []
                 for _ in range(n):
-                    (producer_id3, first_offset3, n) = _read_qqB(view, pos)
+                    producer_id3, first_offset3, n = _read_qqB(view, pos)
                     pos += 17
                     if n:
                         pos = skip_tagged_fields(view, pos, n, size)
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
-            (preferred_read_replica2, n) = _read_iB(view, pos)
+            preferred_read_replica2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -2874,19 +2874,19 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
-                        (epoch4, end_offset4, n) = _read_iqB(view, pos)
+                        epoch4, end_offset4, n = _read_iqB(view, pos)
                         pos += 13
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
                         diverging_epoch2 = EpochEndOffset(epoch4, end_offset4)
                     elif tag == 1:
-                        (leader_id5, leader_epoch5, n) = _read_iiB(view, pos)
+                        leader_id5, leader_epoch5, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id5, leader_epoch5)
                     elif tag == 2:
-                        (end_offset6, epoch6, n) = _read_qiB(view, pos)
+                        end_offset6, epoch6, n = _read_qiB(view, pos)
                         pos += 13
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
@@ -2932,7 +2932,7 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                     raise bad_length("NodeEndpoints", n, size - pos)
                 node_endpoints0 = []
                 for _ in range(n):
-                    (node_id7, n) = _read_iB(view, pos)
+                    node_id7, n = _read_iB(view, pos)
                     pos += 5
                     if n > 127:
                         n, pos = read_string_length(view, pos, n)
@@ -2942,7 +2942,7 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                         raise bad_length("Host", n, size - pos)
                     host7 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                    (port7, n) = _read_iB(view, pos)
+                    port7, n = _read_iB(view, pos)
                     pos += 5
                     if n > 127:
                         n, pos = read_string_length(view, pos, n)

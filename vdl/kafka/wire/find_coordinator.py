@@ -120,7 +120,7 @@ def _decode_request_v3(view: memoryview) -> FindCoordinatorRequest:
         raise bad_length("Key", n, size - pos)
     key0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (key_type0, n) = _read_bB(view, pos)
+    key_type0, n = _read_bB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -130,7 +130,7 @@ def _decode_request_v3(view: memoryview) -> FindCoordinatorRequest:
 def _decode_request_v4(view: memoryview) -> FindCoordinatorRequest:
     pos = 0
     size = len(view)
-    (key_type0, n) = _read_bB(view, pos)
+    key_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -245,7 +245,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[FindCoordinatorRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
-    (error_code0, node_id0, n) = _read_hih(view, pos)
+    error_code0, node_id0, n = _read_hih(view, pos)
     pos += 8
     end = pos + n
     if not pos <= end <= size:
@@ -260,7 +260,7 @@ def _decode_response_v0(view: memoryview) -> FindCoordinatorResponse:
 def _decode_response_v1(view: memoryview) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihh(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
         error_message0 = None
@@ -270,7 +270,7 @@ def _decode_response_v1(view: memoryview) -> FindCoordinatorResponse:
             raise bad_length("ErrorMessage", n, size - pos)
         error_message0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (node_id0, n) = _read_ih(view, pos)
+    node_id0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -287,7 +287,7 @@ def _decode_response_v1(view: memoryview) -> FindCoordinatorResponse:
 def _decode_response_v3(view: memoryview) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -300,7 +300,7 @@ def _decode_response_v3(view: memoryview) -> FindCoordinatorResponse:
             raise bad_length("ErrorMessage", n, size - pos)
         error_message0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (node_id0, n) = _read_iB(view, pos)
+    node_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -310,7 +310,7 @@ def _decode_response_v3(view: memoryview) -> FindCoordinatorResponse:
         raise bad_length("Host", n, size - pos)
     host0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (port0, n) = _read_iB(view, pos)
+    port0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -322,7 +322,7 @@ def _decode_response_v3(view: memoryview) -> FindCoordinatorResponse:
 def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -341,7 +341,7 @@ def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
             raise bad_length("Key", n, size - pos)
         key1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (node_id1, n) = _read_iB(view, pos)
+        node_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -351,7 +351,7 @@ def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, error_code1, n) = _read_ihB(view, pos)
+        port1, error_code1, n = _read_ihB(view, pos)
         pos += 7
         if n > 127:
             n, pos = read_string_length(view, pos, n)

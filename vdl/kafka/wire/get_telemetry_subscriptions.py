@@ -61,7 +61,7 @@ class GetTelemetrySubscriptionsResponse:
 def _decode_request_v0(view: memoryview) -> GetTelemetrySubscriptionsRequest:
     pos = 0
     size = len(view)
-    (client_instance_id0, n) = _read_uB(view, pos)
+    client_instance_id0, n = _read_uB(view, pos)
     pos += 17
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -99,7 +99,7 @@ def _decode_response_v0(view: memoryview) -> GetTelemetrySubscriptionsResponse:
     end = pos + n * 1
     accepted_compression_types0 = [x for x, in _iter_b(view[pos:end])]
     pos = end
-    (push_interval_ms0, telemetry_max_bytes0, delta_temporality0, n) = _read_iitB(view, pos)
+    push_interval_ms0, telemetry_max_bytes0, delta_temporality0, n = _read_iitB(view, pos)
     pos += 10
     if n > 127:
         n, pos = read_uvarint(view, pos, n)

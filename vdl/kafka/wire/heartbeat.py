@@ -62,7 +62,7 @@ def _decode_request_v0(view: memoryview) -> HeartbeatRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id0, n) = _read_ih(view, pos)
+    generation_id0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -82,7 +82,7 @@ def _decode_request_v3(view: memoryview) -> HeartbeatRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id0, n) = _read_ih(view, pos)
+    generation_id0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -115,7 +115,7 @@ def _decode_request_v4(view: memoryview) -> HeartbeatRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id0, n) = _read_iB(view, pos)
+    generation_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -244,7 +244,7 @@ def _decode_response_v0(view: memoryview) -> HeartbeatResponse:
 def _decode_response_v1(view: memoryview) -> HeartbeatResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0) = _read_ih(view, pos)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
     pos += 6
     return HeartbeatResponse(throttle_time_ms0, error_code0)
 
@@ -252,7 +252,7 @@ def _decode_response_v1(view: memoryview) -> HeartbeatResponse:
 def _decode_response_v4(view: memoryview) -> HeartbeatResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

@@ -97,7 +97,7 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -117,7 +117,7 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
                 raise bad_length("Name", n, size - pos)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (config_operation2, n) = _read_bh(view, pos)
+            config_operation2, n = _read_bh(view, pos)
             pos += 3
             if n < 0:
                 value2 = None
@@ -146,7 +146,7 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
         raise bad_length("Resources", n, size - pos)
     resources0 = []
     for _ in range(n):
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -175,7 +175,7 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
                 raise bad_length("Name", n, size - pos)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-            (config_operation2, n) = _read_bB(view, pos)
+            config_operation2, n = _read_bB(view, pos)
             pos += 2
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -198,7 +198,7 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         resources0.append(AlterConfigsResource(resource_type1, resource_name1, configs1))
-    (validate_only0, n) = _read_tB(view, pos)
+    validate_only0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -301,13 +301,13 @@ _REQUEST_ENCODERS: dict[int, Callable[[IncrementalAlterConfigsRequest], list[Buf
 def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hh(view, pos)
+        error_code1, n = _read_hh(view, pos)
         pos += 4
         if n < 0:
             error_message1 = None
@@ -317,7 +317,7 @@ def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bh(view, pos)
+        resource_type1, n = _read_bh(view, pos)
         pos += 3
         end = pos + n
         if not pos <= end <= size:
@@ -335,7 +335,7 @@ def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
 def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -344,7 +344,7 @@ def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -357,7 +357,7 @@ def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
                 raise bad_length("ErrorMessage", n, size - pos)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_string_length(view, pos, n)

@@ -100,7 +100,7 @@ def _decode_request_v2(view: memoryview) -> InitProducerIdRequest:
             raise bad_length("TransactionalId", n, size - pos)
         transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (transaction_timeout_ms0, n) = _read_iB(view, pos)
+    transaction_timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -123,7 +123,7 @@ def _decode_request_v3(view: memoryview) -> InitProducerIdRequest:
             raise bad_length("TransactionalId", n, size - pos)
         transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (transaction_timeout_ms0, producer_id0, producer_epoch0, n) = _read_iqhB(view, pos)
+    transaction_timeout_ms0, producer_id0, producer_epoch0, n = _read_iqhB(view, pos)
     pos += 15
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -284,7 +284,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[InitProducerIdRequest], list[Buffer]]] = 
 def _decode_response_v0(view: memoryview) -> InitProducerIdResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, producer_id0, producer_epoch0) = _read_ihqh(view, pos)
+    throttle_time_ms0, error_code0, producer_id0, producer_epoch0 = _read_ihqh(view, pos)
     pos += 16
     return InitProducerIdResponse(
         throttle_time_ms0, error_code0, producer_id0, producer_epoch0, -1, -1
@@ -294,7 +294,7 @@ def _decode_response_v0(view: memoryview) -> InitProducerIdResponse:
 def _decode_response_v2(view: memoryview) -> InitProducerIdResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, producer_id0, producer_epoch0, n) = _read_ihqhB(view, pos)
+    throttle_time_ms0, error_code0, producer_id0, producer_epoch0, n = _read_ihqhB(view, pos)
     pos += 17
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

@@ -102,7 +102,7 @@ def _decode_request_v0(view: memoryview) -> JoinGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (session_timeout_ms0, n) = _read_ih(view, pos)
+    session_timeout_ms0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -152,7 +152,7 @@ def _decode_request_v1(view: memoryview) -> JoinGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (session_timeout_ms0, rebalance_timeout_ms0, n) = _read_iih(view, pos)
+    session_timeout_ms0, rebalance_timeout_ms0, n = _read_iih(view, pos)
     pos += 10
     end = pos + n
     if not pos <= end <= size:
@@ -209,7 +209,7 @@ def _decode_request_v5(view: memoryview) -> JoinGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (session_timeout_ms0, rebalance_timeout_ms0, n) = _read_iih(view, pos)
+    session_timeout_ms0, rebalance_timeout_ms0, n = _read_iih(view, pos)
     pos += 10
     end = pos + n
     if not pos <= end <= size:
@@ -279,7 +279,7 @@ def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (session_timeout_ms0, rebalance_timeout_ms0, n) = _read_iiB(view, pos)
+    session_timeout_ms0, rebalance_timeout_ms0, n = _read_iiB(view, pos)
     pos += 9
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -375,7 +375,7 @@ def _decode_request_v8(view: memoryview) -> JoinGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (session_timeout_ms0, rebalance_timeout_ms0, n) = _read_iiB(view, pos)
+    session_timeout_ms0, rebalance_timeout_ms0, n = _read_iiB(view, pos)
     pos += 9
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -738,7 +738,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[JoinGroupRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    (error_code0, generation_id0, n) = _read_hih(view, pos)
+    error_code0, generation_id0, n = _read_hih(view, pos)
     pos += 8
     end = pos + n
     if not pos <= end <= size:
@@ -788,7 +788,7 @@ def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, generation_id0, n) = _read_ihih(view, pos)
+    throttle_time_ms0, error_code0, generation_id0, n = _read_ihih(view, pos)
     pos += 12
     end = pos + n
     if not pos <= end <= size:
@@ -846,7 +846,7 @@ def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, generation_id0, n) = _read_ihih(view, pos)
+    throttle_time_ms0, error_code0, generation_id0, n = _read_ihih(view, pos)
     pos += 12
     end = pos + n
     if not pos <= end <= size:
@@ -914,7 +914,7 @@ def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, generation_id0, n) = _read_ihiB(view, pos)
+    throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -1011,7 +1011,7 @@ def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, generation_id0, n) = _read_ihiB(view, pos)
+    throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -1124,7 +1124,7 @@ def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, generation_id0, n) = _read_ihiB(view, pos)
+    throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -1160,7 +1160,7 @@ def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
         raise bad_length("Leader", n, size - pos)
     leader0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (skip_assignment0, n) = _read_tB(view, pos)
+    skip_assignment0, n = _read_tB(view, pos)
     pos += 2
     if n > 127:
         n, pos = read_string_length(view, pos, n)

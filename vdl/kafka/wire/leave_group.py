@@ -429,7 +429,7 @@ def _decode_response_v0(view: memoryview) -> LeaveGroupResponse:
 def _decode_response_v1(view: memoryview) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0) = _read_ih(view, pos)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
     pos += 6
     return LeaveGroupResponse(throttle_time_ms0, error_code0, [])
 
@@ -437,7 +437,7 @@ def _decode_response_v1(view: memoryview) -> LeaveGroupResponse:
 def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihi(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Members", n, size - pos)
@@ -469,7 +469,7 @@ def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
 def _decode_response_v4(view: memoryview) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -501,7 +501,7 @@ def _decode_response_v4(view: memoryview) -> LeaveGroupResponse:
                 raise bad_length("GroupInstanceId", n, size - pos)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

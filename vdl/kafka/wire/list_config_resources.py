@@ -124,7 +124,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListConfigResourcesRequest], list[Buffer]
 def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -158,7 +158,7 @@ def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
 def _decode_response_v1(view: memoryview) -> ListConfigResourcesResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -177,7 +177,7 @@ def _decode_response_v1(view: memoryview) -> ListConfigResourcesResponse:
             raise bad_length("ResourceName", n, size - pos)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (resource_type1, n) = _read_bB(view, pos)
+        resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

@@ -255,7 +255,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListGroupsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hi(view, pos)
+    error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Groups", n, size - pos)
@@ -282,7 +282,7 @@ def _decode_response_v0(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v1(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihi(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Groups", n, size - pos)
@@ -309,7 +309,7 @@ def _decode_response_v1(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -353,7 +353,7 @@ def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -407,7 +407,7 @@ def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)

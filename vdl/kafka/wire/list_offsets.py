@@ -117,7 +117,7 @@ class ListOffsetsResponse:
 def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    (replica_id0, n) = _read_ii(view, pos)
+    replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -136,7 +136,7 @@ def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, timestamp2, max_num_offsets2) = _read_iqi(view, pos)
+            partition_index2, timestamp2, max_num_offsets2 = _read_iqi(view, pos)
             pos += 16
             partitions1.append(
                 ListOffsetsPartition(partition_index2, -1, timestamp2, max_num_offsets2)
@@ -148,7 +148,7 @@ def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    (replica_id0, n) = _read_ii(view, pos)
+    replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -167,7 +167,7 @@ def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, timestamp2) = _read_iq(view, pos)
+            partition_index2, timestamp2 = _read_iq(view, pos)
             pos += 12
             partitions1.append(ListOffsetsPartition(partition_index2, -1, timestamp2, 1))
         topics0.append(ListOffsetsTopic(name1, partitions1))
@@ -177,7 +177,7 @@ def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    (replica_id0, isolation_level0, n) = _read_ibi(view, pos)
+    replica_id0, isolation_level0, n = _read_ibi(view, pos)
     pos += 9
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -196,7 +196,7 @@ def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, timestamp2) = _read_iq(view, pos)
+            partition_index2, timestamp2 = _read_iq(view, pos)
             pos += 12
             partitions1.append(ListOffsetsPartition(partition_index2, -1, timestamp2, 1))
         topics0.append(ListOffsetsTopic(name1, partitions1))
@@ -206,7 +206,7 @@ def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    (replica_id0, isolation_level0, n) = _read_ibi(view, pos)
+    replica_id0, isolation_level0, n = _read_ibi(view, pos)
     pos += 9
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -225,7 +225,7 @@ def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, current_leader_epoch2, timestamp2) = _read_iiq(view, pos)
+            partition_index2, current_leader_epoch2, timestamp2 = _read_iiq(view, pos)
             pos += 16
             partitions1.append(
                 ListOffsetsPartition(partition_index2, current_leader_epoch2, timestamp2, 1)
@@ -237,7 +237,7 @@ def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    (replica_id0, isolation_level0, n) = _read_ibB(view, pos)
+    replica_id0, isolation_level0, n = _read_ibB(view, pos)
     pos += 6
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -265,7 +265,7 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, current_leader_epoch2, timestamp2, n) = _read_iiqB(view, pos)
+            partition_index2, current_leader_epoch2, timestamp2, n = _read_iiqB(view, pos)
             pos += 17
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -287,7 +287,7 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    (replica_id0, isolation_level0, n) = _read_ibB(view, pos)
+    replica_id0, isolation_level0, n = _read_ibB(view, pos)
     pos += 6
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -315,7 +315,7 @@ def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, current_leader_epoch2, timestamp2, n) = _read_iiqB(view, pos)
+            partition_index2, current_leader_epoch2, timestamp2, n = _read_iiqB(view, pos)
             pos += 17
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -327,7 +327,7 @@ def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(ListOffsetsTopic(name1, partitions1))
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -554,7 +554,7 @@ def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihi(view, pos)
+            partition_index2, error_code2, n = _read_ihi(view, pos)
             pos += 10
             if not 0 <= n * 8 <= size - pos:
                 raise bad_length("OldStyleOffsets", n, size - pos)
@@ -592,7 +592,7 @@ def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, timestamp2, offset2) = _read_ihqq(view, pos)
+            partition_index2, error_code2, timestamp2, offset2 = _read_ihqq(view, pos)
             pos += 22
             partitions1.append(
                 ListOffsetsPartitionResponse(
@@ -606,7 +606,7 @@ def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
 def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -625,7 +625,7 @@ def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, timestamp2, offset2) = _read_ihqq(view, pos)
+            partition_index2, error_code2, timestamp2, offset2 = _read_ihqq(view, pos)
             pos += 22
             partitions1.append(
                 ListOffsetsPartitionResponse(
@@ -639,7 +639,7 @@ def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
 def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -674,7 +674,7 @@ def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
 def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)

@@ -79,7 +79,7 @@ class ListPartitionReassignmentsResponse:
 def _decode_request_v0(view: memoryview) -> ListPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -166,7 +166,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListPartitionReassignmentsRequest], list[
 def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -207,7 +207,7 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)

@@ -136,7 +136,7 @@ def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
     end = pos + n * 8
     producer_id_filters0 = [x for x, in _iter_q(view[pos:end])]
     pos = end
-    (duration_filter0, n) = _read_qB(view, pos)
+    duration_filter0, n = _read_qB(view, pos)
     pos += 9
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -176,7 +176,7 @@ def _decode_request_v2(view: memoryview) -> ListTransactionsRequest:
     end = pos + n * 8
     producer_id_filters0 = [x for x, in _iter_q(view[pos:end])]
     pos = end
-    (duration_filter0, n) = _read_qB(view, pos)
+    duration_filter0, n = _read_qB(view, pos)
     pos += 9
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -315,7 +315,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListTransactionsRequest], list[Buffer]]] 
 def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -354,7 +354,7 @@ def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
             raise bad_length("TransactionalId", n, size - pos)
         transactional_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (producer_id1, n) = _read_qB(view, pos)
+        producer_id1, n = _read_qB(view, pos)
         pos += 9
         if n > 127:
             n, pos = read_string_length(view, pos, n)

@@ -293,7 +293,7 @@ def _decode_request_v10(view: memoryview) -> MetadataRequest:
             raise bad_length("Topics", n, size - pos)
         topics0 = []
         for _ in range(n):
-            (topic_id1, n) = _read_uB(view, pos)
+            topic_id1, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -343,7 +343,7 @@ def _decode_request_v11(view: memoryview) -> MetadataRequest:
             raise bad_length("Topics", n, size - pos)
         topics0 = []
         for _ in range(n):
-            (topic_id1, n) = _read_uB(view, pos)
+            topic_id1, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -361,7 +361,7 @@ def _decode_request_v11(view: memoryview) -> MetadataRequest:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(MetadataRequestTopic(topic_id1, name1))
-    (allow_auto_topic_creation0, include_topic_authorized_operations0, n) = _read_ttB(view, pos)
+    allow_auto_topic_creation0, include_topic_authorized_operations0, n = _read_ttB(view, pos)
     pos += 3
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -604,7 +604,7 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_ih(view, pos)
+        node_id1, n = _read_ih(view, pos)
         pos += 6
         end = pos + n
         if not pos <= end <= size:
@@ -620,7 +620,7 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hh(view, pos)
+        error_code2, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
@@ -633,7 +633,7 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, n) = _read_hiii(view, pos)
+            error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
@@ -667,14 +667,14 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_ih(view, pos)
+        node_id1, n = _read_ih(view, pos)
         pos += 6
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_ih(view, pos)
+        port1, n = _read_ih(view, pos)
         pos += 6
         if n < 0:
             rack1 = None
@@ -685,26 +685,26 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
-    (controller_id0, n) = _read_ii(view, pos)
+    controller_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hh(view, pos)
+        error_code2, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (is_internal2, n) = _read_ti(view, pos)
+        is_internal2, n = _read_ti(view, pos)
         pos += 5
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, n) = _read_hiii(view, pos)
+            error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
@@ -740,14 +740,14 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_ih(view, pos)
+        node_id1, n = _read_ih(view, pos)
         pos += 6
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_ih(view, pos)
+        port1, n = _read_ih(view, pos)
         pos += 6
         if n < 0:
             rack1 = None
@@ -768,26 +768,26 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_ii(view, pos)
+    controller_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hh(view, pos)
+        error_code2, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (is_internal2, n) = _read_ti(view, pos)
+        is_internal2, n = _read_ti(view, pos)
         pos += 5
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, n) = _read_hiii(view, pos)
+            error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
@@ -817,20 +817,20 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
 def _decode_response_v3(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_ih(view, pos)
+        node_id1, n = _read_ih(view, pos)
         pos += 6
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_ih(view, pos)
+        port1, n = _read_ih(view, pos)
         pos += 6
         if n < 0:
             rack1 = None
@@ -851,26 +851,26 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_ii(view, pos)
+    controller_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hh(view, pos)
+        error_code2, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (is_internal2, n) = _read_ti(view, pos)
+        is_internal2, n = _read_ti(view, pos)
         pos += 5
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, n) = _read_hiii(view, pos)
+            error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
@@ -902,20 +902,20 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
 def _decode_response_v5(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_ih(view, pos)
+        node_id1, n = _read_ih(view, pos)
         pos += 6
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_ih(view, pos)
+        port1, n = _read_ih(view, pos)
         pos += 6
         if n < 0:
             rack1 = None
@@ -936,26 +936,26 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_ii(view, pos)
+    controller_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hh(view, pos)
+        error_code2, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (is_internal2, n) = _read_ti(view, pos)
+        is_internal2, n = _read_ti(view, pos)
         pos += 5
         if not 0 <= n * 22 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, n) = _read_hiii(view, pos)
+            error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
@@ -1000,20 +1000,20 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
 def _decode_response_v7(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_ih(view, pos)
+        node_id1, n = _read_ih(view, pos)
         pos += 6
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_ih(view, pos)
+        port1, n = _read_ih(view, pos)
         pos += 6
         if n < 0:
             rack1 = None
@@ -1034,26 +1034,26 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_ii(view, pos)
+    controller_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hh(view, pos)
+        error_code2, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (is_internal2, n) = _read_ti(view, pos)
+        is_internal2, n = _read_ti(view, pos)
         pos += 5
         if not 0 <= n * 26 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, leader_epoch3, n) = _read_hiiii(view, pos)
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiii(view, pos)
             pos += 18
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
@@ -1098,20 +1098,20 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
 def _decode_response_v8(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_ih(view, pos)
+        node_id1, n = _read_ih(view, pos)
         pos += 6
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_ih(view, pos)
+        port1, n = _read_ih(view, pos)
         pos += 6
         if n < 0:
             rack1 = None
@@ -1132,26 +1132,26 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_ii(view, pos)
+    controller_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 13 <= size - pos:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hh(view, pos)
+        error_code2, n = _read_hh(view, pos)
         pos += 4
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (is_internal2, n) = _read_ti(view, pos)
+        is_internal2, n = _read_ti(view, pos)
         pos += 5
         if not 0 <= n * 26 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, leader_epoch3, n) = _read_hiiii(view, pos)
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiii(view, pos)
             pos += 18
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
@@ -1211,7 +1211,7 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
 def _decode_response_v9(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1220,7 +1220,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_iB(view, pos)
+        node_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1230,7 +1230,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1261,7 +1261,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1270,7 +1270,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hB(view, pos)
+        error_code2, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1280,7 +1280,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (is_internal2, n) = _read_tB(view, pos)
+        is_internal2, n = _read_tB(view, pos)
         pos += 2
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1289,7 +1289,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, leader_epoch3, n) = _read_hiiiB(view, pos)
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
             pos += 15
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -1334,7 +1334,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
                     offline_replicas3,
                 ),
             )
-        (topic_authorized_operations2, n) = _read_iB(view, pos)
+        topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -1348,7 +1348,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
                 topic_authorized_operations2,
             ),
         )
-    (cluster_authorized_operations0, n) = _read_iB(view, pos)
+    cluster_authorized_operations0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -1366,7 +1366,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
 def _decode_response_v10(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1375,7 +1375,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_iB(view, pos)
+        node_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1385,7 +1385,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1416,7 +1416,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1425,7 +1425,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hB(view, pos)
+        error_code2, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1435,7 +1435,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (topic_id2, is_internal2, n) = _read_utB(view, pos)
+        topic_id2, is_internal2, n = _read_utB(view, pos)
         pos += 18
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1444,7 +1444,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, leader_epoch3, n) = _read_hiiiB(view, pos)
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
             pos += 15
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -1489,7 +1489,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
                     offline_replicas3,
                 ),
             )
-        (topic_authorized_operations2, n) = _read_iB(view, pos)
+        topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -1503,7 +1503,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
                 topic_authorized_operations2,
             ),
         )
-    (cluster_authorized_operations0, n) = _read_iB(view, pos)
+    cluster_authorized_operations0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -1521,7 +1521,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
 def _decode_response_v11(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1530,7 +1530,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_iB(view, pos)
+        node_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1540,7 +1540,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1571,7 +1571,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1580,7 +1580,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hB(view, pos)
+        error_code2, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1590,7 +1590,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             raise bad_length("Name", n, size - pos)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (topic_id2, is_internal2, n) = _read_utB(view, pos)
+        topic_id2, is_internal2, n = _read_utB(view, pos)
         pos += 18
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1599,7 +1599,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, leader_epoch3, n) = _read_hiiiB(view, pos)
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
             pos += 15
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -1644,7 +1644,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
                     offline_replicas3,
                 ),
             )
-        (topic_authorized_operations2, n) = _read_iB(view, pos)
+        topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -1670,7 +1670,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
 def _decode_response_v12(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1679,7 +1679,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_iB(view, pos)
+        node_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1689,7 +1689,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1720,7 +1720,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1729,7 +1729,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hB(view, pos)
+        error_code2, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1742,7 +1742,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
                 raise bad_length("Name", n, size - pos)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (topic_id2, is_internal2, n) = _read_utB(view, pos)
+        topic_id2, is_internal2, n = _read_utB(view, pos)
         pos += 18
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1751,7 +1751,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, leader_epoch3, n) = _read_hiiiB(view, pos)
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
             pos += 15
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -1796,7 +1796,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
                     offline_replicas3,
                 ),
             )
-        (topic_authorized_operations2, n) = _read_iB(view, pos)
+        topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -1822,7 +1822,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
 def _decode_response_v13(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1831,7 +1831,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
         raise bad_length("Brokers", n, size - pos)
     brokers0 = []
     for _ in range(n):
-        (node_id1, n) = _read_iB(view, pos)
+        node_id1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1841,7 +1841,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             raise bad_length("Host", n, size - pos)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port1, n) = _read_iB(view, pos)
+        port1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1872,7 +1872,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             raise bad_length("ClusterId", n, size - pos)
         cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (controller_id0, n) = _read_iB(view, pos)
+    controller_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1881,7 +1881,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (error_code2, n) = _read_hB(view, pos)
+        error_code2, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -1894,7 +1894,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
                 raise bad_length("Name", n, size - pos)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (topic_id2, is_internal2, n) = _read_utB(view, pos)
+        topic_id2, is_internal2, n = _read_utB(view, pos)
         pos += 18
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1903,7 +1903,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions2 = []
         for _ in range(n):
-            (error_code3, partition_index3, leader_id3, leader_epoch3, n) = _read_hiiiB(view, pos)
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
             pos += 15
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -1948,7 +1948,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
                     offline_replicas3,
                 ),
             )
-        (topic_authorized_operations2, n) = _read_iB(view, pos)
+        topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -1962,7 +1962,7 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
                 topic_authorized_operations2,
             ),
         )
-    (error_code0, n) = _read_hB(view, pos)
+    error_code0, n = _read_hB(view, pos)
     pos += 3
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

@@ -138,7 +138,7 @@ def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, n) = _read_iqh(view, pos)
+            partition_index2, committed_offset2, n = _read_iqh(view, pos)
             pos += 14
             if n < 0:
                 committed_metadata2 = None
@@ -167,7 +167,7 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id_or_member_epoch0, n) = _read_ih(view, pos)
+    generation_id_or_member_epoch0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -193,7 +193,7 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, commit_timestamp2, n) = _read_iqqh(view, pos)
+            partition_index2, committed_offset2, commit_timestamp2, n = _read_iqqh(view, pos)
             pos += 22
             if n < 0:
                 committed_metadata2 = None
@@ -224,14 +224,14 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id_or_member_epoch0, n) = _read_ih(view, pos)
+    generation_id_or_member_epoch0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
         raise bad_length("MemberId", n, size - pos)
     member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (retention_time_ms0, n) = _read_qi(view, pos)
+    retention_time_ms0, n = _read_qi(view, pos)
     pos += 12
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -250,7 +250,7 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, n) = _read_iqh(view, pos)
+            partition_index2, committed_offset2, n = _read_iqh(view, pos)
             pos += 14
             if n < 0:
                 committed_metadata2 = None
@@ -281,7 +281,7 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id_or_member_epoch0, n) = _read_ih(view, pos)
+    generation_id_or_member_epoch0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -307,7 +307,7 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, n) = _read_iqh(view, pos)
+            partition_index2, committed_offset2, n = _read_iqh(view, pos)
             pos += 14
             if n < 0:
                 committed_metadata2 = None
@@ -338,7 +338,7 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id_or_member_epoch0, n) = _read_ih(view, pos)
+    generation_id_or_member_epoch0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -364,9 +364,7 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqih(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
             pos += 18
             if n < 0:
                 committed_metadata2 = None
@@ -401,7 +399,7 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id_or_member_epoch0, n) = _read_ih(view, pos)
+    generation_id_or_member_epoch0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -437,9 +435,7 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqih(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
             pos += 18
             if n < 0:
                 committed_metadata2 = None
@@ -477,7 +473,7 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id_or_member_epoch0, n) = _read_iB(view, pos)
+    generation_id_or_member_epoch0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -528,9 +524,7 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqiB(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -583,7 +577,7 @@ def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id_or_member_epoch0, n) = _read_iB(view, pos)
+    generation_id_or_member_epoch0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -615,7 +609,7 @@ def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -624,9 +618,7 @@ def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqiB(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -1118,7 +1110,7 @@ def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2) = _read_ih(view, pos)
+            partition_index2, error_code2 = _read_ih(view, pos)
             pos += 6
             partitions1.append(OffsetCommitResponsePartition(partition_index2, error_code2))
         topics0.append(OffsetCommitResponseTopic(name1, ZERO_UUID, partitions1))
@@ -1128,7 +1120,7 @@ def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
 def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -1147,7 +1139,7 @@ def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2) = _read_ih(view, pos)
+            partition_index2, error_code2 = _read_ih(view, pos)
             pos += 6
             partitions1.append(OffsetCommitResponsePartition(partition_index2, error_code2))
         topics0.append(OffsetCommitResponseTopic(name1, ZERO_UUID, partitions1))
@@ -1157,7 +1149,7 @@ def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
 def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1185,7 +1177,7 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -1205,7 +1197,7 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
 def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1214,7 +1206,7 @@ def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1223,7 +1215,7 @@ def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

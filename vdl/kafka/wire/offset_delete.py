@@ -149,7 +149,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetDeleteRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> OffsetDeleteResponse:
     pos = 0
     size = len(view)
-    (error_code0, throttle_time_ms0, n) = _read_hii(view, pos)
+    error_code0, throttle_time_ms0, n = _read_hii(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -168,7 +168,7 @@ def _decode_response_v0(view: memoryview) -> OffsetDeleteResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2) = _read_ih(view, pos)
+            partition_index2, error_code2 = _read_ih(view, pos)
             pos += 6
             partitions1.append(OffsetDeleteResponsePartition(partition_index2, error_code2))
         topics0.append(OffsetDeleteResponseTopic(name1, partitions1))

@@ -322,7 +322,7 @@ def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(OffsetFetchRequestTopic(name1, partition_indexes1))
-    (require_stable0, n) = _read_tB(view, pos)
+    require_stable0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -393,7 +393,7 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchRequestGroup(group_id1, None, -1, topics1))
-    (require_stable0, n) = _read_tB(view, pos)
+    require_stable0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -435,7 +435,7 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
                 raise bad_length("MemberId", n, size - pos)
             member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (member_epoch1, n) = _read_iB(view, pos)
+        member_epoch1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -477,7 +477,7 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchRequestGroup(group_id1, member_id1, member_epoch1, topics1))
-    (require_stable0, n) = _read_tB(view, pos)
+    require_stable0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -519,7 +519,7 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
                 raise bad_length("MemberId", n, size - pos)
             member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
-        (member_epoch1, n) = _read_iB(view, pos)
+        member_epoch1, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -531,7 +531,7 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
                 raise bad_length("Topics", n, size - pos)
             topics1 = []
             for _ in range(n):
-                (topic_id2, n) = _read_uB(view, pos)
+                topic_id2, n = _read_uB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_uvarint(view, pos, n)
@@ -551,7 +551,7 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchRequestGroup(group_id1, member_id1, member_epoch1, topics1))
-    (require_stable0, n) = _read_tB(view, pos)
+    require_stable0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -905,7 +905,7 @@ def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, n) = _read_iqh(view, pos)
+            partition_index2, committed_offset2, n = _read_iqh(view, pos)
             pos += 14
             if n < 0:
                 metadata2 = None
@@ -948,7 +948,7 @@ def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, n) = _read_iqh(view, pos)
+            partition_index2, committed_offset2, n = _read_iqh(view, pos)
             pos += 14
             if n < 0:
                 metadata2 = None
@@ -974,7 +974,7 @@ def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -993,7 +993,7 @@ def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, n) = _read_iqh(view, pos)
+            partition_index2, committed_offset2, n = _read_iqh(view, pos)
             pos += 14
             if n < 0:
                 metadata2 = None
@@ -1019,7 +1019,7 @@ def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -1038,9 +1038,7 @@ def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqih(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
             pos += 18
             if n < 0:
                 metadata2 = None
@@ -1070,7 +1068,7 @@ def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1098,9 +1096,7 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqiB(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -1113,7 +1109,7 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
                     raise bad_length("Metadata", n, size - pos)
                 metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (error_code2, n) = _read_hB(view, pos)
+            error_code2, n = _read_hB(view, pos)
             pos += 3
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -1131,7 +1127,7 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetFetchResponseTopic(name1, partitions1))
-    (error_code0, n) = _read_hB(view, pos)
+    error_code0, n = _read_hB(view, pos)
     pos += 3
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -1141,7 +1137,7 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1203,7 +1199,7 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
                         raise bad_length("Metadata", n, size - pos)
                     metadata3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                (error_code3, n) = _read_hB(view, pos)
+                error_code3, n = _read_hB(view, pos)
                 pos += 3
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -1221,7 +1217,7 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(OffsetFetchResponseTopics(name2, ZERO_UUID, partitions2))
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -1236,7 +1232,7 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -1264,7 +1260,7 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
             raise bad_length("Topics", n, size - pos)
         topics1 = []
         for _ in range(n):
-            (topic_id2, n) = _read_uB(view, pos)
+            topic_id2, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -1288,7 +1284,7 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
                         raise bad_length("Metadata", n, size - pos)
                     metadata3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                (error_code3, n) = _read_hB(view, pos)
+                error_code3, n = _read_hB(view, pos)
                 pos += 3
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -1306,7 +1302,7 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(OffsetFetchResponseTopics("", topic_id2, partitions2))
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

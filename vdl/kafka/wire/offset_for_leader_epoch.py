@@ -117,7 +117,7 @@ def _decode_request_v0(view: memoryview) -> OffsetForLeaderEpochRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition2, leader_epoch2) = _read_ii(view, pos)
+            partition2, leader_epoch2 = _read_ii(view, pos)
             pos += 8
             partitions1.append(OffsetForLeaderPartition(partition2, -1, leader_epoch2))
         topics0.append(OffsetForLeaderTopic(topic1, partitions1))
@@ -146,7 +146,7 @@ def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition2, current_leader_epoch2, leader_epoch2) = _read_iii(view, pos)
+            partition2, current_leader_epoch2, leader_epoch2 = _read_iii(view, pos)
             pos += 12
             partitions1.append(
                 OffsetForLeaderPartition(partition2, current_leader_epoch2, leader_epoch2)
@@ -158,7 +158,7 @@ def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
 def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
-    (replica_id0, n) = _read_ii(view, pos)
+    replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -177,7 +177,7 @@ def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition2, current_leader_epoch2, leader_epoch2) = _read_iii(view, pos)
+            partition2, current_leader_epoch2, leader_epoch2 = _read_iii(view, pos)
             pos += 12
             partitions1.append(
                 OffsetForLeaderPartition(partition2, current_leader_epoch2, leader_epoch2)
@@ -189,7 +189,7 @@ def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
 def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
-    (replica_id0, n) = _read_iB(view, pos)
+    replica_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -217,7 +217,7 @@ def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition2, current_leader_epoch2, leader_epoch2, n) = _read_iiiB(view, pos)
+            partition2, current_leader_epoch2, leader_epoch2, n = _read_iiiB(view, pos)
             pos += 13
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -374,7 +374,7 @@ def _decode_response_v0(view: memoryview) -> OffsetForLeaderEpochResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (error_code2, partition2, end_offset2) = _read_hiq(view, pos)
+            error_code2, partition2, end_offset2 = _read_hiq(view, pos)
             pos += 14
             partitions1.append(EpochEndOffset(error_code2, partition2, -1, end_offset2))
         topics0.append(OffsetForLeaderTopicResult(topic1, partitions1))
@@ -403,7 +403,7 @@ def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (error_code2, partition2, leader_epoch2, end_offset2) = _read_hiiq(view, pos)
+            error_code2, partition2, leader_epoch2, end_offset2 = _read_hiiq(view, pos)
             pos += 18
             partitions1.append(EpochEndOffset(error_code2, partition2, leader_epoch2, end_offset2))
         topics0.append(OffsetForLeaderTopicResult(topic1, partitions1))
@@ -413,7 +413,7 @@ def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
 def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -432,7 +432,7 @@ def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (error_code2, partition2, leader_epoch2, end_offset2) = _read_hiiq(view, pos)
+            error_code2, partition2, leader_epoch2, end_offset2 = _read_hiiq(view, pos)
             pos += 18
             partitions1.append(EpochEndOffset(error_code2, partition2, leader_epoch2, end_offset2))
         topics0.append(OffsetForLeaderTopicResult(topic1, partitions1))
@@ -442,7 +442,7 @@ def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
 def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -470,7 +470,7 @@ def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (error_code2, partition2, leader_epoch2, end_offset2, n) = _read_hiiqB(view, pos)
+            error_code2, partition2, leader_epoch2, end_offset2, n = _read_hiiqB(view, pos)
             pos += 19
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

@@ -149,7 +149,7 @@ class ProduceResponse:
 def _decode_request_v0(view: memoryview) -> ProduceRequest:
     pos = 0
     size = len(view)
-    (acks0, timeout_ms0, n) = _read_hii(view, pos)
+    acks0, timeout_ms0, n = _read_hii(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("TopicData", n, size - pos)
@@ -168,7 +168,7 @@ def _decode_request_v0(view: memoryview) -> ProduceRequest:
             raise bad_length("PartitionData", n, size - pos)
         partition_data1 = []
         for _ in range(n):
-            (index2, n) = _read_ii(view, pos)
+            index2, n = _read_ii(view, pos)
             pos += 8
             if n < 0:
                 records2 = None
@@ -196,7 +196,7 @@ def _decode_request_v3(view: memoryview) -> ProduceRequest:
             raise bad_length("TransactionalId", n, size - pos)
         transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (acks0, timeout_ms0, n) = _read_hii(view, pos)
+    acks0, timeout_ms0, n = _read_hii(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("TopicData", n, size - pos)
@@ -215,7 +215,7 @@ def _decode_request_v3(view: memoryview) -> ProduceRequest:
             raise bad_length("PartitionData", n, size - pos)
         partition_data1 = []
         for _ in range(n):
-            (index2, n) = _read_ii(view, pos)
+            index2, n = _read_ii(view, pos)
             pos += 8
             if n < 0:
                 records2 = None
@@ -246,7 +246,7 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
             raise bad_length("TransactionalId", n, size - pos)
         transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (acks0, timeout_ms0, n) = _read_hiB(view, pos)
+    acks0, timeout_ms0, n = _read_hiB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -274,7 +274,7 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
             raise bad_length("PartitionData", n, size - pos)
         partition_data1 = []
         for _ in range(n):
-            (index2, n) = _read_iB(view, pos)
+            index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -320,7 +320,7 @@ def _decode_request_v13(view: memoryview) -> ProduceRequest:
             raise bad_length("TransactionalId", n, size - pos)
         transactional_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (acks0, timeout_ms0, n) = _read_hiB(view, pos)
+    acks0, timeout_ms0, n = _read_hiB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -329,7 +329,7 @@ def _decode_request_v13(view: memoryview) -> ProduceRequest:
         raise bad_length("TopicData", n, size - pos)
     topic_data0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -338,7 +338,7 @@ def _decode_request_v13(view: memoryview) -> ProduceRequest:
             raise bad_length("PartitionData", n, size - pos)
         partition_data1 = []
         for _ in range(n):
-            (index2, n) = _read_iB(view, pos)
+            index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -617,7 +617,7 @@ def _decode_response_v0(view: memoryview) -> ProduceResponse:
             raise bad_length("PartitionResponses", n, size - pos)
         partition_responses1 = []
         for _ in range(n):
-            (index2, error_code2, base_offset2) = _read_ihq(view, pos)
+            index2, error_code2, base_offset2 = _read_ihq(view, pos)
             pos += 14
             partition_responses1.append(
                 PartitionProduceResponse(index2, error_code2, base_offset2, -1, -1, [], None, None)
@@ -648,7 +648,7 @@ def _decode_response_v1(view: memoryview) -> ProduceResponse:
             raise bad_length("PartitionResponses", n, size - pos)
         partition_responses1 = []
         for _ in range(n):
-            (index2, error_code2, base_offset2) = _read_ihq(view, pos)
+            index2, error_code2, base_offset2 = _read_ihq(view, pos)
             pos += 14
             partition_responses1.append(
                 PartitionProduceResponse(index2, error_code2, base_offset2, -1, -1, [], None, None)
@@ -681,7 +681,7 @@ def _decode_response_v2(view: memoryview) -> ProduceResponse:
             raise bad_length("PartitionResponses", n, size - pos)
         partition_responses1 = []
         for _ in range(n):
-            (index2, error_code2, base_offset2, log_append_time_ms2) = _read_ihqq(view, pos)
+            index2, error_code2, base_offset2, log_append_time_ms2 = _read_ihqq(view, pos)
             pos += 22
             partition_responses1.append(
                 PartitionProduceResponse(
@@ -768,7 +768,7 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
                 raise bad_length("RecordErrors", n, size - pos)
             record_errors2 = []
             for _ in range(n):
-                (batch_index3, n) = _read_ih(view, pos)
+                batch_index3, n = _read_ih(view, pos)
                 pos += 6
                 if n < 0:
                     batch_index_error_message3 = None
@@ -851,7 +851,7 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
                 raise bad_length("RecordErrors", n, size - pos)
             record_errors2 = []
             for _ in range(n):
-                (batch_index3, n) = _read_iB(view, pos)
+                batch_index3, n = _read_iB(view, pos)
                 pos += 5
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -905,7 +905,7 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(TopicProduceResponse(name1, ZERO_UUID, partition_responses1))
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -954,7 +954,7 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                 raise bad_length("RecordErrors", n, size - pos)
             record_errors2 = []
             for _ in range(n):
-                (batch_index3, n) = _read_iB(view, pos)
+                batch_index3, n = _read_iB(view, pos)
                 pos += 5
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -995,7 +995,7 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
-                        (leader_id4, leader_epoch4, n) = _read_iiB(view, pos)
+                        leader_id4, leader_epoch4, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
@@ -1021,7 +1021,7 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(TopicProduceResponse(name1, ZERO_UUID, partition_responses1))
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     node_endpoints0: list[NodeEndpoint] = []
     if n:
@@ -1038,7 +1038,7 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                     raise bad_length("NodeEndpoints", n, size - pos)
                 node_endpoints0 = []
                 for _ in range(n):
-                    (node_id5, n) = _read_iB(view, pos)
+                    node_id5, n = _read_iB(view, pos)
                     pos += 5
                     if n > 127:
                         n, pos = read_string_length(view, pos, n)
@@ -1048,7 +1048,7 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                         raise bad_length("Host", n, size - pos)
                     host5 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                    (port5, n) = _read_iB(view, pos)
+                    port5, n = _read_iB(view, pos)
                     pos += 5
                     if n > 127:
                         n, pos = read_string_length(view, pos, n)
@@ -1085,7 +1085,7 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -1105,7 +1105,7 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                 raise bad_length("RecordErrors", n, size - pos)
             record_errors2 = []
             for _ in range(n):
-                (batch_index3, n) = _read_iB(view, pos)
+                batch_index3, n = _read_iB(view, pos)
                 pos += 5
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -1146,7 +1146,7 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
-                        (leader_id4, leader_epoch4, n) = _read_iiB(view, pos)
+                        leader_id4, leader_epoch4, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
                             pos = skip_tagged_fields(view, pos, n, size)
@@ -1172,7 +1172,7 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(TopicProduceResponse("", topic_id1, partition_responses1))
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     node_endpoints0: list[NodeEndpoint] = []
     if n:
@@ -1189,7 +1189,7 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                     raise bad_length("NodeEndpoints", n, size - pos)
                 node_endpoints0 = []
                 for _ in range(n):
-                    (node_id5, n) = _read_iB(view, pos)
+                    node_id5, n = _read_iB(view, pos)
                     pos += 5
                     if n > 127:
                         n, pos = read_string_length(view, pos, n)
@@ -1199,7 +1199,7 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                         raise bad_length("Host", n, size - pos)
                     host5 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
-                    (port5, n) = _read_iB(view, pos)
+                    port5, n = _read_iB(view, pos)
                     pos += 5
                     if n > 127:
                         n, pos = read_string_length(view, pos, n)

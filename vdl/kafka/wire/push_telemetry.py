@@ -105,7 +105,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[PushTelemetryRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> PushTelemetryResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

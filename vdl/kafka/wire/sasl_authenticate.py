@@ -126,7 +126,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[SaslAuthenticateRequest], list[Buffer]]] 
 def _decode_response_v0(view: memoryview) -> SaslAuthenticateResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hh(view, pos)
+    error_code0, n = _read_hh(view, pos)
     pos += 4
     if n < 0:
         error_message0 = None
@@ -149,7 +149,7 @@ def _decode_response_v0(view: memoryview) -> SaslAuthenticateResponse:
 def _decode_response_v1(view: memoryview) -> SaslAuthenticateResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hh(view, pos)
+    error_code0, n = _read_hh(view, pos)
     pos += 4
     if n < 0:
         error_message0 = None
@@ -174,7 +174,7 @@ def _decode_response_v1(view: memoryview) -> SaslAuthenticateResponse:
 def _decode_response_v2(view: memoryview) -> SaslAuthenticateResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hB(view, pos)
+    error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -197,7 +197,7 @@ def _decode_response_v2(view: memoryview) -> SaslAuthenticateResponse:
         raise bad_length("AuthBytes", n, size - pos)
     auth_bytes0 = view[pos:end].tobytes()
     pos = end
-    (session_lifetime_ms0, n) = _read_qB(view, pos)
+    session_lifetime_ms0, n = _read_qB(view, pos)
     pos += 9
     if n:
         pos = skip_tagged_fields(view, pos, n, size)

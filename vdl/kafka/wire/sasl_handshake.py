@@ -78,7 +78,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[SaslHandshakeRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> SaslHandshakeResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hi(view, pos)
+    error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Mechanisms", n, size - pos)

@@ -156,7 +156,7 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
             raise bad_length("MemberId", n, size - pos)
         member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (share_session_epoch0, n) = _read_iB(view, pos)
+    share_session_epoch0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -165,7 +165,7 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -174,7 +174,7 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -183,7 +183,7 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
             acknowledgement_batches2 = []
             for _ in range(n):
-                (first_offset3, last_offset3, n) = _read_qqB(view, pos)
+                first_offset3, last_offset3, n = _read_qqB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_uvarint(view, pos, n)
@@ -246,7 +246,7 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
             raise bad_length("MemberId", n, size - pos)
         member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (share_session_epoch0, is_renew_ack0, n) = _read_itB(view, pos)
+    share_session_epoch0, is_renew_ack0, n = _read_itB(view, pos)
     pos += 6
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -255,7 +255,7 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -264,7 +264,7 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -273,7 +273,7 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
             acknowledgement_batches2 = []
             for _ in range(n):
-                (first_offset3, last_offset3, n) = _read_qqB(view, pos)
+                first_offset3, last_offset3, n = _read_qqB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_uvarint(view, pos, n)
@@ -460,7 +460,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareAcknowledgeRequest], list[Buffer]]] 
 def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -482,7 +482,7 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -491,7 +491,7 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -504,7 +504,7 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
                     raise bad_length("ErrorMessage", n, size - pos)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (leader_id3, leader_epoch3, n) = _read_iiB(view, pos)
+            leader_id3, leader_epoch3, n = _read_iiB(view, pos)
             pos += 9
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -530,7 +530,7 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
         raise bad_length("NodeEndpoints", n, size - pos)
     node_endpoints0 = []
     for _ in range(n):
-        (node_id4, n) = _read_iB(view, pos)
+        node_id4, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -540,7 +540,7 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
             raise bad_length("Host", n, size - pos)
         host4 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port4, n) = _read_iB(view, pos)
+        port4, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -570,7 +570,7 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
 def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -583,7 +583,7 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
             raise bad_length("ErrorMessage", n, size - pos)
         error_message0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (acquisition_lock_timeout_ms0, n) = _read_iB(view, pos)
+    acquisition_lock_timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -592,7 +592,7 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -601,7 +601,7 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -614,7 +614,7 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
                     raise bad_length("ErrorMessage", n, size - pos)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (leader_id3, leader_epoch3, n) = _read_iiB(view, pos)
+            leader_id3, leader_epoch3, n = _read_iiB(view, pos)
             pos += 9
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -640,7 +640,7 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
         raise bad_length("NodeEndpoints", n, size - pos)
     node_endpoints0 = []
     for _ in range(n):
-        (node_id4, n) = _read_iB(view, pos)
+        node_id4, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -650,7 +650,7 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
             raise bad_length("Host", n, size - pos)
         host4 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port4, n) = _read_iB(view, pos)
+        port4, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)

@@ -204,7 +204,7 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -213,7 +213,7 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -222,7 +222,7 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
             acknowledgement_batches2 = []
             for _ in range(n):
-                (first_offset3, last_offset3, n) = _read_qqB(view, pos)
+                first_offset3, last_offset3, n = _read_qqB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_uvarint(view, pos, n)
@@ -258,7 +258,7 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
         raise bad_length("ForgottenTopicsData", n, size - pos)
     forgotten_topics_data0 = []
     for _ in range(n):
-        (topic_id4, n) = _read_uB(view, pos)
+        topic_id4, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -341,7 +341,7 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -350,7 +350,7 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, n) = _read_iB(view, pos)
+            partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)
@@ -359,7 +359,7 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
             acknowledgement_batches2 = []
             for _ in range(n):
-                (first_offset3, last_offset3, n) = _read_qqB(view, pos)
+                first_offset3, last_offset3, n = _read_qqB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_uvarint(view, pos, n)
@@ -395,7 +395,7 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
         raise bad_length("ForgottenTopicsData", n, size - pos)
     forgotten_topics_data0 = []
     for _ in range(n):
-        (topic_id4, n) = _read_uB(view, pos)
+        topic_id4, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -633,7 +633,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareFetchRequest], list[Buffer]]] = {
 def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -646,7 +646,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
             raise bad_length("ErrorMessage", n, size - pos)
         error_message0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (acquisition_lock_timeout_ms0, n) = _read_iB(view, pos)
+    acquisition_lock_timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -655,7 +655,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
         raise bad_length("Responses", n, size - pos)
     responses0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -664,7 +664,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -677,7 +677,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
                     raise bad_length("ErrorMessage", n, size - pos)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (acknowledge_error_code2, n) = _read_hB(view, pos)
+            acknowledge_error_code2, n = _read_hB(view, pos)
             pos += 3
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -690,7 +690,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
                     raise bad_length("AcknowledgeErrorMessage", n, size - pos)
                 acknowledge_error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (leader_id3, leader_epoch3, n) = _read_iiB(view, pos)
+            leader_id3, leader_epoch3, n = _read_iiB(view, pos)
             pos += 9
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -714,7 +714,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
                 raise bad_length("AcquiredRecords", n, size - pos)
             acquired_records2 = []
             for _ in range(n):
-                (first_offset4, last_offset4, delivery_count4, n) = _read_qqhB(view, pos)
+                first_offset4, last_offset4, delivery_count4, n = _read_qqhB(view, pos)
                 pos += 19
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
@@ -751,7 +751,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
         raise bad_length("NodeEndpoints", n, size - pos)
     node_endpoints0 = []
     for _ in range(n):
-        (node_id5, n) = _read_iB(view, pos)
+        node_id5, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -761,7 +761,7 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
             raise bad_length("Host", n, size - pos)
         host5 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (port5, n) = _read_iB(view, pos)
+        port5, n = _read_iB(view, pos)
         pos += 5
         if n > 127:
             n, pos = read_string_length(view, pos, n)

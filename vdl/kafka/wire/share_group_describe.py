@@ -123,7 +123,7 @@ def _decode_request_v1(view: memoryview) -> ShareGroupDescribeRequest:
         group_ids0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         group_ids0.append(group_ids0_each)
-    (include_authorized_operations0, n) = _read_tB(view, pos)
+    include_authorized_operations0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -163,7 +163,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareGroupDescribeRequest], list[Buffer]]
 def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -172,7 +172,7 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
         raise bad_length("Groups", n, size - pos)
     groups0 = []
     for _ in range(n):
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -205,7 +205,7 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
             raise bad_length("GroupState", n, size - pos)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (group_epoch1, assignment_epoch1, n) = _read_iiB(view, pos)
+        group_epoch1, assignment_epoch1, n = _read_iiB(view, pos)
         pos += 9
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -247,7 +247,7 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
                     raise bad_length("RackId", n, size - pos)
                 rack_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
-            (member_epoch2, n) = _read_iB(view, pos)
+            member_epoch2, n = _read_iB(view, pos)
             pos += 5
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -296,7 +296,7 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
                 raise bad_length("TopicPartitions", n, size - pos)
             topic_partitions3 = []
             for _ in range(n):
-                (topic_id4, n) = _read_uB(view, pos)
+                topic_id4, n = _read_uB(view, pos)
                 pos += 17
                 if n > 127:
                     n, pos = read_string_length(view, pos, n)
@@ -341,7 +341,7 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
                     assignment2,
                 ),
             )
-        (authorized_operations1, n) = _read_iB(view, pos)
+        authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)

@@ -99,7 +99,7 @@ def _decode_request_v1(view: memoryview) -> ShareGroupHeartbeatRequest:
         raise bad_length("MemberId", n, size - pos)
     member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (member_epoch0, n) = _read_iB(view, pos)
+    member_epoch0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -205,7 +205,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareGroupHeartbeatRequest], list[Buffer]
 def _decode_response_v1(view: memoryview) -> ShareGroupHeartbeatResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -231,7 +231,7 @@ def _decode_response_v1(view: memoryview) -> ShareGroupHeartbeatResponse:
             raise bad_length("MemberId", n, size - pos)
         member_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-    (member_epoch0, heartbeat_interval_ms0, n) = _read_iib(view, pos)
+    member_epoch0, heartbeat_interval_ms0, n = _read_iib(view, pos)
     pos += 9
     assignment0 = None
     if n >= 0:
@@ -244,7 +244,7 @@ def _decode_response_v1(view: memoryview) -> ShareGroupHeartbeatResponse:
             raise bad_length("TopicPartitions", n, size - pos)
         topic_partitions1 = []
         for _ in range(n):
-            (topic_id2, n) = _read_uB(view, pos)
+            topic_id2, n = _read_uB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_uvarint(view, pos, n)

@@ -82,7 +82,7 @@ def _decode_request_v0(view: memoryview) -> SyncGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id0, n) = _read_ih(view, pos)
+    generation_id0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -123,7 +123,7 @@ def _decode_request_v3(view: memoryview) -> SyncGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id0, n) = _read_ih(view, pos)
+    generation_id0, n = _read_ih(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -179,7 +179,7 @@ def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id0, n) = _read_iB(view, pos)
+    generation_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -258,7 +258,7 @@ def _decode_request_v5(view: memoryview) -> SyncGroupRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (generation_id0, n) = _read_iB(view, pos)
+    generation_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -574,7 +574,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[SyncGroupRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> SyncGroupResponse:
     pos = 0
     size = len(view)
-    (error_code0, n) = _read_hi(view, pos)
+    error_code0, n = _read_hi(view, pos)
     pos += 6
     end = pos + n
     if not pos <= end <= size:
@@ -587,7 +587,7 @@ def _decode_response_v0(view: memoryview) -> SyncGroupResponse:
 def _decode_response_v1(view: memoryview) -> SyncGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihi(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     end = pos + n
     if not pos <= end <= size:
@@ -600,7 +600,7 @@ def _decode_response_v1(view: memoryview) -> SyncGroupResponse:
 def _decode_response_v4(view: memoryview) -> SyncGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -620,7 +620,7 @@ def _decode_response_v4(view: memoryview) -> SyncGroupResponse:
 def _decode_response_v5(view: memoryview) -> SyncGroupResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)

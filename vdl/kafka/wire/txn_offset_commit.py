@@ -126,7 +126,7 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, n) = _read_qhi(view, pos)
+    producer_id0, producer_epoch0, n = _read_qhi(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -145,7 +145,7 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, committed_offset2, n) = _read_iqh(view, pos)
+            partition_index2, committed_offset2, n = _read_iqh(view, pos)
             pos += 14
             if n < 0:
                 committed_metadata2 = None
@@ -183,7 +183,7 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, n) = _read_qhi(view, pos)
+    producer_id0, producer_epoch0, n = _read_qhi(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -202,9 +202,7 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqih(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
             pos += 18
             if n < 0:
                 committed_metadata2 = None
@@ -251,7 +249,7 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, generation_id_or_member_epoch0, n) = _read_qhiB(view, pos)
+    producer_id0, producer_epoch0, generation_id_or_member_epoch0, n = _read_qhiB(view, pos)
     pos += 15
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -302,9 +300,7 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqiB(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -373,7 +369,7 @@ def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
         raise bad_length("GroupId", n, size - pos)
     group_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
     pos = end
-    (producer_id0, producer_epoch0, generation_id_or_member_epoch0, n) = _read_qhiB(view, pos)
+    producer_id0, producer_epoch0, generation_id_or_member_epoch0, n = _read_qhiB(view, pos)
     pos += 15
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -405,7 +401,7 @@ def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -414,9 +410,7 @@ def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (
-                partition_index2, committed_offset2, committed_leader_epoch2, n
-            ) = _read_iqiB(view, pos)
+            partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
             pos += 17
             if n > 127:
                 n, pos = read_string_length(view, pos, n)
@@ -734,7 +728,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[TxnOffsetCommitRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_ii(view, pos)
+    throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
@@ -753,7 +747,7 @@ def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2) = _read_ih(view, pos)
+            partition_index2, error_code2 = _read_ih(view, pos)
             pos += 6
             partitions1.append(TxnOffsetCommitResponsePartition(partition_index2, error_code2))
         topics0.append(TxnOffsetCommitResponseTopic(name1, ZERO_UUID, partitions1))
@@ -763,7 +757,7 @@ def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
 def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -791,7 +785,7 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
@@ -811,7 +805,7 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
 def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, n) = _read_iB(view, pos)
+    throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -820,7 +814,7 @@ def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
         raise bad_length("Topics", n, size - pos)
     topics0 = []
     for _ in range(n):
-        (topic_id1, n) = _read_uB(view, pos)
+        topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -829,7 +823,7 @@ def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
             raise bad_length("Partitions", n, size - pos)
         partitions1 = []
         for _ in range(n):
-            (partition_index2, error_code2, n) = _read_ihB(view, pos)
+            partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)

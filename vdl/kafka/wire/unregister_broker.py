@@ -48,7 +48,7 @@ class UnregisterBrokerResponse:
 def _decode_request_v0(view: memoryview) -> UnregisterBrokerRequest:
     pos = 0
     size = len(view)
-    (broker_id0, n) = _read_iB(view, pos)
+    broker_id0, n = _read_iB(view, pos)
     pos += 5
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -74,7 +74,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[UnregisterBrokerRequest], list[Buffer]]] 
 def _decode_response_v0(view: memoryview) -> UnregisterBrokerResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)

@@ -81,7 +81,7 @@ class UpdateFeaturesResponse:
 def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
     pos = 0
     size = len(view)
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -100,7 +100,7 @@ def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
             raise bad_length("Feature", n, size - pos)
         feature1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (max_version_level1, allow_downgrade1, n) = _read_htB(view, pos)
+        max_version_level1, allow_downgrade1, n = _read_htB(view, pos)
         pos += 4
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -117,7 +117,7 @@ def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
 def _decode_request_v1(view: memoryview) -> UpdateFeaturesRequest:
     pos = 0
     size = len(view)
-    (timeout_ms0, n) = _read_iB(view, pos)
+    timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
         n, pos = read_uvarint(view, pos, n)
@@ -136,14 +136,14 @@ def _decode_request_v1(view: memoryview) -> UpdateFeaturesRequest:
             raise bad_length("Feature", n, size - pos)
         feature1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (max_version_level1, upgrade_type1, n) = _read_hbB(view, pos)
+        max_version_level1, upgrade_type1, n = _read_hbB(view, pos)
         pos += 4
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
         feature_updates0.append(
             FeatureUpdateKey(feature1, max_version_level1, False, upgrade_type1)
         )
-    (validate_only0, n) = _read_tB(view, pos)
+    validate_only0, n = _read_tB(view, pos)
     pos += 2
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
@@ -219,7 +219,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[UpdateFeaturesRequest], list[Buffer]]] = 
 def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)
@@ -251,7 +251,7 @@ def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
             raise bad_length("Feature", n, size - pos)
         feature1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
-        (error_code1, n) = _read_hB(view, pos)
+        error_code1, n = _read_hB(view, pos)
         pos += 3
         if n > 127:
             n, pos = read_string_length(view, pos, n)
@@ -279,7 +279,7 @@ def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
 def _decode_response_v2(view: memoryview) -> UpdateFeaturesResponse:
     pos = 0
     size = len(view)
-    (throttle_time_ms0, error_code0, n) = _read_ihB(view, pos)
+    throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
         n, pos = read_string_length(view, pos, n)

@@ -115,7 +115,7 @@ def _decode_request_v0(view: memoryview) -> WriteTxnMarkersRequest:
         raise bad_length("Markers", n, size - pos)
     markers0 = []
     for _ in range(n):
-        (producer_id1, producer_epoch1, transaction_result1, n) = _read_qhti(view, pos)
+        producer_id1, producer_epoch1, transaction_result1, n = _read_qhti(view, pos)
         pos += 15
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Topics", n, size - pos)
@@ -158,7 +158,7 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
         raise bad_length("Markers", n, size - pos)
     markers0 = []
     for _ in range(n):
-        (producer_id1, producer_epoch1, transaction_result1, n) = _read_qhtB(view, pos)
+        producer_id1, producer_epoch1, transaction_result1, n = _read_qhtB(view, pos)
         pos += 12
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -192,7 +192,7 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(WritableTxnMarkerTopic(name2, partition_indexes2))
-        (coordinator_epoch1, n) = _read_iB(view, pos)
+        coordinator_epoch1, n = _read_iB(view, pos)
         pos += 5
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -220,7 +220,7 @@ def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
         raise bad_length("Markers", n, size - pos)
     markers0 = []
     for _ in range(n):
-        (producer_id1, producer_epoch1, transaction_result1, n) = _read_qhtB(view, pos)
+        producer_id1, producer_epoch1, transaction_result1, n = _read_qhtB(view, pos)
         pos += 12
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -254,7 +254,7 @@ def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
             if n:
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(WritableTxnMarkerTopic(name2, partition_indexes2))
-        (coordinator_epoch1, transaction_version1, n) = _read_ibB(view, pos)
+        coordinator_epoch1, transaction_version1, n = _read_ibB(view, pos)
         pos += 6
         if n:
             pos = skip_tagged_fields(view, pos, n, size)
@@ -409,7 +409,7 @@ def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
         raise bad_length("Markers", n, size - pos)
     markers0 = []
     for _ in range(n):
-        (producer_id1, n) = _read_qi(view, pos)
+        producer_id1, n = _read_qi(view, pos)
         pos += 12
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Topics", n, size - pos)
@@ -428,7 +428,7 @@ def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
                 raise bad_length("Partitions", n, size - pos)
             partitions2 = []
             for _ in range(n):
-                (partition_index3, error_code3) = _read_ih(view, pos)
+                partition_index3, error_code3 = _read_ih(view, pos)
                 pos += 6
                 partitions2.append(WritableTxnMarkerPartitionResult(partition_index3, error_code3))
             topics1.append(WritableTxnMarkerTopicResult(name2, partitions2))
@@ -448,7 +448,7 @@ def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
         raise bad_length("Markers", n, size - pos)
     markers0 = []
     for _ in range(n):
-        (producer_id1, n) = _read_qB(view, pos)
+        producer_id1, n = _read_qB(view, pos)
         pos += 9
         if n > 127:
             n, pos = read_uvarint(view, pos, n)
@@ -476,7 +476,7 @@ def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
                 raise bad_length("Partitions", n, size - pos)
             partitions2 = []
             for _ in range(n):
-                (partition_index3, error_code3, n) = _read_ihB(view, pos)
+                partition_index3, error_code3, n = _read_ihB(view, pos)
                 pos += 7
                 if n:
                     pos = skip_tagged_fields(view, pos, n, size)
