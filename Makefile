@@ -25,7 +25,7 @@ NODES ?= 3
 PORT ?= 9092
 SEEDS ?= 100
 FIRST ?= 1
-DIR ?= ../shared/raft-conformance
+DIR ?=
 STAGES ?=
 CI_STAGES ?=
 BENCH_ARGS ?=
@@ -73,7 +73,7 @@ test: $(DEV)
 	@exec $(BIN)/python .ci/stages.py $(CI_STAGES) $(STAGES)
 
 conformance: $(DEV)
-	@exec $(BIN)/python -m tests.conformance '$(DIR)'
+	@exec $(BIN)/python -m tests.conformance.run $(DIR)
 
 sim: $(DEV)
 	@exec $(BIN)/vdl sim --seeds $(SEEDS) --seed $(FIRST)
@@ -97,7 +97,7 @@ fix: $(DEV)
 gen: $(DEV)
 	$(BIN)/python -m vdl.kafka.codegen
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. \
-	  --grpc_python_out=. rpc/proto/admin.proto
+	  rpc/proto/admin.proto
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info $(VENV)

@@ -1,0 +1,180 @@
+"""Imports point one way only, and the pure layers stay pure."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("raft", "segments", "rpc", "vdl")
+
+LAYERS: list[tuple[str, ...]] = [
+    ("vdl.cli",),
+    ("vdl.commands",),
+    ("vdl.sim", "vdl.process"),
+    ("vdl.server",),
+    ("vdl.config",),
+    ("vdl.config_values",),
+    ("vdl.check", "vdl.metrics", "vdl.kafka"),
+    ("vdl.http",),
+    ("vdl.logstream",),
+    ("vdl.state",),
+    ("vdl.records",),
+    ("vdl.compression",),
+    ("vdl.log", "vdl.errors", "vdl.clock"),
+    ("vdl",),
+    ("rpc",),
+    ("segments", "raft"),
+]
+"""Top to bottom. A module imports its own component and those of lower rows, never upwards and
+never sideways. The longest matching prefix decides."""
+
+PURE = ("raft", "vdl.state")
+"""Time comes in as ticks or arguments, luck as a `random.Random`, disk and network as values."""
+
+IMPURE_MODULES = {
+    "asyncio", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select",
+    "signal", "socket", "ssl", "subprocess", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
+
+ASYNCIO_EDGES = {
+    "rpc/admin_service.py",
+    "rpc/transport.py",
+    "vdl/http.py",
+    "vdl/kafka/listener.py",
+    "vdl/process.py",
+}
+"""Where the event loop is known; everything else can be driven in one thread on virtual time."""
+
+NOT_BEFORE_LISTENING = {"click", "grpc", "google.protobuf", "prometheus_client", "rich"}
+"""What a server's memory and its start are not spent on."""
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources():
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imports_of(path, *, typing_only=True):
+    """(line, imported module, name) of every import; `from a import b` tells a and b."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = set()
+    if not typing_only:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                skipped.update(id(inner) for body in node.body for inner in ast.walk(body))
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            found += [(node.lineno, node.module, alias.name) for alias in node.names]
+    return found
+
+
+def component_of(module):
+    """The row of LAYERS and the component a module belongs to, None for others' modules."""
+    best = None
+    for rank, row in enumerate(LAYERS):
+        for component in row:
+            is_inside = module == component or module.startswith(f"{component}.")
+            if is_inside and (best is None or len(component) > len(best[1])):
+                best = (rank, component)
+    return best
+
+
+def wrong_way(path):
+    """Imports of a file that point up or sideways."""
+    rank, own = component_of(module_name(path))
+    wrong = []
+    for line, module, name in imports_of(path):
+        # `from vdl import errors` imports vdl.errors; `from vdl import __version__` does not.
+        target = f"{module}.{name}" if module == "vdl" and name.islower() else module
+        found = component_of(target)
+        if found is not None and found[1] != own and found[0] <= rank:
+            wrong.append(f"{path.relative_to(ROOT)}:{line}: {own} must not import {target}")
+    return wrong
+
+
+def test_imports_between_layers_point_down_only():
+    """cli → sim → server → kafka → logstream → {state, rpc → raft, segments}."""
+    assert [problem for path in sources() for problem in wrong_way(path)] == []
+
+
+def test_imports_every_module_has_its_layer():
+    """A new part of `vdl` is given its place on purpose, not by accident."""
+    unplaced = [
+        module_name(path)
+        for path in sources()
+        if component_of(module_name(path))[1] == "vdl" and module_name(path) != "vdl"
+    ]
+    assert unplaced == []
+
+
+def test_imports_rpc_knows_only_what_raft_sends():
+    """`rpc` carries Raft's messages; it does not run Raft."""
+    allowed = {"raft", "raft.messages", "raft.types"}
+    reached = {
+        f"{path.name}:{line}: {module}"
+        for path in sources()
+        if module_name(path).startswith("rpc")
+        for line, module, _ in imports_of(path)
+        if module.split(".")[0] == "raft" and module not in allowed
+    }
+    assert reached == set()
+
+
+def test_imports_pure_layers_have_no_clock_luck_or_outside():
+    """`raft` and `vdl.state` can be replayed: nothing in them differs from run to run."""
+    wrong = []
+    for path in sources():
+        if not module_name(path).startswith(PURE):
+            continue
+        for line, module, name in imports_of(path):
+            if module == "random" and name == "Random":
+                continue
+            if module.split(".")[0] in IMPURE_MODULES:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {module}")
+    assert wrong == []
+
+
+def test_imports_asyncio_only_at_the_edges():
+    """The loop is known in the listener, the transport and the process."""
+    users = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        for _, module, _ in imports_of(path)
+        if module.split(".")[0] in {"asyncio", "uvloop"}
+    }
+    assert users <= ASYNCIO_EDGES
+
+
+def test_imports_disk_only_in_the_file_system():
+    """`segments` touches files through one module, so that the simulator can take its place."""
+    users = {
+        path.name
+        for path in sources()
+        if module_name(path).startswith("segments")
+        for _, module, _ in imports_of(path)
+        if module.split(".")[0] in {"os", "io", "lmdb", "mmap", "fcntl", "pathlib", "shutil"}
+    }
+    assert users <= {"fs.py", "tool.py"}
+
+
+@pytest.mark.parametrize("entry", ["vdl.commands.serve", "vdl.process"])
+def test_server_start_loads_no_command_line_and_no_grpc(entry):
+    """What people's commands need is not carried by a server."""
+    code = f"import sys, {entry}; print(*(m for m in {NOT_BEFORE_LISTENING} if m in sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert loaded.stdout.strip() == ""

@@ -1,0 +1,74 @@
+"""What is shipped: exactly our packages, all of them, and nothing beside them."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP_LEVEL = {"raft", "rpc", "segments", "vdl"}
+NOT_SHIPPED = {"vdl.kafka.codegen"}
+"""Tools of the repository that live inside a package."""
+
+
+def listed_packages():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["tool"]["setuptools"]["packages"]
+
+
+def test_wheel_package_list_is_every_package():
+    """A package that is not listed would be missing after installation, and only there."""
+    folders = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for name in TOP_LEVEL
+        for path in (ROOT / name).rglob("__init__.py")
+    }
+    assert sorted(folders - NOT_SHIPPED) == sorted(listed_packages())
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory):
+    """The names in a wheel built from a copy of the tracked tree: builds leave nothing here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    for name in listing.stdout.decode().split("\0"):
+        if not name or not (ROOT / name).is_file() or name.startswith(("tests/", "docs/")):
+            continue
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    # With the setuptools of this environment: nothing is fetched.
+    command += [
+        "--disable-pip-version-check",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+    ]
+    subprocess.run(command, check=True, cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_wheel_top_level_is_ours_only(wheel_names):
+    """Installing VDL must not put a `tests` or `deploy` package beside everybody's."""
+    top = {name.split("/")[0] for name in wheel_names}
+    dist_info = {name for name in top if name.endswith(".dist-info")}
+    assert len(dist_info) == 1
+    assert top - dist_info == TOP_LEVEL
+
+
+def test_wheel_contents_have_licence_and_no_tools(wheel_names):
+    """Licence and notice travel with the code; repository tools do not."""
+    assert any(name.endswith("licenses/LICENSE") for name in wheel_names)
+    assert any(name.endswith("licenses/NOTICE") for name in wheel_names)
+    assert not any(name.startswith("vdl/kafka/codegen/") for name in wheel_names)
