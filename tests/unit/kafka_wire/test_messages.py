@@ -12,6 +12,7 @@ from vdl.kafka.wire.runtime import (
     EncodeError,
     NullField,
     ShortBuffer,
+    TooManyElements,
     TooManyTaggedFields,
     UnencodableMessage,
     UnsupportedField,
@@ -105,6 +106,17 @@ def test_array_count_must_leave_room_for_the_smallest_elements() -> None:
     with pytest.raises(BadLength) as caught:
         produce.decode_request(memoryview(head + struct.pack(">i", 100) + bytes(599)), 0)
     assert (caught.value.length, caught.value.left) == (100, 599)
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 1_000_000), (4, 250_000), (1_000_001, 0)])
+def test_elements_of_a_message_are_counted_over_all_its_arrays(
+    topics: int, partitions: int
+) -> None:
+    """A million tiny elements are the most: objects take thirty times the bytes they come from."""
+    topic = struct.pack(">hi", 0, partitions) + bytes(8) * partitions
+    data = memoryview(struct.pack(">hhii", -1, -1, 0, topics) + topic * topics)
+    with pytest.raises(TooManyElements):
+        produce.decode_request(data, 3)
 
 
 def test_string_longer_than_kafka_allows_is_refused_in_flexible_versions() -> None:

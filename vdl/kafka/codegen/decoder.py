@@ -9,6 +9,8 @@ What protects the server from a hostile sender, all of it in the generated text:
   error into `ShortBuffer`);
 - a length is compared with the bytes that are left before it is used, and a count times the
   smallest element likewise before a list is filled;
+- structs and texts in arrays are counted over the whole message: as objects they take some thirty
+  times their bytes, and a frame may have 100 MiB;
 - text that is not UTF-8 is replaced, as Kafka does; unknown tagged fields are skipped, never kept.
 """
 
@@ -81,6 +83,8 @@ class Decoder:
         if self._is_flexible or any(self._version in fact.versions for fact in fields):
             self._source.line("pos = 0")
             self._source.line("size = len(view)")
+        if any(self._is_counted(fact) for fact in fields):
+            self._source.line("budget = ELEMENTS_MAX")
         made = self._struct(self._message.name, fields)
         self._source.line(f"return {made}")
         return self._source.text()
@@ -181,6 +185,14 @@ class Decoder:
             source.line(bad)
         self._elements(fact, local)
 
+    def _is_counted(self, fact: Field) -> bool:
+        """Whether the field, or one inside it, is an array whose elements take real memory."""
+        if self._version not in fact.versions:
+            return False
+        if fact.is_array and (fact.is_struct or fact.element not in STRUCT_CHARACTERS):
+            return True
+        return any(self._is_counted(inner) for inner in fact.fields)
+
     def _elements(self, fact: Field, local: str) -> None:
         source = self._source
         character = STRUCT_CHARACTERS.get(fact.element)
@@ -191,6 +203,9 @@ class Decoder:
             )
             source.line("pos = end")
             return
+        source.line("budget -= n")
+        with source.block("if budget < 0:"):
+            source.line(f'raise TooManyElements("{fact.name}", n)')
         source.line(f"{local} = []")
         with source.block("for _ in range(n):"):
             if fact.is_struct:

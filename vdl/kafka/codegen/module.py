@@ -18,8 +18,10 @@ RUNTIME = "vdl.kafka.wire.runtime"
 RUNTIME_NAMES = (
     "BadTaggedField",
     "Buffer",
+    "ELEMENTS_MAX",
     "Records",
     "ShortBuffer",
+    "TooManyElements",
     "UnencodableMessage",
     "UnsupportedField",
     "UnsupportedVersion",

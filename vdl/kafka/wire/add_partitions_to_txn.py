@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -115,6 +117,7 @@ class AddPartitionsToTxnResponse:
 def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -126,6 +129,9 @@ def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("V3AndBelowTopics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("V3AndBelowTopics", n)
     v3_and_below_topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -155,6 +161,7 @@ def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
 def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -172,6 +179,9 @@ def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("V3AndBelowTopics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("V3AndBelowTopics", n)
     v3_and_below_topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -215,6 +225,7 @@ def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
 def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -222,6 +233,9 @@ def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
     n -= 1
     if not 0 <= n * 14 <= size - pos:
         raise bad_length("Transactions", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Transactions", n)
     transactions0 = []
     for _ in range(n):
         n = view[pos]
@@ -241,6 +255,9 @@ def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -424,10 +441,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[AddPartitionsToTxnRequest], list[Buffer]]
 def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ResultsByTopicV3AndBelow", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ResultsByTopicV3AndBelow", n)
     results_by_topic_v3_and_below0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -441,6 +462,9 @@ def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("ResultsByPartition", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("ResultsByPartition", n)
         results_by_partition1 = []
         for _ in range(n):
             partition_index2, partition_error_code2 = _read_ih(view, pos)
@@ -457,6 +481,7 @@ def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
 def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -464,6 +489,9 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("ResultsByTopicV3AndBelow", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ResultsByTopicV3AndBelow", n)
     results_by_topic_v3_and_below0 = []
     for _ in range(n):
         n = view[pos]
@@ -483,6 +511,9 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("ResultsByPartition", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("ResultsByPartition", n)
         results_by_partition1 = []
         for _ in range(n):
             partition_index2, partition_error_code2, n = _read_ihB(view, pos)
@@ -509,6 +540,7 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
 def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -516,6 +548,9 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("ResultsByTransaction", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ResultsByTransaction", n)
     results_by_transaction0 = []
     for _ in range(n):
         n = view[pos]
@@ -535,6 +570,9 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("TopicResults", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicResults", n)
         topic_results1 = []
         for _ in range(n):
             n = view[pos]
@@ -554,6 +592,9 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
             n -= 1
             if not 0 <= n * 7 <= size - pos:
                 raise bad_length("ResultsByPartition", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ResultsByPartition", n)
             results_by_partition2 = []
             for _ in range(n):
                 partition_index3, partition_error_code3, n = _read_ihB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -97,16 +99,23 @@ class AlterClientQuotasResponse:
 def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Entries", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Entries", n)
     entries0 = []
     for _ in range(n):
         n = _read_i(view, pos)[0]
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Entity", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Entity", n)
         entity1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -131,6 +140,9 @@ def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
         pos += 4
         if not 0 <= n * 11 <= size - pos:
             raise bad_length("Ops", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Ops", n)
         ops1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -152,6 +164,7 @@ def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
 def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -159,6 +172,9 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Entries", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Entries", n)
     entries0 = []
     for _ in range(n):
         n = view[pos]
@@ -168,6 +184,9 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Entity", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Entity", n)
         entity1 = []
         for _ in range(n):
             n = view[pos]
@@ -205,6 +224,9 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
         n -= 1
         if not 0 <= n * 11 <= size - pos:
             raise bad_length("Ops", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Ops", n)
         ops1 = []
         for _ in range(n):
             n = view[pos]
@@ -341,10 +363,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterClientQuotasRequest], list[Buffer]]]
 def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Entries", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Entries", n)
     entries0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -361,6 +387,9 @@ def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Entity", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Entity", n)
         entity1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -388,6 +417,7 @@ def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
 def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -395,6 +425,9 @@ def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Entries", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Entries", n)
     entries0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -417,6 +450,9 @@ def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Entity", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Entity", n)
         entity1 = []
         for _ in range(n):
             n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -90,10 +92,14 @@ class AlterConfigsResponse:
 def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -107,6 +113,9 @@ def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -136,6 +145,7 @@ def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
 def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -143,6 +153,9 @@ def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bB(view, pos)
@@ -162,6 +175,9 @@ def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = view[pos]
@@ -301,10 +317,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterConfigsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -335,6 +355,7 @@ def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
 def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -342,6 +363,9 @@ def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
     n -= 1
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -93,6 +95,7 @@ class AlterPartitionReassignmentsResponse:
 def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -100,6 +103,9 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -119,6 +125,9 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -154,6 +163,7 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
 def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     timeout_ms0, allow_replication_factor_change0, n = _read_itB(view, pos)
     pos += 6
     if n > 127:
@@ -161,6 +171,9 @@ def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -180,6 +193,9 @@ def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -309,6 +325,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterPartitionReassignmentsRequest], list
 def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -329,6 +346,9 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -348,6 +368,9 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
         n -= 1
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -387,6 +410,7 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
 def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, allow_replication_factor_change0, error_code0, n = _read_ithB(view, pos)
     pos += 8
     if n > 127:
@@ -407,6 +431,9 @@ def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -426,6 +453,9 @@ def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse
         n -= 1
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)

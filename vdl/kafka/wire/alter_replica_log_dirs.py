@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -89,10 +91,14 @@ class AlterReplicaLogDirsResponse:
 def _decode_request_v0(view: memoryview) -> AlterReplicaLogDirsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Dirs", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Dirs", n)
     dirs0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -106,6 +112,9 @@ def _decode_request_v0(view: memoryview) -> AlterReplicaLogDirsRequest:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -130,6 +139,7 @@ def _decode_request_v0(view: memoryview) -> AlterReplicaLogDirsRequest:
 def _decode_request_v2(view: memoryview) -> AlterReplicaLogDirsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -137,6 +147,9 @@ def _decode_request_v2(view: memoryview) -> AlterReplicaLogDirsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Dirs", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Dirs", n)
     dirs0 = []
     for _ in range(n):
         n = view[pos]
@@ -156,6 +169,9 @@ def _decode_request_v2(view: memoryview) -> AlterReplicaLogDirsRequest:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -280,10 +296,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterReplicaLogDirsRequest], list[Buffer]
 def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -297,6 +317,9 @@ def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2 = _read_ih(view, pos)
@@ -309,6 +332,7 @@ def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
 def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -316,6 +340,9 @@ def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = view[pos]
@@ -335,6 +362,9 @@ def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -89,6 +91,7 @@ class AlterShareGroupOffsetsResponse:
 def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -106,6 +109,9 @@ def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -125,6 +131,9 @@ def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
         n -= 1
         if not 0 <= n * 13 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, start_offset2, n = _read_iqB(view, pos)
@@ -198,6 +207,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterShareGroupOffsetsRequest], list[Buff
 def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -218,6 +228,9 @@ def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
     n -= 1
     if not 0 <= n * 19 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -237,6 +250,9 @@ def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
         n -= 1
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)

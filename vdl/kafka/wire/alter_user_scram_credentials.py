@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -82,6 +84,7 @@ class AlterUserScramCredentialsResponse:
 def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -89,6 +92,9 @@ def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Deletions", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Deletions", n)
     deletions0 = []
     for _ in range(n):
         n = view[pos]
@@ -113,6 +119,9 @@ def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
     n -= 1
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Upsertions", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Upsertions", n)
     upsertions0 = []
     for _ in range(n):
         n = view[pos]
@@ -225,6 +234,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterUserScramCredentialsRequest], list[B
 def _decode_response_v0(view: memoryview) -> AlterUserScramCredentialsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -232,6 +242,9 @@ def _decode_response_v0(view: memoryview) -> AlterUserScramCredentialsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = view[pos]

@@ -9,7 +9,9 @@ from struct import error as StructError
 from vdl.kafka.wire.runtime import (
     BadTaggedField,
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -257,10 +259,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[ApiVersionsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ApiKeys", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ApiKeys", n)
     api_keys0 = []
     for _ in range(n):
         api_key1, min_version1, max_version1 = _read_hhh(view, pos)
@@ -272,10 +278,14 @@ def _decode_response_v0(view: memoryview) -> ApiVersionsResponse:
 def _decode_response_v1(view: memoryview) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ApiKeys", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ApiKeys", n)
     api_keys0 = []
     for _ in range(n):
         api_key1, min_version1, max_version1 = _read_hhh(view, pos)
@@ -289,6 +299,7 @@ def _decode_response_v1(view: memoryview) -> ApiVersionsResponse:
 def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -296,6 +307,9 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
     n -= 1
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("ApiKeys", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ApiKeys", n)
     api_keys0 = []
     for _ in range(n):
         api_key1, min_version1, max_version1, n = _read_hhhB(view, pos)
@@ -321,6 +335,9 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
                 n -= 1
                 if not 0 <= n * 6 <= size - pos:
                     raise bad_length("SupportedFeatures", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("SupportedFeatures", n)
                 supported_features0 = []
                 for _ in range(n):
                     n = view[pos]
@@ -351,6 +368,9 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
                 n -= 1
                 if not 0 <= n * 6 <= size - pos:
                     raise bad_length("FinalizedFeatures", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("FinalizedFeatures", n)
                 finalized_features0 = []
                 for _ in range(n):
                     n = view[pos]

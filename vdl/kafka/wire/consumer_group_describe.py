@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -109,6 +111,7 @@ class ConsumerGroupDescribeResponse:
 def _decode_request_v0(view: memoryview) -> ConsumerGroupDescribeRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -116,6 +119,9 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupDescribeRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("GroupIds", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("GroupIds", n)
     group_ids0 = []
     for _ in range(n):
         n = view[pos]
@@ -171,6 +177,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ConsumerGroupDescribeRequest], list[Buffe
 def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -178,6 +185,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
     n -= 1
     if not 0 <= n * 20 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -230,6 +240,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
         n -= 1
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = view[pos]
@@ -295,6 +308,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             n -= 1
             if not 0 <= n <= size - pos:
                 raise bad_length("SubscribedTopicNames", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("SubscribedTopicNames", n)
             subscribed_topic_names2 = []
             for _ in range(n):
                 n = view[pos]
@@ -328,6 +344,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             n -= 1
             if not 0 <= n * 19 <= size - pos:
                 raise bad_length("TopicPartitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("TopicPartitions", n)
             topic_partitions3 = []
             for _ in range(n):
                 topic_id4, n = _read_uB(view, pos)
@@ -367,6 +386,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             n -= 1
             if not 0 <= n * 19 <= size - pos:
                 raise bad_length("TopicPartitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("TopicPartitions", n)
             topic_partitions5 = []
             for _ in range(n):
                 topic_id6, n = _read_uB(view, pos)
@@ -445,6 +467,7 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
 def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -452,6 +475,9 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
     n -= 1
     if not 0 <= n * 20 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -504,6 +530,9 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
         n -= 1
         if not 0 <= n * 17 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = view[pos]
@@ -569,6 +598,9 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             n -= 1
             if not 0 <= n <= size - pos:
                 raise bad_length("SubscribedTopicNames", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("SubscribedTopicNames", n)
             subscribed_topic_names2 = []
             for _ in range(n):
                 n = view[pos]
@@ -602,6 +634,9 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             n -= 1
             if not 0 <= n * 19 <= size - pos:
                 raise bad_length("TopicPartitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("TopicPartitions", n)
             topic_partitions3 = []
             for _ in range(n):
                 topic_id4, n = _read_uB(view, pos)
@@ -641,6 +676,9 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             n -= 1
             if not 0 <= n * 19 <= size - pos:
                 raise bad_length("TopicPartitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("TopicPartitions", n)
             topic_partitions5 = []
             for _ in range(n):
                 topic_id6, n = _read_uB(view, pos)

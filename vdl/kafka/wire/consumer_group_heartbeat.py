@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -85,6 +87,7 @@ class ConsumerGroupHeartbeatResponse:
 def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -141,6 +144,9 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
     else:
         if n > size - pos:
             raise bad_length("SubscribedTopicNames", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("SubscribedTopicNames", n)
         subscribed_topic_names0 = []
         for _ in range(n):
             n = view[pos]
@@ -177,6 +183,9 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
     else:
         if n * 18 > size - pos:
             raise bad_length("TopicPartitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicPartitions", n)
         topic_partitions0 = []
         for _ in range(n):
             topic_id1, n = _read_uB(view, pos)
@@ -215,6 +224,7 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
 def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -271,6 +281,9 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
     else:
         if n > size - pos:
             raise bad_length("SubscribedTopicNames", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("SubscribedTopicNames", n)
         subscribed_topic_names0 = []
         for _ in range(n):
             n = view[pos]
@@ -320,6 +333,9 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
     else:
         if n * 18 > size - pos:
             raise bad_length("TopicPartitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicPartitions", n)
         topic_partitions0 = []
         for _ in range(n):
             topic_id1, n = _read_uB(view, pos)
@@ -564,6 +580,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ConsumerGroupHeartbeatRequest], list[Buff
 def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -601,6 +618,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("TopicPartitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicPartitions", n)
         topic_partitions1 = []
         for _ in range(n):
             topic_id2, n = _read_uB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -45,10 +47,14 @@ class ConsumerProtocolAssignment:
 def _decode_v0(view: memoryview) -> ConsumerProtocolAssignment:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("AssignedPartitions", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("AssignedPartitions", n)
     assigned_partitions0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]

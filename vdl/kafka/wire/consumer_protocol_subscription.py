@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -50,10 +52,14 @@ class ConsumerProtocolSubscription:
 def _decode_v0(view: memoryview) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -80,10 +86,14 @@ def _decode_v0(view: memoryview) -> ConsumerProtocolSubscription:
 def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -108,6 +118,9 @@ def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("OwnedPartitions", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("OwnedPartitions", n)
     owned_partitions0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -131,10 +144,14 @@ def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
 def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -159,6 +176,9 @@ def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("OwnedPartitions", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("OwnedPartitions", n)
     owned_partitions0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -186,10 +206,14 @@ def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
 def _decode_v3(view: memoryview) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -214,6 +238,9 @@ def _decode_v3(view: memoryview) -> ConsumerProtocolSubscription:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("OwnedPartitions", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("OwnedPartitions", n)
     owned_partitions0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]

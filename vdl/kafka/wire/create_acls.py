@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -85,10 +87,14 @@ class CreateAclsResponse:
 def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Creations", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Creations", n)
     creations0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -125,10 +131,14 @@ def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
 def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
         raise bad_length("Creations", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Creations", n)
     creations0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -171,6 +181,7 @@ def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
 def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -178,6 +189,9 @@ def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
     n -= 1
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Creations", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Creations", n)
     creations0 = []
     for _ in range(n):
         resource_type1, n = _read_bB(view, pos)
@@ -334,10 +348,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreateAclsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> CreateAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -357,6 +375,7 @@ def _decode_response_v0(view: memoryview) -> CreateAclsResponse:
 def _decode_response_v2(view: memoryview) -> CreateAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -364,6 +383,9 @@ def _decode_response_v2(view: memoryview) -> CreateAclsResponse:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -87,10 +89,14 @@ class CreatePartitionsResponse:
 def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -107,6 +113,9 @@ def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
         else:
             if n * 4 > size - pos:
                 raise bad_length("Assignments", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Assignments", n)
             assignments1 = []
             for _ in range(n):
                 n = _read_i(view, pos)[0]
@@ -126,6 +135,7 @@ def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
 def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -133,6 +143,9 @@ def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
     n -= 1
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -155,6 +168,9 @@ def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
         else:
             if n * 2 > size - pos:
                 raise bad_length("Assignments", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Assignments", n)
             assignments1 = []
             for _ in range(n):
                 n = view[pos]
@@ -264,10 +280,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreatePartitionsRequest], list[Buffer]]] 
 def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -294,6 +314,7 @@ def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
 def _decode_response_v2(view: memoryview) -> CreatePartitionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -301,6 +322,9 @@ def _decode_response_v2(view: memoryview) -> CreatePartitionsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = view[pos]

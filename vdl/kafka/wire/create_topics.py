@@ -9,7 +9,9 @@ from struct import error as StructError
 from vdl.kafka.wire.runtime import (
     BadTaggedField,
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -127,10 +129,14 @@ class CreateTopicsResponse:
 def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 16 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -144,6 +150,9 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
         pos += 10
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Assignments", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Assignments", n)
         assignments1 = []
         for _ in range(n):
             partition_index2, n = _read_ii(view, pos)
@@ -158,6 +167,9 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -189,10 +201,14 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
 def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 16 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -206,6 +222,9 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
         pos += 10
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Assignments", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Assignments", n)
         assignments1 = []
         for _ in range(n):
             partition_index2, n = _read_ii(view, pos)
@@ -220,6 +239,9 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -251,6 +273,7 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
 def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -258,6 +281,9 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
     n -= 1
     if not 0 <= n * 10 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -277,6 +303,9 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Assignments", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Assignments", n)
         assignments1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -301,6 +330,9 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = view[pos]
@@ -517,10 +549,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreateTopicsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -539,10 +575,14 @@ def _decode_response_v0(view: memoryview) -> CreateTopicsResponse:
 def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -571,10 +611,14 @@ def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
 def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -603,6 +647,7 @@ def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
 def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -610,6 +655,9 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
     n -= 1
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -645,6 +693,9 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
         else:
             if n * 6 > size - pos:
                 raise bad_length("Configs", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Configs", n)
             configs1 = []
             for _ in range(n):
                 n = view[pos]
@@ -713,6 +764,7 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
 def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -720,6 +772,9 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
     n -= 1
     if not 0 <= n * 28 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -755,6 +810,9 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
         else:
             if n * 6 > size - pos:
                 raise bad_length("Configs", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Configs", n)
             configs1 = []
             for _ in range(n):
                 n = view[pos]

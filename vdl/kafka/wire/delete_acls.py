@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -101,10 +103,14 @@ class DeleteAclsResponse:
 def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Filters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Filters", n)
     filters0 = []
     for _ in range(n):
         resource_type_filter1, n = _read_bh(view, pos)
@@ -156,10 +162,14 @@ def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
 def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
         raise bad_length("Filters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Filters", n)
     filters0 = []
     for _ in range(n):
         resource_type_filter1, n = _read_bh(view, pos)
@@ -211,6 +221,7 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
 def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -218,6 +229,9 @@ def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
     n -= 1
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Filters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Filters", n)
     filters0 = []
     for _ in range(n):
         resource_type_filter1, n = _read_bB(view, pos)
@@ -428,10 +442,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteAclsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("FilterResults", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("FilterResults", n)
     filter_results0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -448,6 +466,9 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
         pos += 4
         if not 0 <= n * 13 <= size - pos:
             raise bad_length("MatchingAcls", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("MatchingAcls", n)
         matching_acls1 = []
         for _ in range(n):
             error_code2, n = _read_hh(view, pos)
@@ -503,10 +524,14 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
 def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("FilterResults", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("FilterResults", n)
     filter_results0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -523,6 +548,9 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("MatchingAcls", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("MatchingAcls", n)
         matching_acls1 = []
         for _ in range(n):
             error_code2, n = _read_hh(view, pos)
@@ -578,6 +606,7 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
 def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -585,6 +614,9 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("FilterResults", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("FilterResults", n)
     filter_results0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -607,6 +639,9 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
         n -= 1
         if not 0 <= n * 11 <= size - pos:
             raise bad_length("MatchingAcls", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("MatchingAcls", n)
         matching_acls1 = []
         for _ in range(n):
             error_code2, n = _read_hB(view, pos)

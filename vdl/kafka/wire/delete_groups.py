@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -63,10 +65,14 @@ class DeleteGroupsResponse:
 def _decode_request_v0(view: memoryview) -> DeleteGroupsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("GroupsNames", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("GroupsNames", n)
     groups_names0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -83,6 +89,7 @@ def _decode_request_v0(view: memoryview) -> DeleteGroupsRequest:
 def _decode_request_v2(view: memoryview) -> DeleteGroupsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -90,6 +97,9 @@ def _decode_request_v2(view: memoryview) -> DeleteGroupsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("GroupsNames", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("GroupsNames", n)
     groups_names0 = []
     for _ in range(n):
         n = view[pos]
@@ -162,10 +172,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteGroupsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -184,6 +198,7 @@ def _decode_response_v0(view: memoryview) -> DeleteGroupsResponse:
 def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -191,6 +206,9 @@ def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = view[pos]
@@ -218,6 +236,7 @@ def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
 def _decode_response_v3(view: memoryview) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -225,6 +244,9 @@ def _decode_response_v3(view: memoryview) -> DeleteGroupsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -95,10 +97,14 @@ class DeleteRecordsResponse:
 def _decode_request_v0(view: memoryview) -> DeleteRecordsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -112,6 +118,9 @@ def _decode_request_v0(view: memoryview) -> DeleteRecordsRequest:
         pos += 4
         if not 0 <= n * 12 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, offset2 = _read_iq(view, pos)
@@ -126,6 +135,7 @@ def _decode_request_v0(view: memoryview) -> DeleteRecordsRequest:
 def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -133,6 +143,9 @@ def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -152,6 +165,9 @@ def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
         n -= 1
         if not 0 <= n * 13 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, offset2, n = _read_iqB(view, pos)
@@ -240,10 +256,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteRecordsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -257,6 +277,9 @@ def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, low_watermark2, error_code2 = _read_iqh(view, pos)
@@ -271,6 +294,7 @@ def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
 def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -278,6 +302,9 @@ def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -297,6 +324,9 @@ def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
         n -= 1
         if not 0 <= n * 15 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, low_watermark2, error_code2, n = _read_iqhB(view, pos)

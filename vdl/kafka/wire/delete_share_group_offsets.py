@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -70,6 +72,7 @@ class DeleteShareGroupOffsetsResponse:
 def _decode_request_v0(view: memoryview) -> DeleteShareGroupOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -87,6 +90,9 @@ def _decode_request_v0(view: memoryview) -> DeleteShareGroupOffsetsRequest:
     n -= 1
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -152,6 +158,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteShareGroupOffsetsRequest], list[Buf
 def _decode_response_v0(view: memoryview) -> DeleteShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -172,6 +179,9 @@ def _decode_response_v0(view: memoryview) -> DeleteShareGroupOffsetsResponse:
     n -= 1
     if not 0 <= n * 21 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]

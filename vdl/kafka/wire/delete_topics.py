@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -81,10 +83,14 @@ class DeleteTopicsResponse:
 def _decode_request_v0(view: memoryview) -> DeleteTopicsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("TopicNames", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TopicNames", n)
     topic_names0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -103,6 +109,7 @@ def _decode_request_v0(view: memoryview) -> DeleteTopicsRequest:
 def _decode_request_v4(view: memoryview) -> DeleteTopicsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -110,6 +117,9 @@ def _decode_request_v4(view: memoryview) -> DeleteTopicsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("TopicNames", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TopicNames", n)
     topic_names0 = []
     for _ in range(n):
         n = view[pos]
@@ -133,6 +143,7 @@ def _decode_request_v4(view: memoryview) -> DeleteTopicsRequest:
 def _decode_request_v6(view: memoryview) -> DeleteTopicsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -140,6 +151,9 @@ def _decode_request_v6(view: memoryview) -> DeleteTopicsRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -256,10 +270,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteTopicsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -278,10 +296,14 @@ def _decode_response_v0(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v1(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -300,6 +322,7 @@ def _decode_response_v1(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -307,6 +330,9 @@ def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -334,6 +360,7 @@ def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -341,6 +368,9 @@ def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -381,6 +411,7 @@ def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
 def _decode_response_v6(view: memoryview) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -388,6 +419,9 @@ def _decode_response_v6(view: memoryview) -> DeleteTopicsResponse:
     n -= 1
     if not 0 <= n * 21 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]

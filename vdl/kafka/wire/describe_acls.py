@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -369,6 +371,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeAclsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
@@ -383,6 +386,9 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
     pos += 4
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -396,6 +402,9 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Acls", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Acls", n)
         acls1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -422,6 +431,7 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
@@ -436,6 +446,9 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
     pos += 4
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -449,6 +462,9 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
         pos += 5
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Acls", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Acls", n)
         acls1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -477,6 +493,7 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
 def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -497,6 +514,9 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bB(view, pos)
@@ -516,6 +536,9 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
         n -= 1
         if not 0 <= n * 5 <= size - pos:
             raise bad_length("Acls", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Acls", n)
         acls1 = []
         for _ in range(n):
             n = view[pos]

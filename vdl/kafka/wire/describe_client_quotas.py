@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -100,10 +102,14 @@ class DescribeClientQuotasResponse:
 def _decode_request_v0(view: memoryview) -> DescribeClientQuotasRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Components", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Components", n)
     components0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -132,6 +138,7 @@ def _decode_request_v0(view: memoryview) -> DescribeClientQuotasRequest:
 def _decode_request_v1(view: memoryview) -> DescribeClientQuotasRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -139,6 +146,9 @@ def _decode_request_v1(view: memoryview) -> DescribeClientQuotasRequest:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Components", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Components", n)
     components0 = []
     for _ in range(n):
         n = view[pos]
@@ -248,6 +258,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeClientQuotasRequest], list[Buffer
 def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
@@ -265,12 +276,18 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
     else:
         if n * 8 > size - pos:
             raise bad_length("Entries", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Entries", n)
         entries0 = []
         for _ in range(n):
             n = _read_i(view, pos)[0]
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Entity", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Entity", n)
             entity1 = []
             for _ in range(n):
                 n = _read_h(view, pos)[0]
@@ -295,6 +312,9 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
             pos += 4
             if not 0 <= n * 10 <= size - pos:
                 raise bad_length("Values", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Values", n)
             values1 = []
             for _ in range(n):
                 n = _read_h(view, pos)[0]
@@ -314,6 +334,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
 def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -337,6 +358,9 @@ def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
     else:
         if n * 3 > size - pos:
             raise bad_length("Entries", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Entries", n)
         entries0 = []
         for _ in range(n):
             n = view[pos]
@@ -346,6 +370,9 @@ def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
             n -= 1
             if not 0 <= n * 3 <= size - pos:
                 raise bad_length("Entity", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Entity", n)
             entity1 = []
             for _ in range(n):
                 n = view[pos]
@@ -383,6 +410,9 @@ def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
             n -= 1
             if not 0 <= n * 10 <= size - pos:
                 raise bad_length("Values", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Values", n)
             values1 = []
             for _ in range(n):
                 n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -154,6 +156,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeClusterRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -184,6 +187,9 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         broker_id1, n = _read_iB(view, pos)
@@ -233,6 +239,7 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
 def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -263,6 +270,9 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         broker_id1, n = _read_iB(view, pos)
@@ -312,6 +322,7 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
 def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -342,6 +353,9 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
     n -= 1
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         broker_id1, n = _read_iB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -119,10 +121,14 @@ class DescribeConfigsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -139,6 +145,9 @@ def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
         else:
             if n * 2 > size - pos:
                 raise bad_length("ConfigurationKeys", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ConfigurationKeys", n)
             configuration_keys1 = []
             for _ in range(n):
                 n = _read_h(view, pos)[0]
@@ -158,10 +167,14 @@ def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
 def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -178,6 +191,9 @@ def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
         else:
             if n * 2 > size - pos:
                 raise bad_length("ConfigurationKeys", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ConfigurationKeys", n)
             configuration_keys1 = []
             for _ in range(n):
                 n = _read_h(view, pos)[0]
@@ -199,10 +215,14 @@ def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
 def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -219,6 +239,9 @@ def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
         else:
             if n * 2 > size - pos:
                 raise bad_length("ConfigurationKeys", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ConfigurationKeys", n)
             configuration_keys1 = []
             for _ in range(n):
                 n = _read_h(view, pos)[0]
@@ -240,6 +263,7 @@ def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
 def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -247,6 +271,9 @@ def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bB(view, pos)
@@ -269,6 +296,9 @@ def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
         else:
             if n > size - pos:
                 raise bad_length("ConfigurationKeys", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ConfigurationKeys", n)
             configuration_keys1 = []
             for _ in range(n):
                 n = view[pos]
@@ -428,10 +458,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeConfigsRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -455,6 +489,9 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
         pos += 4
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -492,10 +529,14 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -519,6 +560,9 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
         pos += 4
         if not 0 <= n * 11 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -542,6 +586,9 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
             pos += 7
             if not 0 <= n * 5 <= size - pos:
                 raise bad_length("Synonyms", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Synonyms", n)
             synonyms2 = []
             for _ in range(n):
                 n = _read_h(view, pos)[0]
@@ -588,10 +635,14 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
 def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -615,6 +666,9 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -638,6 +692,9 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
             pos += 7
             if not 0 <= n * 5 <= size - pos:
                 raise bad_length("Synonyms", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Synonyms", n)
             synonyms2 = []
             for _ in range(n):
                 n = _read_h(view, pos)[0]
@@ -694,6 +751,7 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
 def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -701,6 +759,9 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
     n -= 1
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -733,6 +794,9 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
         n -= 1
         if not 0 <= n * 9 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = view[pos]
@@ -765,6 +829,9 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Synonyms", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Synonyms", n)
             synonyms2 = []
             for _ in range(n):
                 n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -87,10 +89,14 @@ class DescribeGroupsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeGroupsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -107,10 +113,14 @@ def _decode_request_v0(view: memoryview) -> DescribeGroupsRequest:
 def _decode_request_v3(view: memoryview) -> DescribeGroupsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -129,6 +139,7 @@ def _decode_request_v3(view: memoryview) -> DescribeGroupsRequest:
 def _decode_request_v5(view: memoryview) -> DescribeGroupsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -136,6 +147,9 @@ def _decode_request_v5(view: memoryview) -> DescribeGroupsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -230,10 +244,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeGroupsRequest], list[Buffer]]] = 
 def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 14 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -268,6 +286,9 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -333,10 +354,14 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 14 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -371,6 +396,9 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -436,10 +464,14 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -474,6 +506,9 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -541,10 +576,14 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -579,6 +618,9 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -656,6 +698,7 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -663,6 +706,9 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
     n -= 1
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -712,6 +758,9 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = view[pos]
@@ -817,6 +866,7 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
 def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -824,6 +874,9 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
     n -= 1
     if not 0 <= n * 13 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -886,6 +939,9 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -105,6 +107,7 @@ class DescribeLogDirsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeLogDirsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -112,6 +115,9 @@ def _decode_request_v0(view: memoryview) -> DescribeLogDirsRequest:
     else:
         if n * 6 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -135,6 +141,7 @@ def _decode_request_v0(view: memoryview) -> DescribeLogDirsRequest:
 def _decode_request_v2(view: memoryview) -> DescribeLogDirsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -145,6 +152,9 @@ def _decode_request_v2(view: memoryview) -> DescribeLogDirsRequest:
     else:
         if n * 3 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = view[pos]
@@ -249,10 +259,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeLogDirsRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -266,6 +280,9 @@ def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -279,6 +296,9 @@ def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
             pos += 4
             if not 0 <= n * 21 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (
@@ -298,6 +318,7 @@ def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -305,6 +326,9 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -324,6 +348,9 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -343,6 +370,9 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
             n -= 1
             if not 0 <= n * 22 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (
@@ -376,6 +406,7 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -383,6 +414,9 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -402,6 +436,9 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -421,6 +458,9 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
             n -= 1
             if not 0 <= n * 22 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (
@@ -454,6 +494,7 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -461,6 +502,9 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
     n -= 1
     if not 0 <= n * 21 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -480,6 +524,9 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -499,6 +546,9 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
             n -= 1
             if not 0 <= n * 22 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (
@@ -536,6 +586,7 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
 def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -543,6 +594,9 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
     n -= 1
     if not 0 <= n * 22 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -562,6 +616,9 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -581,6 +638,9 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
             n -= 1
             if not 0 <= n * 22 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -90,6 +92,7 @@ class DescribeProducersResponse:
 def _decode_request_v0(view: memoryview) -> DescribeProducersRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -97,6 +100,9 @@ def _decode_request_v0(view: memoryview) -> DescribeProducersRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -172,6 +178,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeProducersRequest], list[Buffer]]]
 def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -179,6 +186,9 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -198,6 +208,9 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
         n -= 1
         if not 0 <= n * 9 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -220,6 +233,9 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
             n -= 1
             if not 0 <= n * 37 <= size - pos:
                 raise bad_length("ActiveProducers", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ActiveProducers", n)
             active_producers2 = []
             for _ in range(n):
                 (

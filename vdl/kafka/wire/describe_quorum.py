@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -133,6 +135,7 @@ class DescribeQuorumResponse:
 def _decode_request_v0(view: memoryview) -> DescribeQuorumRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -140,6 +143,9 @@ def _decode_request_v0(view: memoryview) -> DescribeQuorumRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -159,6 +165,9 @@ def _decode_request_v0(view: memoryview) -> DescribeQuorumRequest:
         n -= 1
         if not 0 <= n * 5 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -224,6 +233,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeQuorumRequest], list[Buffer]]] = 
 def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -231,6 +241,9 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -250,6 +263,9 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
         n -= 1
         if not 0 <= n * 25 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -261,6 +277,9 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
             n -= 1
             if not 0 <= n * 13 <= size - pos:
                 raise bad_length("CurrentVoters", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("CurrentVoters", n)
             current_voters2 = []
             for _ in range(n):
                 replica_id3, log_end_offset3, n = _read_iqB(view, pos)
@@ -277,6 +296,9 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
             n -= 1
             if not 0 <= n * 13 <= size - pos:
                 raise bad_length("Observers", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Observers", n)
             observers2 = []
             for _ in range(n):
                 replica_id4, log_end_offset4, n = _read_iqB(view, pos)
@@ -315,6 +337,7 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
 def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -322,6 +345,9 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -341,6 +367,9 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
         n -= 1
         if not 0 <= n * 25 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -352,6 +381,9 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
             n -= 1
             if not 0 <= n * 29 <= size - pos:
                 raise bad_length("CurrentVoters", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("CurrentVoters", n)
             current_voters2 = []
             for _ in range(n):
                 (
@@ -380,6 +412,9 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
             n -= 1
             if not 0 <= n * 29 <= size - pos:
                 raise bad_length("Observers", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Observers", n)
             observers2 = []
             for _ in range(n):
                 (
@@ -432,6 +467,7 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
 def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -452,6 +488,9 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -471,6 +510,9 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
         n -= 1
         if not 0 <= n * 26 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -493,6 +535,9 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
             n -= 1
             if not 0 <= n * 45 <= size - pos:
                 raise bad_length("CurrentVoters", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("CurrentVoters", n)
             current_voters2 = []
             for _ in range(n):
                 (
@@ -522,6 +567,9 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
             n -= 1
             if not 0 <= n * 45 <= size - pos:
                 raise bad_length("Observers", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Observers", n)
             observers2 = []
             for _ in range(n):
                 (
@@ -572,6 +620,9 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
     n -= 1
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Nodes", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Nodes", n)
     nodes0 = []
     for _ in range(n):
         node_id5, n = _read_iB(view, pos)
@@ -581,6 +632,9 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
         n -= 1
         if not 0 <= n * 5 <= size - pos:
             raise bad_length("Listeners", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Listeners", n)
         listeners5 = []
         for _ in range(n):
             n = view[pos]

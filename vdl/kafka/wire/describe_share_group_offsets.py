@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -105,6 +107,7 @@ class DescribeShareGroupOffsetsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -112,6 +115,9 @@ def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -134,6 +140,9 @@ def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
         else:
             if n * 3 > size - pos:
                 raise bad_length("Topics", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Topics", n)
             topics1 = []
             for _ in range(n):
                 n = view[pos]
@@ -232,6 +241,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeShareGroupOffsetsRequest], list[B
 def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -239,6 +249,9 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
     n -= 1
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -258,6 +271,9 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
         n -= 1
         if not 0 <= n * 19 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -277,6 +293,9 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             n -= 1
             if not 0 <= n * 20 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (
@@ -345,6 +364,7 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
 def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -352,6 +372,9 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
     n -= 1
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -371,6 +394,9 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
         n -= 1
         if not 0 <= n * 19 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -390,6 +416,9 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             n -= 1
             if not 0 <= n * 28 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -103,6 +105,7 @@ class DescribeTopicPartitionsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeTopicPartitionsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -110,6 +113,9 @@ def _decode_request_v0(view: memoryview) -> DescribeTopicPartitionsRequest:
     n -= 1
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -201,6 +207,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeTopicPartitionsRequest], list[Buf
 def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -208,6 +215,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
     n -= 1
     if not 0 <= n * 26 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -230,6 +240,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
         n -= 1
         if not 0 <= n * 20 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             error_code2, partition_index2, leader_id2, leader_epoch2, n = _read_hiiiB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -74,6 +76,7 @@ class DescribeTransactionsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeTransactionsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -81,6 +84,9 @@ def _decode_request_v0(view: memoryview) -> DescribeTransactionsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("TransactionalIds", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TransactionalIds", n)
     transactional_ids0 = []
     for _ in range(n):
         n = view[pos]
@@ -134,6 +140,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeTransactionsRequest], list[Buffer
 def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -141,6 +148,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
     n -= 1
     if not 0 <= n * 28 <= size - pos:
         raise bad_length("TransactionStates", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TransactionStates", n)
     transaction_states0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -172,6 +182,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]

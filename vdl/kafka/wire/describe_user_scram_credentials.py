@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -78,6 +80,7 @@ class DescribeUserScramCredentialsResponse:
 def _decode_request_v0(view: memoryview) -> DescribeUserScramCredentialsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -88,6 +91,9 @@ def _decode_request_v0(view: memoryview) -> DescribeUserScramCredentialsRequest:
     else:
         if n * 2 > size - pos:
             raise bad_length("Users", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Users", n)
         users0 = []
         for _ in range(n):
             n = view[pos]
@@ -147,6 +153,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeUserScramCredentialsRequest], lis
 def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -167,6 +174,9 @@ def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsRespons
     n -= 1
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = view[pos]
@@ -199,6 +209,9 @@ def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsRespons
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("CredentialInfos", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("CredentialInfos", n)
         credential_infos1 = []
         for _ in range(n):
             mechanism2, iterations2, n = _read_biB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -93,6 +95,7 @@ class ElectLeadersResponse:
 def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -100,6 +103,9 @@ def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
     else:
         if n * 6 > size - pos:
             raise bad_length("TopicPartitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicPartitions", n)
         topic_partitions0 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -125,6 +131,7 @@ def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
 def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     election_type0, n = _read_bi(view, pos)
     pos += 5
     if n < 0:
@@ -132,6 +139,9 @@ def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
     else:
         if n * 6 > size - pos:
             raise bad_length("TopicPartitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicPartitions", n)
         topic_partitions0 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -157,6 +167,7 @@ def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
 def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     election_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
@@ -167,6 +178,9 @@ def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
     else:
         if n * 3 > size - pos:
             raise bad_length("TopicPartitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicPartitions", n)
         topic_partitions0 = []
         for _ in range(n):
             n = view[pos]
@@ -288,10 +302,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[ElectLeadersRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ReplicaElectionResults", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ReplicaElectionResults", n)
     replica_election_results0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -305,6 +323,9 @@ def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
         pos += 4
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("PartitionResult", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResult", n)
         partition_result1 = []
         for _ in range(n):
             partition_id2, error_code2, n = _read_ihh(view, pos)
@@ -325,10 +346,14 @@ def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
 def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ReplicaElectionResults", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ReplicaElectionResults", n)
     replica_election_results0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -342,6 +367,9 @@ def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
         pos += 4
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("PartitionResult", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResult", n)
         partition_result1 = []
         for _ in range(n):
             partition_id2, error_code2, n = _read_ihh(view, pos)
@@ -362,6 +390,7 @@ def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
 def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -369,6 +398,9 @@ def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("ReplicaElectionResults", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ReplicaElectionResults", n)
     replica_election_results0 = []
     for _ in range(n):
         n = view[pos]
@@ -388,6 +420,9 @@ def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
         n -= 1
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("PartitionResult", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResult", n)
         partition_result1 = []
         for _ in range(n):
             partition_id2, error_code2, n = _read_ihB(view, pos)

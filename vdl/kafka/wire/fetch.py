@@ -9,8 +9,10 @@ from struct import error as StructError
 from vdl.kafka.wire.runtime import (
     BadTaggedField,
     Buffer,
+    ELEMENTS_MAX,
     Records,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -229,10 +231,14 @@ class FetchResponse:
 def _decode_request_v0(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, max_wait_ms0, min_bytes0, n = _read_iiii(view, pos)
     pos += 16
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -246,6 +252,9 @@ def _decode_request_v0(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition2, fetch_offset2, partition_max_bytes2 = _read_iqi(view, pos)
@@ -271,10 +280,14 @@ def _decode_request_v0(view: memoryview) -> FetchRequest:
 def _decode_request_v3(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, max_wait_ms0, min_bytes0, max_bytes0, n = _read_iiiii(view, pos)
     pos += 20
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -288,6 +301,9 @@ def _decode_request_v3(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition2, fetch_offset2, partition_max_bytes2 = _read_iqi(view, pos)
@@ -313,12 +329,16 @@ def _decode_request_v3(view: memoryview) -> FetchRequest:
 def _decode_request_v4(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         replica_id0, max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, n
     ) = _read_iiiibi(view, pos)
     pos += 21
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -332,6 +352,9 @@ def _decode_request_v4(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition2, fetch_offset2, partition_max_bytes2 = _read_iqi(view, pos)
@@ -368,12 +391,16 @@ def _decode_request_v4(view: memoryview) -> FetchRequest:
 def _decode_request_v5(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         replica_id0, max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, n
     ) = _read_iiiibi(view, pos)
     pos += 21
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -387,6 +414,9 @@ def _decode_request_v5(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 24 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -425,6 +455,7 @@ def _decode_request_v5(view: memoryview) -> FetchRequest:
 def _decode_request_v7(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -438,6 +469,9 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
     pos += 29
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -451,6 +485,9 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 24 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -474,6 +511,9 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -510,6 +550,7 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
 def _decode_request_v9(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -523,6 +564,9 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
     pos += 29
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -536,6 +580,9 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 28 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -563,6 +610,9 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -599,6 +649,7 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
 def _decode_request_v11(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -612,6 +663,9 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
     pos += 29
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -625,6 +679,9 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 28 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -652,6 +709,9 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -695,6 +755,7 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
 def _decode_request_v12(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -711,6 +772,9 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -730,6 +794,9 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -768,6 +835,9 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         n = view[pos]
@@ -849,6 +919,7 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
 def _decode_request_v13(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -865,6 +936,9 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -874,6 +948,9 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -912,6 +989,9 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         topic_id3, n = _read_uB(view, pos)
@@ -983,6 +1063,7 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
 def _decode_request_v15(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, session_id0, session_epoch0, n
     ) = _read_iiibiiB(view, pos)
@@ -992,6 +1073,9 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -1001,6 +1085,9 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -1039,6 +1126,9 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         topic_id3, n = _read_uB(view, pos)
@@ -1117,6 +1207,7 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
 def _decode_request_v17(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, session_id0, session_epoch0, n
     ) = _read_iiibiiB(view, pos)
@@ -1126,6 +1217,9 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -1135,6 +1229,9 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -1183,6 +1280,9 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         topic_id3, n = _read_uB(view, pos)
@@ -1261,6 +1361,7 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
 def _decode_request_v18(view: memoryview) -> FetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, session_id0, session_epoch0, n
     ) = _read_iiibiiB(view, pos)
@@ -1270,6 +1371,9 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -1279,6 +1383,9 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -1331,6 +1438,9 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         topic_id3, n = _read_uB(view, pos)
@@ -2190,10 +2300,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[FetchRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -2207,6 +2321,9 @@ def _decode_response_v0(view: memoryview) -> FetchResponse:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, high_watermark2, n = _read_ihqi(view, pos)
@@ -2241,10 +2358,14 @@ def _decode_response_v0(view: memoryview) -> FetchResponse:
 def _decode_response_v1(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -2258,6 +2379,9 @@ def _decode_response_v1(view: memoryview) -> FetchResponse:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, high_watermark2, n = _read_ihqi(view, pos)
@@ -2292,10 +2416,14 @@ def _decode_response_v1(view: memoryview) -> FetchResponse:
 def _decode_response_v4(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -2309,6 +2437,9 @@ def _decode_response_v4(view: memoryview) -> FetchResponse:
         pos += 4
         if not 0 <= n * 30 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -2320,6 +2451,9 @@ def _decode_response_v4(view: memoryview) -> FetchResponse:
             else:
                 if n * 16 > size - pos:
                     raise bad_length("AbortedTransactions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AbortedTransactions", n)
                 aborted_transactions2 = []
                 for _ in range(n):
                     producer_id3, first_offset3 = _read_qq(view, pos)
@@ -2357,10 +2491,14 @@ def _decode_response_v4(view: memoryview) -> FetchResponse:
 def _decode_response_v5(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -2374,6 +2512,9 @@ def _decode_response_v5(view: memoryview) -> FetchResponse:
         pos += 4
         if not 0 <= n * 38 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -2390,6 +2531,9 @@ def _decode_response_v5(view: memoryview) -> FetchResponse:
             else:
                 if n * 16 > size - pos:
                     raise bad_length("AbortedTransactions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AbortedTransactions", n)
                 aborted_transactions2 = []
                 for _ in range(n):
                     producer_id3, first_offset3 = _read_qq(view, pos)
@@ -2427,10 +2571,14 @@ def _decode_response_v5(view: memoryview) -> FetchResponse:
 def _decode_response_v7(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihii(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -2444,6 +2592,9 @@ def _decode_response_v7(view: memoryview) -> FetchResponse:
         pos += 4
         if not 0 <= n * 38 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -2460,6 +2611,9 @@ def _decode_response_v7(view: memoryview) -> FetchResponse:
             else:
                 if n * 16 > size - pos:
                     raise bad_length("AbortedTransactions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AbortedTransactions", n)
                 aborted_transactions2 = []
                 for _ in range(n):
                     producer_id3, first_offset3 = _read_qq(view, pos)
@@ -2497,10 +2651,14 @@ def _decode_response_v7(view: memoryview) -> FetchResponse:
 def _decode_response_v11(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihii(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -2514,6 +2672,9 @@ def _decode_response_v11(view: memoryview) -> FetchResponse:
         pos += 4
         if not 0 <= n * 42 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -2530,6 +2691,9 @@ def _decode_response_v11(view: memoryview) -> FetchResponse:
             else:
                 if n * 16 > size - pos:
                     raise bad_length("AbortedTransactions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AbortedTransactions", n)
                 aborted_transactions2 = []
                 for _ in range(n):
                     producer_id3, first_offset3 = _read_qq(view, pos)
@@ -2567,6 +2731,7 @@ def _decode_response_v11(view: memoryview) -> FetchResponse:
 def _decode_response_v12(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -2574,6 +2739,9 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -2593,6 +2761,9 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
         n -= 1
         if not 0 <= n * 37 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -2612,6 +2783,9 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
             else:
                 if n * 17 > size - pos:
                     raise bad_length("AbortedTransactions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AbortedTransactions", n)
                 aborted_transactions2 = []
                 for _ in range(n):
                     producer_id3, first_offset3, n = _read_qqB(view, pos)
@@ -2693,6 +2867,7 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
 def _decode_response_v13(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -2700,6 +2875,9 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -2709,6 +2887,9 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
         n -= 1
         if not 0 <= n * 37 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -2728,6 +2909,9 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
             else:
                 if n * 17 > size - pos:
                     raise bad_length("AbortedTransactions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AbortedTransactions", n)
                 aborted_transactions2 = []
                 for _ in range(n):
                     producer_id3, first_offset3, n = _read_qqB(view, pos)
@@ -2809,6 +2993,7 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
 def _decode_response_v16(view: memoryview) -> FetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -2816,6 +3001,9 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -2825,6 +3013,9 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
         n -= 1
         if not 0 <= n * 37 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -2844,6 +3035,9 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
             else:
                 if n * 17 > size - pos:
                     raise bad_length("AbortedTransactions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AbortedTransactions", n)
                 aborted_transactions2 = []
                 for _ in range(n):
                     producer_id3, first_offset3, n = _read_qqB(view, pos)
@@ -2930,6 +3124,9 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                 n -= 1
                 if not 0 <= n * 11 <= size - pos:
                     raise bad_length("NodeEndpoints", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("NodeEndpoints", n)
                 node_endpoints0 = []
                 for _ in range(n):
                     node_id7, n = _read_iB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -130,6 +132,7 @@ def _decode_request_v3(view: memoryview) -> FindCoordinatorRequest:
 def _decode_request_v4(view: memoryview) -> FindCoordinatorRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     key_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
@@ -137,6 +140,9 @@ def _decode_request_v4(view: memoryview) -> FindCoordinatorRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("CoordinatorKeys", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("CoordinatorKeys", n)
     coordinator_keys0 = []
     for _ in range(n):
         n = view[pos]
@@ -322,6 +328,7 @@ def _decode_response_v3(view: memoryview) -> FindCoordinatorResponse:
 def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -329,6 +336,9 @@ def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
     n -= 1
     if not 0 <= n * 14 <= size - pos:
         raise bad_length("Coordinators", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Coordinators", n)
     coordinators0 = []
     for _ in range(n):
         n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -87,6 +89,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[GetTelemetrySubscriptionsRequest], list[B
 def _decode_response_v0(view: memoryview) -> GetTelemetrySubscriptionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     (
         throttle_time_ms0, error_code0, client_instance_id0, subscription_id0, n
     ) = _read_ihuiB(view, pos)
@@ -106,6 +109,9 @@ def _decode_response_v0(view: memoryview) -> GetTelemetrySubscriptionsResponse:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("RequestedMetrics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("RequestedMetrics", n)
     requested_metrics0 = []
     for _ in range(n):
         n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -91,10 +93,14 @@ class IncrementalAlterConfigsResponse:
 def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bh(view, pos)
@@ -108,6 +114,9 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
         pos += 4
         if not 0 <= n * 5 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -137,6 +146,7 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
 def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -144,6 +154,9 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Resources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Resources", n)
     resources0 = []
     for _ in range(n):
         resource_type1, n = _read_bB(view, pos)
@@ -163,6 +176,9 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Configs", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Configs", n)
         configs1 = []
         for _ in range(n):
             n = view[pos]
@@ -301,10 +317,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[IncrementalAlterConfigsRequest], list[Buf
 def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 7 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         error_code1, n = _read_hh(view, pos)
@@ -335,6 +355,7 @@ def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
 def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -342,6 +363,9 @@ def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
     n -= 1
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -95,6 +97,7 @@ class JoinGroupResponse:
 def _decode_request_v0(view: memoryview) -> JoinGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -120,6 +123,9 @@ def _decode_request_v0(view: memoryview) -> JoinGroupRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Protocols", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Protocols", n)
     protocols0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -145,6 +151,7 @@ def _decode_request_v0(view: memoryview) -> JoinGroupRequest:
 def _decode_request_v1(view: memoryview) -> JoinGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -170,6 +177,9 @@ def _decode_request_v1(view: memoryview) -> JoinGroupRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Protocols", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Protocols", n)
     protocols0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -202,6 +212,7 @@ def _decode_request_v1(view: memoryview) -> JoinGroupRequest:
 def _decode_request_v5(view: memoryview) -> JoinGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -237,6 +248,9 @@ def _decode_request_v5(view: memoryview) -> JoinGroupRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Protocols", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Protocols", n)
     protocols0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -269,6 +283,7 @@ def _decode_request_v5(view: memoryview) -> JoinGroupRequest:
 def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -319,6 +334,9 @@ def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Protocols", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Protocols", n)
     protocols0 = []
     for _ in range(n):
         n = view[pos]
@@ -365,6 +383,7 @@ def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
 def _decode_request_v8(view: memoryview) -> JoinGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -415,6 +434,9 @@ def _decode_request_v8(view: memoryview) -> JoinGroupRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Protocols", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Protocols", n)
     protocols0 = []
     for _ in range(n):
         n = view[pos]
@@ -738,6 +760,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[JoinGroupRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, generation_id0, n = _read_hih(view, pos)
     pos += 8
     end = pos + n
@@ -763,6 +786,9 @@ def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -788,6 +814,7 @@ def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihih(view, pos)
     pos += 12
     end = pos + n
@@ -813,6 +840,9 @@ def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -846,6 +876,7 @@ def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihih(view, pos)
     pos += 12
     end = pos + n
@@ -871,6 +902,9 @@ def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
     pos += 4
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -914,6 +948,7 @@ def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -951,6 +986,9 @@ def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = view[pos]
@@ -1011,6 +1049,7 @@ def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -1064,6 +1103,9 @@ def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = view[pos]
@@ -1124,6 +1166,7 @@ def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
 def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -1177,6 +1220,9 @@ def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -98,6 +100,7 @@ def _decode_request_v0(view: memoryview) -> LeaveGroupRequest:
 def _decode_request_v3(view: memoryview) -> LeaveGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -109,6 +112,9 @@ def _decode_request_v3(view: memoryview) -> LeaveGroupRequest:
     pos += 4
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -135,6 +141,7 @@ def _decode_request_v3(view: memoryview) -> LeaveGroupRequest:
 def _decode_request_v4(view: memoryview) -> LeaveGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -152,6 +159,9 @@ def _decode_request_v4(view: memoryview) -> LeaveGroupRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = view[pos]
@@ -192,6 +202,7 @@ def _decode_request_v4(view: memoryview) -> LeaveGroupRequest:
 def _decode_request_v5(view: memoryview) -> LeaveGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -209,6 +220,9 @@ def _decode_request_v5(view: memoryview) -> LeaveGroupRequest:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = view[pos]
@@ -437,10 +451,14 @@ def _decode_response_v1(view: memoryview) -> LeaveGroupResponse:
 def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -469,6 +487,7 @@ def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
 def _decode_response_v4(view: memoryview) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -476,6 +495,9 @@ def _decode_response_v4(view: memoryview) -> LeaveGroupResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Members", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Members", n)
     members0 = []
     for _ in range(n):
         n = view[pos]

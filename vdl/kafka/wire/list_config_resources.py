@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -124,6 +126,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListConfigResourcesRequest], list[Buffer]
 def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -131,6 +134,9 @@ def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
     n -= 1
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("ConfigResources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ConfigResources", n)
     config_resources0 = []
     for _ in range(n):
         n = view[pos]
@@ -158,6 +164,7 @@ def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
 def _decode_response_v1(view: memoryview) -> ListConfigResourcesResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -165,6 +172,9 @@ def _decode_response_v1(view: memoryview) -> ListConfigResourcesResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("ConfigResources", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ConfigResources", n)
     config_resources0 = []
     for _ in range(n):
         n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -80,6 +82,7 @@ def _decode_request_v3(view: memoryview) -> ListGroupsRequest:
 def _decode_request_v4(view: memoryview) -> ListGroupsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -87,6 +90,9 @@ def _decode_request_v4(view: memoryview) -> ListGroupsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("StatesFilter", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("StatesFilter", n)
     states_filter0 = []
     for _ in range(n):
         n = view[pos]
@@ -110,6 +116,7 @@ def _decode_request_v4(view: memoryview) -> ListGroupsRequest:
 def _decode_request_v5(view: memoryview) -> ListGroupsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -117,6 +124,9 @@ def _decode_request_v5(view: memoryview) -> ListGroupsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("StatesFilter", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("StatesFilter", n)
     states_filter0 = []
     for _ in range(n):
         n = view[pos]
@@ -137,6 +147,9 @@ def _decode_request_v5(view: memoryview) -> ListGroupsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("TypesFilter", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TypesFilter", n)
     types_filter0 = []
     for _ in range(n):
         n = view[pos]
@@ -255,10 +268,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListGroupsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -282,10 +299,14 @@ def _decode_response_v0(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v1(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -309,6 +330,7 @@ def _decode_response_v1(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -316,6 +338,9 @@ def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -353,6 +378,7 @@ def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -360,6 +386,9 @@ def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
     n -= 1
     if not 0 <= n * 4 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -407,6 +436,7 @@ def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
 def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -414,6 +444,9 @@ def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -117,10 +119,14 @@ class ListOffsetsResponse:
 def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -134,6 +140,9 @@ def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, timestamp2, max_num_offsets2 = _read_iqi(view, pos)
@@ -148,10 +157,14 @@ def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -165,6 +178,9 @@ def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
         pos += 4
         if not 0 <= n * 12 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, timestamp2 = _read_iq(view, pos)
@@ -177,10 +193,14 @@ def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibi(view, pos)
     pos += 9
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -194,6 +214,9 @@ def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
         pos += 4
         if not 0 <= n * 12 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, timestamp2 = _read_iq(view, pos)
@@ -206,10 +229,14 @@ def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibi(view, pos)
     pos += 9
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -223,6 +250,9 @@ def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, current_leader_epoch2, timestamp2 = _read_iiq(view, pos)
@@ -237,6 +267,7 @@ def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibB(view, pos)
     pos += 6
     if n > 127:
@@ -244,6 +275,9 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -263,6 +297,9 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
         n -= 1
         if not 0 <= n * 17 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, current_leader_epoch2, timestamp2, n = _read_iiqB(view, pos)
@@ -287,6 +324,7 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
 def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibB(view, pos)
     pos += 6
     if n > 127:
@@ -294,6 +332,9 @@ def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -313,6 +354,9 @@ def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
         n -= 1
         if not 0 <= n * 17 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, current_leader_epoch2, timestamp2, n = _read_iiqB(view, pos)
@@ -535,10 +579,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListOffsetsRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -552,6 +600,9 @@ def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
         pos += 4
         if not 0 <= n * 10 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihi(view, pos)
@@ -573,10 +624,14 @@ def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
 def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -590,6 +645,9 @@ def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
         pos += 4
         if not 0 <= n * 22 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, timestamp2, offset2 = _read_ihqq(view, pos)
@@ -606,10 +664,14 @@ def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
 def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -623,6 +685,9 @@ def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
         pos += 4
         if not 0 <= n * 22 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, timestamp2, offset2 = _read_ihqq(view, pos)
@@ -639,10 +704,14 @@ def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
 def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -656,6 +725,9 @@ def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
         pos += 4
         if not 0 <= n * 26 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (
@@ -674,6 +746,7 @@ def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
 def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -681,6 +754,9 @@ def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -700,6 +776,9 @@ def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
         n -= 1
         if not 0 <= n * 27 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             (

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -79,6 +81,7 @@ class ListPartitionReassignmentsResponse:
 def _decode_request_v0(view: memoryview) -> ListPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -89,6 +92,9 @@ def _decode_request_v0(view: memoryview) -> ListPartitionReassignmentsRequest:
     else:
         if n * 3 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = view[pos]
@@ -166,6 +172,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListPartitionReassignmentsRequest], list[
 def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -186,6 +193,9 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -205,6 +215,9 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
         n -= 1
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -66,6 +68,7 @@ class ListTransactionsResponse:
 def _decode_request_v0(view: memoryview) -> ListTransactionsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -73,6 +76,9 @@ def _decode_request_v0(view: memoryview) -> ListTransactionsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("StateFilters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("StateFilters", n)
     state_filters0 = []
     for _ in range(n):
         n = view[pos]
@@ -106,6 +112,7 @@ def _decode_request_v0(view: memoryview) -> ListTransactionsRequest:
 def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -113,6 +120,9 @@ def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("StateFilters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("StateFilters", n)
     state_filters0 = []
     for _ in range(n):
         n = view[pos]
@@ -146,6 +156,7 @@ def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
 def _decode_request_v2(view: memoryview) -> ListTransactionsRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -153,6 +164,9 @@ def _decode_request_v2(view: memoryview) -> ListTransactionsRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("StateFilters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("StateFilters", n)
     state_filters0 = []
     for _ in range(n):
         n = view[pos]
@@ -315,6 +329,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListTransactionsRequest], list[Buffer]]] 
 def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -322,6 +337,9 @@ def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("UnknownStateFilters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("UnknownStateFilters", n)
     unknown_state_filters0 = []
     for _ in range(n):
         n = view[pos]
@@ -342,6 +360,9 @@ def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("TransactionStates", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TransactionStates", n)
     transaction_states0 = []
     for _ in range(n):
         n = view[pos]

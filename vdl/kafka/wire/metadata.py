@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -132,10 +134,14 @@ class MetadataResponse:
 def _decode_request_v0(view: memoryview) -> MetadataRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -152,6 +158,7 @@ def _decode_request_v0(view: memoryview) -> MetadataRequest:
 def _decode_request_v1(view: memoryview) -> MetadataRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -159,6 +166,9 @@ def _decode_request_v1(view: memoryview) -> MetadataRequest:
     else:
         if n * 2 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -175,6 +185,7 @@ def _decode_request_v1(view: memoryview) -> MetadataRequest:
 def _decode_request_v4(view: memoryview) -> MetadataRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -182,6 +193,9 @@ def _decode_request_v4(view: memoryview) -> MetadataRequest:
     else:
         if n * 2 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -200,6 +214,7 @@ def _decode_request_v4(view: memoryview) -> MetadataRequest:
 def _decode_request_v8(view: memoryview) -> MetadataRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -207,6 +222,9 @@ def _decode_request_v8(view: memoryview) -> MetadataRequest:
     else:
         if n * 2 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -234,6 +252,7 @@ def _decode_request_v8(view: memoryview) -> MetadataRequest:
 def _decode_request_v9(view: memoryview) -> MetadataRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -244,6 +263,9 @@ def _decode_request_v9(view: memoryview) -> MetadataRequest:
     else:
         if n * 2 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = view[pos]
@@ -281,6 +303,7 @@ def _decode_request_v9(view: memoryview) -> MetadataRequest:
 def _decode_request_v10(view: memoryview) -> MetadataRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -291,6 +314,9 @@ def _decode_request_v10(view: memoryview) -> MetadataRequest:
     else:
         if n * 18 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             topic_id1, n = _read_uB(view, pos)
@@ -331,6 +357,7 @@ def _decode_request_v10(view: memoryview) -> MetadataRequest:
 def _decode_request_v11(view: memoryview) -> MetadataRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -341,6 +368,9 @@ def _decode_request_v11(view: memoryview) -> MetadataRequest:
     else:
         if n * 18 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             topic_id1, n = _read_uB(view, pos)
@@ -598,10 +628,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[MetadataRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_ih(view, pos)
@@ -618,6 +652,9 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
     pos += 4
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hh(view, pos)
@@ -631,6 +668,9 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
@@ -661,10 +701,14 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
 def _decode_response_v1(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_ih(view, pos)
@@ -689,6 +733,9 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hh(view, pos)
@@ -702,6 +749,9 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
         pos += 5
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
@@ -734,10 +784,14 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
 def _decode_response_v2(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_ih(view, pos)
@@ -772,6 +826,9 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hh(view, pos)
@@ -785,6 +842,9 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
         pos += 5
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
@@ -817,10 +877,14 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
 def _decode_response_v3(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_ih(view, pos)
@@ -855,6 +919,9 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hh(view, pos)
@@ -868,6 +935,9 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
         pos += 5
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
@@ -902,10 +972,14 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
 def _decode_response_v5(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_ih(view, pos)
@@ -940,6 +1014,9 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hh(view, pos)
@@ -953,6 +1030,9 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
         pos += 5
         if not 0 <= n * 22 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, n = _read_hiii(view, pos)
@@ -1000,10 +1080,14 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
 def _decode_response_v7(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_ih(view, pos)
@@ -1038,6 +1122,9 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
     pos += 8
     if not 0 <= n * 9 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hh(view, pos)
@@ -1051,6 +1138,9 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
         pos += 5
         if not 0 <= n * 26 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiii(view, pos)
@@ -1098,10 +1188,14 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
 def _decode_response_v8(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_ih(view, pos)
@@ -1136,6 +1230,9 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
     pos += 8
     if not 0 <= n * 13 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hh(view, pos)
@@ -1149,6 +1246,9 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
         pos += 5
         if not 0 <= n * 26 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiii(view, pos)
@@ -1211,6 +1311,7 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
 def _decode_response_v9(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1218,6 +1319,9 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_iB(view, pos)
@@ -1268,6 +1372,9 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 10 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hB(view, pos)
@@ -1287,6 +1394,9 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
@@ -1366,6 +1476,7 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
 def _decode_response_v10(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1373,6 +1484,9 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_iB(view, pos)
@@ -1423,6 +1537,9 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 26 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hB(view, pos)
@@ -1442,6 +1559,9 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
@@ -1521,6 +1641,7 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
 def _decode_response_v11(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1528,6 +1649,9 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_iB(view, pos)
@@ -1578,6 +1702,9 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 26 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hB(view, pos)
@@ -1597,6 +1724,9 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
@@ -1670,6 +1800,7 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
 def _decode_response_v12(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1677,6 +1808,9 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_iB(view, pos)
@@ -1727,6 +1861,9 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 26 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hB(view, pos)
@@ -1749,6 +1886,9 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
@@ -1822,6 +1962,7 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
 def _decode_response_v13(view: memoryview) -> MetadataResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1829,6 +1970,9 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
     brokers0 = []
     for _ in range(n):
         node_id1, n = _read_iB(view, pos)
@@ -1879,6 +2023,9 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
     n -= 1
     if not 0 <= n * 26 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         error_code2, n = _read_hB(view, pos)
@@ -1901,6 +2048,9 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions2 = []
         for _ in range(n):
             error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -112,6 +114,7 @@ class OffsetCommitResponse:
 def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -123,6 +126,9 @@ def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -136,6 +142,9 @@ def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, n = _read_iqh(view, pos)
@@ -160,6 +169,7 @@ def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
 def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -178,6 +188,9 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -191,6 +204,9 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
         pos += 4
         if not 0 <= n * 22 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, commit_timestamp2, n = _read_iqqh(view, pos)
@@ -217,6 +233,7 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
 def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -235,6 +252,9 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
     pos += 12
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -248,6 +268,9 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, n = _read_iqh(view, pos)
@@ -274,6 +297,7 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
 def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -292,6 +316,9 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -305,6 +332,9 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, n = _read_iqh(view, pos)
@@ -331,6 +361,7 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
 def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -349,6 +380,9 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -362,6 +396,9 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
@@ -392,6 +429,7 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
 def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -420,6 +458,9 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -433,6 +474,9 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
@@ -463,6 +507,7 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
 def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -503,6 +548,9 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -522,6 +570,9 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
@@ -567,6 +618,7 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
 def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -607,6 +659,9 @@ def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -616,6 +671,9 @@ def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
@@ -1091,10 +1149,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetCommitRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -1108,6 +1170,9 @@ def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2 = _read_ih(view, pos)
@@ -1120,10 +1185,14 @@ def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
 def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -1137,6 +1206,9 @@ def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2 = _read_ih(view, pos)
@@ -1149,6 +1221,7 @@ def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
 def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1156,6 +1229,9 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -1175,6 +1251,9 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -1197,6 +1276,7 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
 def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1204,6 +1284,9 @@ def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -1213,6 +1296,9 @@ def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -81,6 +83,7 @@ class OffsetDeleteResponse:
 def _decode_request_v0(view: memoryview) -> OffsetDeleteRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -92,6 +95,9 @@ def _decode_request_v0(view: memoryview) -> OffsetDeleteRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -105,6 +111,9 @@ def _decode_request_v0(view: memoryview) -> OffsetDeleteRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2 = _read_i(view, pos)[0]
@@ -149,10 +158,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetDeleteRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> OffsetDeleteResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, throttle_time_ms0, n = _read_hii(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -166,6 +179,9 @@ def _decode_response_v0(view: memoryview) -> OffsetDeleteResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2 = _read_ih(view, pos)

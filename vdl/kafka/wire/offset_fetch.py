@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -147,6 +149,7 @@ class OffsetFetchResponse:
 def _decode_request_v0(view: memoryview) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -158,6 +161,9 @@ def _decode_request_v0(view: memoryview) -> OffsetFetchRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -181,6 +187,7 @@ def _decode_request_v0(view: memoryview) -> OffsetFetchRequest:
 def _decode_request_v2(view: memoryview) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -195,6 +202,9 @@ def _decode_request_v2(view: memoryview) -> OffsetFetchRequest:
     else:
         if n * 6 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -218,6 +228,7 @@ def _decode_request_v2(view: memoryview) -> OffsetFetchRequest:
 def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -238,6 +249,9 @@ def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
     else:
         if n * 3 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = view[pos]
@@ -275,6 +289,7 @@ def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
 def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -295,6 +310,9 @@ def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
     else:
         if n * 3 > size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics0 = []
         for _ in range(n):
             n = view[pos]
@@ -332,6 +350,7 @@ def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
 def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -339,6 +358,9 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -361,6 +383,9 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
         else:
             if n * 3 > size - pos:
                 raise bad_length("Topics", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Topics", n)
             topics1 = []
             for _ in range(n):
                 n = view[pos]
@@ -403,6 +428,7 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
 def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -410,6 +436,9 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
     n -= 1
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -445,6 +474,9 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
         else:
             if n * 3 > size - pos:
                 raise bad_length("Topics", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Topics", n)
             topics1 = []
             for _ in range(n):
                 n = view[pos]
@@ -487,6 +519,7 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
 def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -494,6 +527,9 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
     n -= 1
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -529,6 +565,9 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
         else:
             if n * 18 > size - pos:
                 raise bad_length("Topics", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Topics", n)
             topics1 = []
             for _ in range(n):
                 topic_id2, n = _read_uB(view, pos)
@@ -886,10 +925,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetFetchRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -903,6 +946,9 @@ def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, n = _read_iqh(view, pos)
@@ -929,10 +975,14 @@ def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -946,6 +996,9 @@ def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, n = _read_iqh(view, pos)
@@ -974,10 +1027,14 @@ def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -991,6 +1048,9 @@ def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
         pos += 4
         if not 0 <= n * 16 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, n = _read_iqh(view, pos)
@@ -1019,10 +1079,14 @@ def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -1036,6 +1100,9 @@ def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
         pos += 4
         if not 0 <= n * 20 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
@@ -1068,6 +1135,7 @@ def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1075,6 +1143,9 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -1094,6 +1165,9 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
         n -= 1
         if not 0 <= n * 20 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
@@ -1137,6 +1211,7 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1144,6 +1219,9 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -1163,6 +1241,9 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -1182,6 +1263,9 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
             n -= 1
             if not 0 <= n * 20 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (
@@ -1232,6 +1316,7 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
 def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1239,6 +1324,9 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         n = view[pos]
@@ -1258,6 +1346,9 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             topic_id2, n = _read_uB(view, pos)
@@ -1267,6 +1358,9 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
             n -= 1
             if not 0 <= n * 20 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 (

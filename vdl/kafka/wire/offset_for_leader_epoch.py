@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -98,10 +100,14 @@ class OffsetForLeaderEpochResponse:
 def _decode_request_v0(view: memoryview) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -115,6 +121,9 @@ def _decode_request_v0(view: memoryview) -> OffsetForLeaderEpochRequest:
         pos += 4
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition2, leader_epoch2 = _read_ii(view, pos)
@@ -127,10 +136,14 @@ def _decode_request_v0(view: memoryview) -> OffsetForLeaderEpochRequest:
 def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -144,6 +157,9 @@ def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
         pos += 4
         if not 0 <= n * 12 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition2, current_leader_epoch2, leader_epoch2 = _read_iii(view, pos)
@@ -158,10 +174,14 @@ def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
 def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -175,6 +195,9 @@ def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
         pos += 4
         if not 0 <= n * 12 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition2, current_leader_epoch2, leader_epoch2 = _read_iii(view, pos)
@@ -189,6 +212,7 @@ def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
 def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     replica_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -196,6 +220,9 @@ def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -215,6 +242,9 @@ def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
         n -= 1
         if not 0 <= n * 13 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition2, current_leader_epoch2, leader_epoch2, n = _read_iiiB(view, pos)
@@ -355,10 +385,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetForLeaderEpochRequest], list[Buffer
 def _decode_response_v0(view: memoryview) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -372,6 +406,9 @@ def _decode_response_v0(view: memoryview) -> OffsetForLeaderEpochResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             error_code2, partition2, end_offset2 = _read_hiq(view, pos)
@@ -384,10 +421,14 @@ def _decode_response_v0(view: memoryview) -> OffsetForLeaderEpochResponse:
 def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -401,6 +442,9 @@ def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             error_code2, partition2, leader_epoch2, end_offset2 = _read_hiiq(view, pos)
@@ -413,10 +457,14 @@ def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
 def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -430,6 +478,9 @@ def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             error_code2, partition2, leader_epoch2, end_offset2 = _read_hiiq(view, pos)
@@ -442,6 +493,7 @@ def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
 def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -449,6 +501,9 @@ def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -468,6 +523,9 @@ def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
         n -= 1
         if not 0 <= n * 19 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             error_code2, partition2, leader_epoch2, end_offset2, n = _read_hiiqB(view, pos)

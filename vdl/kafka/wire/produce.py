@@ -9,8 +9,10 @@ from struct import error as StructError
 from vdl.kafka.wire.runtime import (
     BadTaggedField,
     Buffer,
+    ELEMENTS_MAX,
     Records,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -149,10 +151,14 @@ class ProduceResponse:
 def _decode_request_v0(view: memoryview) -> ProduceRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     acks0, timeout_ms0, n = _read_hii(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("TopicData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TopicData", n)
     topic_data0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -166,6 +172,9 @@ def _decode_request_v0(view: memoryview) -> ProduceRequest:
         pos += 4
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("PartitionData", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionData", n)
         partition_data1 = []
         for _ in range(n):
             index2, n = _read_ii(view, pos)
@@ -186,6 +195,7 @@ def _decode_request_v0(view: memoryview) -> ProduceRequest:
 def _decode_request_v3(view: memoryview) -> ProduceRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     if n < 0:
@@ -200,6 +210,9 @@ def _decode_request_v3(view: memoryview) -> ProduceRequest:
     pos += 10
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("TopicData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TopicData", n)
     topic_data0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -213,6 +226,9 @@ def _decode_request_v3(view: memoryview) -> ProduceRequest:
         pos += 4
         if not 0 <= n * 8 <= size - pos:
             raise bad_length("PartitionData", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionData", n)
         partition_data1 = []
         for _ in range(n):
             index2, n = _read_ii(view, pos)
@@ -233,6 +249,7 @@ def _decode_request_v3(view: memoryview) -> ProduceRequest:
 def _decode_request_v9(view: memoryview) -> ProduceRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -253,6 +270,9 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("TopicData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TopicData", n)
     topic_data0 = []
     for _ in range(n):
         n = view[pos]
@@ -272,6 +292,9 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("PartitionData", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionData", n)
         partition_data1 = []
         for _ in range(n):
             index2, n = _read_iB(view, pos)
@@ -307,6 +330,7 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
 def _decode_request_v13(view: memoryview) -> ProduceRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -327,6 +351,9 @@ def _decode_request_v13(view: memoryview) -> ProduceRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("TopicData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("TopicData", n)
     topic_data0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -336,6 +363,9 @@ def _decode_request_v13(view: memoryview) -> ProduceRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("PartitionData", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionData", n)
         partition_data1 = []
         for _ in range(n):
             index2, n = _read_iB(view, pos)
@@ -598,10 +628,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[ProduceRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -615,6 +649,9 @@ def _decode_response_v0(view: memoryview) -> ProduceResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             index2, error_code2, base_offset2 = _read_ihq(view, pos)
@@ -629,10 +666,14 @@ def _decode_response_v0(view: memoryview) -> ProduceResponse:
 def _decode_response_v1(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -646,6 +687,9 @@ def _decode_response_v1(view: memoryview) -> ProduceResponse:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             index2, error_code2, base_offset2 = _read_ihq(view, pos)
@@ -662,10 +706,14 @@ def _decode_response_v1(view: memoryview) -> ProduceResponse:
 def _decode_response_v2(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -679,6 +727,9 @@ def _decode_response_v2(view: memoryview) -> ProduceResponse:
         pos += 4
         if not 0 <= n * 22 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             index2, error_code2, base_offset2, log_append_time_ms2 = _read_ihqq(view, pos)
@@ -697,10 +748,14 @@ def _decode_response_v2(view: memoryview) -> ProduceResponse:
 def _decode_response_v5(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -714,6 +769,9 @@ def _decode_response_v5(view: memoryview) -> ProduceResponse:
         pos += 4
         if not 0 <= n * 30 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             (
@@ -741,10 +799,14 @@ def _decode_response_v5(view: memoryview) -> ProduceResponse:
 def _decode_response_v8(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -758,6 +820,9 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
         pos += 4
         if not 0 <= n * 36 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             (
@@ -766,6 +831,9 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
             pos += 34
             if not 0 <= n * 6 <= size - pos:
                 raise bad_length("RecordErrors", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("RecordErrors", n)
             record_errors2 = []
             for _ in range(n):
                 batch_index3, n = _read_ih(view, pos)
@@ -812,6 +880,7 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
 def _decode_response_v9(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -819,6 +888,9 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -838,6 +910,9 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             (
@@ -849,6 +924,9 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
             n -= 1
             if not 0 <= n * 6 <= size - pos:
                 raise bad_length("RecordErrors", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("RecordErrors", n)
             record_errors2 = []
             for _ in range(n):
                 batch_index3, n = _read_iB(view, pos)
@@ -915,6 +993,7 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
 def _decode_response_v10(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -922,6 +1001,9 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         n = view[pos]
@@ -941,6 +1023,9 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             (
@@ -952,6 +1037,9 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
             n -= 1
             if not 0 <= n * 6 <= size - pos:
                 raise bad_length("RecordErrors", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("RecordErrors", n)
             record_errors2 = []
             for _ in range(n):
                 batch_index3, n = _read_iB(view, pos)
@@ -1036,6 +1124,9 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                 n -= 1
                 if not 0 <= n * 11 <= size - pos:
                     raise bad_length("NodeEndpoints", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("NodeEndpoints", n)
                 node_endpoints0 = []
                 for _ in range(n):
                     node_id5, n = _read_iB(view, pos)
@@ -1076,6 +1167,7 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
 def _decode_response_v13(view: memoryview) -> ProduceResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -1083,6 +1175,9 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -1092,6 +1187,9 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
         n -= 1
         if not 0 <= n * 33 <= size - pos:
             raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
         partition_responses1 = []
         for _ in range(n):
             (
@@ -1103,6 +1201,9 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
             n -= 1
             if not 0 <= n * 6 <= size - pos:
                 raise bad_length("RecordErrors", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("RecordErrors", n)
             record_errors2 = []
             for _ in range(n):
                 batch_index3, n = _read_iB(view, pos)
@@ -1187,6 +1288,9 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                 n -= 1
                 if not 0 <= n * 11 <= size - pos:
                     raise bad_length("NodeEndpoints", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("NodeEndpoints", n)
                 node_endpoints0 = []
                 for _ in range(n):
                     node_id5, n = _read_iB(view, pos)

@@ -15,6 +15,8 @@ Records = Buffer | list[Buffer]
 ZERO_UUID = bytes(16)
 TAGGED_FIELDS_MAX = 64
 """Tagged fields one struct may carry; the schemas define at most a handful."""
+ELEMENTS_MAX = 1_000_000
+"""Structs and texts in all arrays of one message together; Kafka's largest have far fewer."""
 STRING_BYTES_MAX = 0x7FFF
 VERSION_NEVER = 32767
 """`FLEXIBLE_FROM` of a message that has no flexible version."""
@@ -69,6 +71,15 @@ class TooManyTaggedFields(WireError):
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
+        self.count = count
+
+
+class TooManyElements(WireError):
+    """The array `what`, of `count` elements, takes the message above `ELEMENTS_MAX`."""
+
+    def __init__(self, what: str, count: int) -> None:
+        super().__init__(what, count)
+        self.what = what
         self.count = count
 
 

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -78,10 +80,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[SaslHandshakeRequest], list[Buffer]]] = {
 def _decode_response_v0(view: memoryview) -> SaslHandshakeResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 2 <= size - pos:
         raise bad_length("Mechanisms", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Mechanisms", n)
     mechanisms0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -130,6 +132,7 @@ class ShareAcknowledgeResponse:
 def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -163,6 +166,9 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -172,6 +178,9 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -181,6 +190,9 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
             n -= 1
             if not 0 <= n * 18 <= size - pos:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("AcknowledgementBatches", n)
             acknowledgement_batches2 = []
             for _ in range(n):
                 first_offset3, last_offset3, n = _read_qqB(view, pos)
@@ -220,6 +232,7 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
 def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -253,6 +266,9 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -262,6 +278,9 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -271,6 +290,9 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
             n -= 1
             if not 0 <= n * 18 <= size - pos:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("AcknowledgementBatches", n)
             acknowledgement_batches2 = []
             for _ in range(n):
                 first_offset3, last_offset3, n = _read_qqB(view, pos)
@@ -460,6 +482,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareAcknowledgeRequest], list[Buffer]]] 
 def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -480,6 +503,9 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -489,6 +515,9 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
         n -= 1
         if not 0 <= n * 17 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -528,6 +557,9 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("NodeEndpoints", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("NodeEndpoints", n)
     node_endpoints0 = []
     for _ in range(n):
         node_id4, n = _read_iB(view, pos)
@@ -570,6 +602,7 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
 def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -590,6 +623,9 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -599,6 +635,9 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
         n -= 1
         if not 0 <= n * 17 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -638,6 +677,9 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("NodeEndpoints", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("NodeEndpoints", n)
     node_endpoints0 = []
     for _ in range(n):
         node_id4, n = _read_iB(view, pos)

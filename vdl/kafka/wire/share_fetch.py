@@ -8,8 +8,10 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     Records,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -167,6 +169,7 @@ class ShareFetchResponse:
 def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -202,6 +205,9 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -211,6 +217,9 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -220,6 +229,9 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
             n -= 1
             if not 0 <= n * 18 <= size - pos:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("AcknowledgementBatches", n)
             acknowledgement_batches2 = []
             for _ in range(n):
                 first_offset3, last_offset3, n = _read_qqB(view, pos)
@@ -256,6 +268,9 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         topic_id4, n = _read_uB(view, pos)
@@ -296,6 +311,7 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
 def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -339,6 +355,9 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -348,6 +367,9 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
         n -= 1
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, n = _read_iB(view, pos)
@@ -357,6 +379,9 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
             n -= 1
             if not 0 <= n * 18 <= size - pos:
                 raise bad_length("AcknowledgementBatches", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("AcknowledgementBatches", n)
             acknowledgement_batches2 = []
             for _ in range(n):
                 first_offset3, last_offset3, n = _read_qqB(view, pos)
@@ -393,6 +418,9 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("ForgottenTopicsData", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ForgottenTopicsData", n)
     forgotten_topics_data0 = []
     for _ in range(n):
         topic_id4, n = _read_uB(view, pos)
@@ -633,6 +661,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareFetchRequest], list[Buffer]]] = {
 def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -653,6 +682,9 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
     responses0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -662,6 +694,9 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
         n -= 1
         if not 0 <= n * 22 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -712,6 +747,9 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
             n -= 1
             if not 0 <= n * 19 <= size - pos:
                 raise bad_length("AcquiredRecords", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("AcquiredRecords", n)
             acquired_records2 = []
             for _ in range(n):
                 first_offset4, last_offset4, delivery_count4, n = _read_qqhB(view, pos)
@@ -749,6 +787,9 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
     n -= 1
     if not 0 <= n * 11 <= size - pos:
         raise bad_length("NodeEndpoints", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("NodeEndpoints", n)
     node_endpoints0 = []
     for _ in range(n):
         node_id5, n = _read_iB(view, pos)

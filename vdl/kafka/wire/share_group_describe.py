@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -103,6 +105,7 @@ class ShareGroupDescribeResponse:
 def _decode_request_v1(view: memoryview) -> ShareGroupDescribeRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -110,6 +113,9 @@ def _decode_request_v1(view: memoryview) -> ShareGroupDescribeRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("GroupIds", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("GroupIds", n)
     group_ids0 = []
     for _ in range(n):
         n = view[pos]
@@ -163,6 +169,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareGroupDescribeRequest], list[Buffer]]
 def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -170,6 +177,9 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
     n -= 1
     if not 0 <= n * 20 <= size - pos:
         raise bad_length("Groups", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Groups", n)
     groups0 = []
     for _ in range(n):
         error_code1, n = _read_hB(view, pos)
@@ -222,6 +232,9 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
         n -= 1
         if not 0 <= n * 12 <= size - pos:
             raise bad_length("Members", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Members", n)
         members1 = []
         for _ in range(n):
             n = view[pos]
@@ -274,6 +287,9 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
             n -= 1
             if not 0 <= n <= size - pos:
                 raise bad_length("SubscribedTopicNames", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("SubscribedTopicNames", n)
             subscribed_topic_names2 = []
             for _ in range(n):
                 n = view[pos]
@@ -294,6 +310,9 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
             n -= 1
             if not 0 <= n * 19 <= size - pos:
                 raise bad_length("TopicPartitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("TopicPartitions", n)
             topic_partitions3 = []
             for _ in range(n):
                 topic_id4, n = _read_uB(view, pos)

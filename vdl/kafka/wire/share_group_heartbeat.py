@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     ZERO_UUID,
@@ -79,6 +81,7 @@ class ShareGroupHeartbeatResponse:
 def _decode_request_v1(view: memoryview) -> ShareGroupHeartbeatRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -122,6 +125,9 @@ def _decode_request_v1(view: memoryview) -> ShareGroupHeartbeatRequest:
     else:
         if n > size - pos:
             raise bad_length("SubscribedTopicNames", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("SubscribedTopicNames", n)
         subscribed_topic_names0 = []
         for _ in range(n):
             n = view[pos]
@@ -205,6 +211,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareGroupHeartbeatRequest], list[Buffer]
 def _decode_response_v1(view: memoryview) -> ShareGroupHeartbeatResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -242,6 +249,9 @@ def _decode_response_v1(view: memoryview) -> ShareGroupHeartbeatResponse:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("TopicPartitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("TopicPartitions", n)
         topic_partitions1 = []
         for _ in range(n):
             topic_id2, n = _read_uB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -75,6 +77,7 @@ class SyncGroupResponse:
 def _decode_request_v0(view: memoryview) -> SyncGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -93,6 +96,9 @@ def _decode_request_v0(view: memoryview) -> SyncGroupRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Assignments", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Assignments", n)
     assignments0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -116,6 +122,7 @@ def _decode_request_v0(view: memoryview) -> SyncGroupRequest:
 def _decode_request_v3(view: memoryview) -> SyncGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -144,6 +151,9 @@ def _decode_request_v3(view: memoryview) -> SyncGroupRequest:
     pos += 4
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Assignments", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Assignments", n)
     assignments0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -169,6 +179,7 @@ def _decode_request_v3(view: memoryview) -> SyncGroupRequest:
 def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -209,6 +220,9 @@ def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Assignments", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Assignments", n)
     assignments0 = []
     for _ in range(n):
         n = view[pos]
@@ -248,6 +262,7 @@ def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
 def _decode_request_v5(view: memoryview) -> SyncGroupRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -314,6 +329,9 @@ def _decode_request_v5(view: memoryview) -> SyncGroupRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Assignments", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Assignments", n)
     assignments0 = []
     for _ in range(n):
         n = view[pos]

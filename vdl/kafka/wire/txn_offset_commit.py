@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -112,6 +114,7 @@ class TxnOffsetCommitResponse:
 def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -130,6 +133,9 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -143,6 +149,9 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
         pos += 4
         if not 0 <= n * 14 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, n = _read_iqh(view, pos)
@@ -169,6 +178,7 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
 def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -187,6 +197,9 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
     pos += 14
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -200,6 +213,9 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
         pos += 4
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqih(view, pos)
@@ -229,6 +245,7 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
 def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -279,6 +296,9 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -298,6 +318,9 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
@@ -349,6 +372,7 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
 def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -399,6 +423,9 @@ def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -408,6 +435,9 @@ def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
         n -= 1
         if not 0 <= n * 18 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, committed_offset2, committed_leader_epoch2, n = _read_iqiB(view, pos)
@@ -728,10 +758,14 @@ _REQUEST_ENCODERS: dict[int, Callable[[TxnOffsetCommitRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = _read_h(view, pos)[0]
@@ -745,6 +779,9 @@ def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
         pos += 4
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2 = _read_ih(view, pos)
@@ -757,6 +794,7 @@ def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
 def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -764,6 +802,9 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
     n -= 1
     if not 0 <= n * 3 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         n = view[pos]
@@ -783,6 +824,9 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)
@@ -805,6 +849,7 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
 def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -812,6 +857,9 @@ def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
     topics0 = []
     for _ in range(n):
         topic_id1, n = _read_uB(view, pos)
@@ -821,6 +869,9 @@ def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
         n -= 1
         if not 0 <= n * 7 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         partitions1 = []
         for _ in range(n):
             partition_index2, error_code2, n = _read_ihB(view, pos)

@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedField,
     UnsupportedVersion,
@@ -81,6 +83,7 @@ class UpdateFeaturesResponse:
 def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -88,6 +91,9 @@ def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("FeatureUpdates", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("FeatureUpdates", n)
     feature_updates0 = []
     for _ in range(n):
         n = view[pos]
@@ -117,6 +123,7 @@ def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
 def _decode_request_v1(view: memoryview) -> UpdateFeaturesRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -124,6 +131,9 @@ def _decode_request_v1(view: memoryview) -> UpdateFeaturesRequest:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("FeatureUpdates", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("FeatureUpdates", n)
     feature_updates0 = []
     for _ in range(n):
         n = view[pos]
@@ -219,6 +229,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[UpdateFeaturesRequest], list[Buffer]]] = 
 def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -239,6 +250,9 @@ def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
     n -= 1
     if not 0 <= n * 5 <= size - pos:
         raise bad_length("Results", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Results", n)
     results0 = []
     for _ in range(n):
         n = view[pos]

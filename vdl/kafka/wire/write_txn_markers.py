@@ -8,7 +8,9 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
+    TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
     bad_length,
@@ -109,16 +111,23 @@ class WriteTxnMarkersResponse:
 def _decode_request_v0(view: memoryview) -> WriteTxnMarkersRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 19 <= size - pos:
         raise bad_length("Markers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Markers", n)
     markers0 = []
     for _ in range(n):
         producer_id1, producer_epoch1, transaction_result1, n = _read_qhti(view, pos)
         pos += 15
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -149,6 +158,7 @@ def _decode_request_v0(view: memoryview) -> WriteTxnMarkersRequest:
 def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -156,6 +166,9 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
     n -= 1
     if not 0 <= n * 17 <= size - pos:
         raise bad_length("Markers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Markers", n)
     markers0 = []
     for _ in range(n):
         producer_id1, producer_epoch1, transaction_result1, n = _read_qhtB(view, pos)
@@ -165,6 +178,9 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -211,6 +227,7 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
 def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -218,6 +235,9 @@ def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
     n -= 1
     if not 0 <= n * 18 <= size - pos:
         raise bad_length("Markers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Markers", n)
     markers0 = []
     for _ in range(n):
         producer_id1, producer_epoch1, transaction_result1, n = _read_qhtB(view, pos)
@@ -227,6 +247,9 @@ def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -403,16 +426,23 @@ _REQUEST_ENCODERS: dict[int, Callable[[WriteTxnMarkersRequest], list[Buffer]]] =
 def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 12 <= size - pos:
         raise bad_length("Markers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Markers", n)
     markers0 = []
     for _ in range(n):
         producer_id1, n = _read_qi(view, pos)
         pos += 12
         if not 0 <= n * 6 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = _read_h(view, pos)[0]
@@ -426,6 +456,9 @@ def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
             pos += 4
             if not 0 <= n * 6 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 partition_index3, error_code3 = _read_ih(view, pos)
@@ -439,6 +472,7 @@ def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
 def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -446,6 +480,9 @@ def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
     n -= 1
     if not 0 <= n * 10 <= size - pos:
         raise bad_length("Markers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Markers", n)
     markers0 = []
     for _ in range(n):
         producer_id1, n = _read_qB(view, pos)
@@ -455,6 +492,9 @@ def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
         n -= 1
         if not 0 <= n * 3 <= size - pos:
             raise bad_length("Topics", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Topics", n)
         topics1 = []
         for _ in range(n):
             n = view[pos]
@@ -474,6 +514,9 @@ def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
             n -= 1
             if not 0 <= n * 7 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             partitions2 = []
             for _ in range(n):
                 partition_index3, error_code3, n = _read_ihB(view, pos)
