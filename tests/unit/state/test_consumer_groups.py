@@ -1,0 +1,483 @@
+"""The classic membership protocol, command by command (KIP-62, KIP-345, KIP-394, KIP-814)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.consumer_group import ConsumerGroup, GroupState
+from vdl.state.consumer_groups import (
+    GroupDeleted,
+    JoinCompleted,
+    MemberPending,
+    MemberRemoved,
+    RebalanceStarted,
+    SyncCompleted,
+)
+from vdl.state.coordinator import Coordinator
+
+G = "group"
+
+
+class Script:
+    """A coordinator's log, written one command after the other."""
+
+    def __init__(self) -> None:
+        self.machine = Coordinator()
+        self.index = 0
+        self.now_ms = 1_000
+        self.drawn = 0
+
+    def apply(self, command: Any) -> Any:
+        """Through the bytes of an entry, as every replica does it."""
+        self.index += 1
+        self.now_ms += 1
+        data = commands.encode(commands.Envelope(1, 1, self.index, self.now_ms, command))
+        envelope = commands.decode(data)
+        return self.machine.apply(envelope.command, envelope.now_ms, self.index)
+
+    @property
+    def group(self) -> ConsumerGroup:
+        group = self.machine.group(G)
+        assert group is not None
+        return group
+
+    def join(self, member_id: str = "", **fields: Any) -> Any:
+        self.drawn += 1
+        protocols = fields.pop("protocols", {"range": b"r"})
+        values: dict[str, Any] = {
+            "group_id": G,
+            "member_id": member_id,
+            "new_member_id": f"m{self.drawn}",
+            "group_instance_id": None,
+            "client_id": "c",
+            "client_host": "/127.0.0.1",
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 60_000,
+            "protocol_type": "consumer",
+            "protocols": [commands.Protocol(name, data) for name, data in protocols.items()],
+            "known_member_id_required": False,
+            "members_max": 100,
+            "hold_first_rebalance": False,
+        }
+        return self.apply(commands.JoinGroup(**(values | fields)))
+
+    def sync(self, member_id: str, assignments: dict[str, bytes], **fields: Any) -> Any:
+        values: dict[str, Any] = {
+            "group_id": G,
+            "generation": self.group.generation,
+            "member_id": member_id,
+            "group_instance_id": None,
+            "protocol_type": None,
+            "protocol_name": None,
+            "assignments": list(assignments.items()),
+        }
+        return self.apply(commands.SyncGroup(**(values | fields)))
+
+    def leave(self, *members: tuple[str, str | None]) -> Any:
+        return self.apply(commands.LeaveGroup(G, [commands.LeavingMember(*m) for m in members]))
+
+    def stable(self, count: int = 2, **fields: Any) -> list[str]:
+        """A stable group of `count` members; the first leads."""
+        first = self.join(**fields).member_id
+        self.sync(first, {})
+        ids = [first]
+        for _ in range(count - 1):
+            ids.append(self.join(**fields).member_id)
+        for member in ids[:-1]:
+            if count > 1:
+                self.join(member, **fields)
+        self.finish(ids)
+        return ids
+
+    def finish(self, ids: list[str]) -> None:
+        """Everybody joins until the generation is set; the leader syncs."""
+        for member in ids:
+            if self.group.state is GroupState.PREPARING_REBALANCE:
+                self.join(member)
+        assert self.group.leader is not None
+        self.sync(self.group.leader, {member: member.encode() for member in ids})
+        assert self.group.state is GroupState.STABLE
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+# --- joining -----------------------------------------------------------------------------------
+
+
+def test_first_member_alone_makes_a_generation_at_once(script: Script) -> None:
+    """It leads; its sync makes the group stable with what it assigned."""
+    answer = script.join()
+    assert answer.error is ErrorCode.NONE
+    assert answer.events == [RebalanceStarted(G), JoinCompleted(G)]
+    group = script.group
+    assert (group.state, group.generation) == (GroupState.COMPLETING_REBALANCE, 1)
+    assert (group.leader, group.protocol_name) == (answer.member_id, "range")
+    assert script.sync(answer.member_id, {answer.member_id: b"all"}).events == [SyncCompleted(G)]
+    assert group.state is GroupState.STABLE
+    assert group.members[answer.member_id].assignment == b"all"
+
+
+def test_new_dynamic_member_gets_its_id_first(script: Script) -> None:
+    """KIP-394: 79 with an id; nothing else happens until it comes back with it."""
+    answer = script.join(known_member_id_required=True)
+    assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert answer.events == [MemberPending(G, answer.member_id)]
+    assert script.group.state is GroupState.EMPTY
+    again = script.join(answer.member_id, known_member_id_required=True)
+    assert (again.error, again.member_id) == (ErrorCode.NONE, answer.member_id)
+    assert script.group.state is GroupState.COMPLETING_REBALANCE
+    assert not script.group.pending
+
+
+def test_static_member_gets_no_id_first(script: Script) -> None:
+    """KIP-345: an instance id is identity enough."""
+    answer = script.join(group_instance_id="i", known_member_id_required=True)
+    assert answer.error is ErrorCode.NONE
+    assert script.group.static_members == {"i": answer.member_id}
+
+
+def test_unknown_member_id_is_refused_and_leaves_no_group(script: Script) -> None:
+    """25, whether the group exists or not."""
+    assert script.join("nobody").error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert script.machine.group(G) is None
+    script.stable()
+    assert script.join("nobody").error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_join_completes_when_the_last_member_has_joined(script: Script) -> None:
+    """A second member makes the first rejoin; nobody is answered before both are there."""
+    first = script.join().member_id
+    script.sync(first, {})
+    second = script.join()
+    assert second.events == [RebalanceStarted(G)]
+    assert script.group.state is GroupState.PREPARING_REBALANCE
+    assert script.join(first).events == [JoinCompleted(G)]
+    assert (script.group.generation, script.group.leader) == (2, first)
+
+
+def test_pending_member_is_waited_for(script: Script) -> None:
+    """A member that has an id is about to join: one rebalance instead of two."""
+    (first,) = script.stable(1)
+    pending = script.join(known_member_id_required=True).member_id
+    script.join(first)
+    assert script.group.state is GroupState.PREPARING_REBALANCE
+    assert script.join(pending).events == [JoinCompleted(G)]
+    assert list(script.group.members) == [first, pending]
+
+
+def test_pending_member_that_never_comes_disturbs_nobody(script: Script) -> None:
+    """Its expiry ends a rebalance that waits for it, and starts none in a stable group."""
+    (first,) = script.stable(1)
+    pending = script.join(known_member_id_required=True).member_id
+    changed = script.apply(commands.ExpireMembers(G, [pending]))
+    assert changed.events == [MemberRemoved(G, pending, ErrorCode.UNKNOWN_MEMBER_ID)]
+    assert script.group.state is GroupState.STABLE
+    pending = script.join(known_member_id_required=True).member_id
+    script.join(first)
+    changed = script.apply(commands.ExpireMembers(G, [pending]))
+    assert changed.events[-1] == JoinCompleted(G)
+
+
+def test_first_rebalance_that_is_held_waits_to_be_let_go(script: Script) -> None:
+    """KIP-134: members that start together are one generation; later rebalances do not wait."""
+    ids = [script.join(hold_first_rebalance=True).member_id for _ in range(3)]
+    assert (script.group.state, script.group.held) == (GroupState.PREPARING_REBALANCE, True)
+    changed = script.apply(commands.CompleteJoin(G, 0))
+    assert changed.events == [JoinCompleted(G)]
+    assert list(script.group.members) == ids
+    script.finish(ids)
+    script.join(ids[0], hold_first_rebalance=True)
+    assert not script.group.held
+
+
+def test_rebalance_timeout_drops_dynamic_members_that_did_not_join(script: Script) -> None:
+    """The generation goes on without them; a leader that is gone is replaced."""
+    first, second, third = script.stable(3)
+    script.join(second, protocols={"range": b"new"})
+    assert script.group.state is GroupState.PREPARING_REBALANCE
+    script.join(third)
+    changed = script.apply(commands.CompleteJoin(G, script.group.generation))
+    assert changed.events == [
+        MemberRemoved(G, first, ErrorCode.UNKNOWN_MEMBER_ID),
+        JoinCompleted(G),
+    ]
+    assert script.group.leader == second
+    assert list(script.group.members) == [second, third]
+
+
+def test_timeout_of_another_generation_is_void(script: Script) -> None:
+    """A timer that ran out while the last member joined must not end the next rebalance."""
+    script.stable(2)
+    old = script.group.generation
+    script.join()
+    before = script.machine.items()
+    assert script.apply(commands.CompleteJoin(G, old - 1)).events == []
+    assert script.machine.items() == before
+
+
+def test_rejoin_of_a_follower_unchanged_in_a_stable_group_changes_nothing(script: Script) -> None:
+    """It lost an answer; the current generation is its answer."""
+    first, second = script.stable(2)
+    before = script.machine.items()
+    answer = script.join(second)
+    assert (answer.error, answer.events) == (ErrorCode.NONE, [])
+    assert script.machine.items() == before
+    assert script.join(first).events == [RebalanceStarted(G)], "a leader asks for a new assignment"
+
+
+def test_rejoin_with_another_subscription_rebalances(script: Script) -> None:
+    """In a stable group, and while an assignment is awaited."""
+    _, second = script.stable(2)
+    assert script.join(second, protocols={"range": b"x"}).events == [RebalanceStarted(G)]
+    other = Script()
+    only = other.join().member_id
+    assert other.join(only).events == []
+    answer = other.join(only, protocols={"range": b"x"})
+    assert answer.events == [RebalanceStarted(G), JoinCompleted(G)]
+    assert other.group.generation == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"protocol_type": ""},
+        {"protocols": {}},
+        {"protocol_type": "connect"},
+        {"protocols": {"sticky": b""}},
+    ],
+)
+def test_member_that_shares_no_protocol_is_refused(script: Script, fields: dict[str, Any]) -> None:
+    """23: type and at least one protocol must be everybody's."""
+    script.stable(2)
+    assert script.join(**fields).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert len(script.group.members) == 2
+
+
+def test_protocol_is_chosen_by_vote_among_the_common_ones(script: Script) -> None:
+    """Each member votes for its first that all support."""
+    a = {"own": b"", "range": b"1", "sticky": b"1"}
+    b = {"sticky": b"2", "range": b"2"}
+    c = {"sticky": b"3", "range": b"3"}
+    first = script.join(protocols=a, hold_first_rebalance=True).member_id
+    script.join(protocols=b)
+    script.join(protocols=c)
+    script.apply(commands.CompleteJoin(G, 0))
+    assert script.group.protocol_name == "sticky"
+    assert script.group.members[first].metadata("sticky") == b"1"
+
+
+def test_group_at_its_limit_takes_no_further_member(script: Script) -> None:
+    """81 one past the limit; members that are in may rejoin."""
+    ids = script.stable(2)
+    assert script.join(members_max=2).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert script.join(ids[0], members_max=2).error is ErrorCode.NONE
+
+
+# --- static members ----------------------------------------------------------------------------
+
+
+def test_static_member_that_restarts_keeps_its_place_without_a_rebalance(script: Script) -> None:
+    """KIP-345: a new id, the old assignment; the old id is fenced."""
+    leader = script.join().member_id
+    script.sync(leader, {})
+    old = script.join(group_instance_id="i").member_id
+    script.join(leader)
+    script.sync(leader, {old: b"mine"})
+    generation = script.group.generation
+    answer = script.join(group_instance_id="i")
+    assert answer.error is ErrorCode.NONE
+    assert answer.leader_before == leader
+    assert answer.events == [MemberRemoved(G, old, ErrorCode.FENCED_INSTANCE_ID)]
+    assert (script.group.state, script.group.generation) == (GroupState.STABLE, generation)
+    assert script.group.members[answer.member_id].assignment == b"mine"
+    groups = script.machine.groups
+    for check in (groups.check_heartbeat, groups.check_commit):
+        assert check(G, generation, old, "i") is ErrorCode.FENCED_INSTANCE_ID
+        assert check(G, generation, answer.member_id, "i") is ErrorCode.NONE
+
+
+def test_static_leader_that_restarts_leads_under_its_new_id(script: Script) -> None:
+    """KIP-814: the answer names the leader before, so that the client does not assign again."""
+    old = script.join(group_instance_id="i").member_id
+    script.sync(old, {old: b"all"})
+    answer = script.join(group_instance_id="i")
+    assert answer.leader_before == old
+    assert script.group.leader == answer.member_id
+
+
+def test_static_member_that_restarts_during_a_rebalance_joins_it(script: Script) -> None:
+    """While the assignment is awaited a new generation is needed: its metadata may be new."""
+    old = script.join(group_instance_id="i").member_id
+    answer = script.join(group_instance_id="i")
+    assert answer.leader_before is None
+    assert [type(event) for event in answer.events] == [
+        MemberRemoved,
+        RebalanceStarted,
+        JoinCompleted,
+    ]
+    assert old not in script.group.members
+    assert script.group.generation == 2
+
+
+def test_absent_static_members_are_kept_over_the_rebalance_timeout(script: Script) -> None:
+    """Only the end of its session takes a static member out (KIP-345)."""
+    static = script.join(group_instance_id="i").member_id
+    script.sync(static, {})
+    script.join()
+    script.apply(commands.CompleteJoin(G, script.group.generation))
+    assert static in script.group.members
+    assert script.group.leader != static
+    assert script.group.state is GroupState.COMPLETING_REBALANCE
+
+
+def test_timeout_with_only_absent_static_members_starts_over(script: Script) -> None:
+    """Nobody to lead: the generation waits for the sessions to end or somebody to come."""
+    static = script.join(group_instance_id="i").member_id
+    script.sync(static, {})
+    dynamic = script.join().member_id
+    script.apply(commands.ExpireMembers(G, [dynamic]))
+    generation = script.group.generation
+    changed = script.apply(commands.CompleteJoin(G, generation))
+    assert changed.events == [RebalanceStarted(G)]
+    assert script.group.generation == generation
+    changed = script.apply(commands.ExpireMembers(G, [static]))
+    assert script.group.state is GroupState.EMPTY
+
+
+# --- syncing -----------------------------------------------------------------------------------
+
+
+def test_sync_is_checked_against_member_generation_and_protocol(script: Script) -> None:
+    """25, 22, 23, 82, and 27 while a rebalance is being prepared."""
+    assert script.machine.groups.check_sync(
+        G, 1, "m", None, protocol_type=None, protocol_name=None
+    ) is (ErrorCode.UNKNOWN_MEMBER_ID)
+    leader = script.join(group_instance_id="i").member_id
+    assert script.sync("nobody", {}).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert script.sync(leader, {}, generation=7).error is ErrorCode.ILLEGAL_GENERATION
+    wrong = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert script.sync(leader, {}, protocol_type="connect").error is wrong
+    assert script.sync(leader, {}, protocol_name="sticky").error is wrong
+    fenced = script.sync("other", {}, group_instance_id="i")
+    assert fenced.error is ErrorCode.FENCED_INSTANCE_ID
+    assert script.sync(leader, {}, protocol_type="consumer", protocol_name="range").events
+    script.join()
+    assert script.sync(leader, {}).error is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_assignment_is_set_once_and_by_the_leader_alone(script: Script) -> None:
+    """A second hand-in, or a follower's, changes nothing."""
+    first, second = script.stable(2)
+    members = script.group.members
+    assert [members[m].assignment for m in (first, second)] == [first.encode(), second.encode()]
+    before = script.machine.items()
+    assert script.sync(first, {first: b"other"}).events == []
+    assert script.sync(second, {second: b"other"}).events == []
+    assert script.machine.items() == before
+
+
+def test_member_left_out_of_the_assignment_gets_an_empty_one(script: Script) -> None:
+    """And an assignment for somebody who is no member is dropped."""
+    leader = script.join().member_id
+    script.sync(leader, {"stranger": b"x"})
+    assert script.group.members[leader].assignment == b""
+
+
+# --- leaving, expiring, deleting -----------------------------------------------------------------
+
+
+def test_leaving_member_starts_a_rebalance_and_the_last_one_empties_the_group(
+    script: Script,
+) -> None:
+    """Its partitions must go to the others at once."""
+    first, second = script.stable(2)
+    answer = script.leave((first, None))
+    assert answer.errors == [ErrorCode.NONE]
+    assert answer.events == [
+        MemberRemoved(G, first, ErrorCode.UNKNOWN_MEMBER_ID),
+        RebalanceStarted(G),
+    ]
+    assert script.group.state is GroupState.PREPARING_REBALANCE
+    generation = script.group.generation
+    answer = script.leave((second, None))
+    assert answer.events[-1] == JoinCompleted(G)
+    assert (script.group.state, script.group.leader) == (GroupState.EMPTY, None)
+    assert script.group.generation == generation + 1
+
+
+def test_members_leave_by_instance_id_each_with_its_own_error(script: Script) -> None:
+    """KIP-345: an administrator removes several at once."""
+    a = script.join(group_instance_id="a", hold_first_rebalance=True).member_id
+    b = script.join(group_instance_id="b").member_id
+    script.apply(commands.CompleteJoin(G, 0))
+    answer = script.leave(("", "a"), ("x", "b"), ("", "no"), ("no", None), ("", None))
+    assert answer.errors == [
+        ErrorCode.NONE,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+    ]
+    assert a not in script.group.members
+    assert b in script.group.members
+    nobody = script.apply(commands.LeaveGroup("no group", [commands.LeavingMember("m")]))
+    assert nobody.errors == [ErrorCode.UNKNOWN_MEMBER_ID]
+
+
+def test_expired_member_is_removed_only_in_the_generation_named(script: Script) -> None:
+    """A member that did not sync in time is removed from that generation, no other."""
+    first, second = script.stable(2)
+    old = commands.ExpireMembers(G, [second], generation=script.group.generation - 1)
+    assert script.apply(old).events == []
+    assert script.apply(commands.ExpireMembers(G, [second])).events == [
+        MemberRemoved(G, second, ErrorCode.UNKNOWN_MEMBER_ID),
+        RebalanceStarted(G),
+    ]
+    assert script.join(first).events == [JoinCompleted(G)]
+
+
+def test_group_is_deleted_only_when_empty_with_its_offsets(script: Script) -> None:
+    """68 with members, 69 when there is none (KIP-229)."""
+    (member,) = script.stable(1)
+    offset = commands.OffsetCommit("t", b"i" * 16, 0, 5, -1, "")
+    script.apply(commands.CommitOffsets(G, script.group.generation, member, None, [offset]))
+    delete = commands.DeleteGroups([G, "no"])
+    assert script.apply(delete).errors == [ErrorCode.NON_EMPTY_GROUP, ErrorCode.GROUP_ID_NOT_FOUND]
+    script.leave((member, None))
+    answer = script.apply(delete)
+    assert answer.errors[0] is ErrorCode.NONE
+    assert answer.events == [GroupDeleted(G)]
+    assert script.machine.items() == []
+
+
+def test_generation_survives_members_and_never_falls(script: Script) -> None:
+    """A zombie of an earlier generation must not be taken for a member of a new one."""
+    seen = []
+    for _ in range(3):
+        (member,) = script.stable(1)
+        seen.append(script.group.generation)
+        script.leave((member, None))
+        seen.append(script.group.generation)
+    assert seen == sorted(set(seen))
+
+
+def test_heartbeat_is_told_what_to_do_next(script: Script) -> None:
+    """NONE, 27 to rejoin, 22 for a generation that is over, 25 for nobody."""
+    check = script.machine.groups.check_heartbeat
+    assert check(G, 1, "m", None) is ErrorCode.UNKNOWN_MEMBER_ID
+    leader = script.join().member_id
+    assert check(G, 1, leader, None) is ErrorCode.NONE, "an assignment is awaited"
+    script.sync(leader, {})
+    assert check(G, 1, leader, None) is ErrorCode.NONE
+    assert check(G, 0, leader, None) is ErrorCode.ILLEGAL_GENERATION
+    assert check(G, 1, "no", None) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert check(G, 1, leader, "i") is ErrorCode.UNKNOWN_MEMBER_ID
+    script.join()
+    assert check(G, 1, leader, None) is ErrorCode.REBALANCE_IN_PROGRESS

@@ -1,0 +1,504 @@
+"""All consumer groups of one coordinator: the classic membership protocol as a state machine.
+
+JoinGroup, SyncGroup, LeaveGroup and the ends of timers are commands; `apply` checks their
+preconditions against the state they meet and says what happened. The coordinator's leader turns
+`events` into answers for the requests that wait, and into timers. Heartbeats are no commands: they
+change nothing that must outlive the leader.
+
+Everything a rebalance has reached is replicated: who has joined, who was given an id, who leads. So
+a group goes on where it stood when its coordinator moves to another server; nobody has to rejoin.
+
+Must not know: requests, versions, time other than `now_ms`, who leads the Raft group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.consumer_group import (
+    ConsumerGroup,
+    GroupState,
+    Member,
+    StoredGroup,
+    group_from,
+)
+from vdl.state.table import decode_value, encode_value
+
+
+@dataclass(slots=True)
+class RebalanceStarted:
+    """Members must join, within the group's rebalance timeout from now; syncs are called off.
+    Also when that time was over and no member of an all-static group had come: it starts anew."""
+
+    group_id: str
+
+
+@dataclass(slots=True)
+class JoinCompleted:
+    """A generation is set (COMPLETING_REBALANCE), or nobody is left (EMPTY)."""
+
+    group_id: str
+
+
+@dataclass(slots=True)
+class SyncCompleted:
+    """Assignments are set: STABLE."""
+
+    group_id: str
+
+
+@dataclass(slots=True)
+class MemberPending:
+    """A member id was given out and must be used within the session timeout."""
+
+    group_id: str
+    member_id: str
+
+
+@dataclass(slots=True)
+class MemberRemoved:
+    """A member, or a pending one, is gone. `error` is what it is told if it waits."""
+
+    group_id: str
+    member_id: str
+    error: ErrorCode
+
+
+@dataclass(slots=True)
+class GroupDeleted:
+    """The group is no more."""
+
+    group_id: str
+
+
+GroupEvent = (
+    RebalanceStarted | JoinCompleted | SyncCompleted | MemberPending | MemberRemoved | GroupDeleted
+)
+
+
+@dataclass(slots=True)
+class JoinAnswer:
+    """Answer to JoinGroup. Without an error, the member is in the group under `member_id`; when
+    the group is not in PREPARING_REBALANCE, its current generation is the member's."""
+
+    error: ErrorCode
+    member_id: str
+    """With MEMBER_ID_REQUIRED: the id to come back with."""
+    leader_before: str | None = None
+    """A static member took its old place in a stable group, without a rebalance: the leader before
+    that; None otherwise. If it led, it leads under its new id and must not assign again
+    (KIP-814)."""
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SyncAnswer:
+    """Answer to SyncGroup. Without an error, the assignment is the state's once STABLE."""
+
+    error: ErrorCode
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LeaveAnswer:
+    """Answer to LeaveGroup: one error for each member that was named."""
+
+    errors: list[ErrorCode]
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class GroupChanged:
+    """Answer to ExpireMembers and CompleteJoin: nobody asks, the events say it all."""
+
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class GroupsDeleted:
+    """Answer to DeleteGroups: one error for each group that was named."""
+
+    errors: list[ErrorCode]
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+class ConsumerGroups:
+    """See the module. `groups` is read-only to others."""
+
+    __slots__ = ("_dirty", "groups")
+
+    def __init__(self) -> None:
+        self.groups: dict[str, ConsumerGroup] = {}
+        self._dirty: set[str] = set()
+
+    # --- joining ---------------------------------------------------------------------------
+    def join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
+        """KIP-62, KIP-345, KIP-394: by member id, by instance id, or new."""
+        group = self.groups.get(command.group_id)
+        if group is None:
+            if command.member_id:
+                return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, command.member_id)
+            group = ConsumerGroup(command.group_id, now_ms)
+        if not group.supports(command.protocol_type, command.protocols):
+            return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
+        if command.member_id:
+            answer = self._join_known(group, command, now_ms)
+        else:
+            answer = self._join_new(group, command, now_ms)
+        if answer.error in (ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED):
+            self.groups[group.group_id] = group
+            self._dirty.add(group.group_id)
+        return answer
+
+    def _join_new(
+        self, group: ConsumerGroup, command: commands.JoinGroup, now_ms: int
+    ) -> JoinAnswer:
+        instance_id = command.group_instance_id
+        if instance_id is not None and instance_id in group.static_members:
+            return self._replace_static(group, command, now_ms)
+        if is_full(group, command.members_max):
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+        new_id = command.new_member_id
+        if instance_id is None and command.known_member_id_required:
+            group.pending[new_id] = command.session_timeout_ms
+            return JoinAnswer(
+                ErrorCode.MEMBER_ID_REQUIRED,
+                new_id,
+                events=[MemberPending(group.group_id, new_id)],
+            )
+        return self._add(group, new_id, command, now_ms)
+
+    def _join_known(
+        self, group: ConsumerGroup, command: commands.JoinGroup, now_ms: int
+    ) -> JoinAnswer:
+        member_id = command.member_id
+        if member_id in group.pending and command.group_instance_id is None:
+            del group.pending[member_id]
+            return self._add(group, member_id, command, now_ms)
+        error = group.check_member(member_id, command.group_instance_id)
+        if error is not ErrorCode.NONE:
+            return JoinAnswer(error, member_id)
+        member = group.members[member_id]
+        answer = JoinAnswer(ErrorCode.NONE, member_id)
+        match group.state:
+            case GroupState.COMPLETING_REBALANCE if member.protocols == command.protocols:
+                # It may not have received the answer to its join: it is in this generation.
+                return answer
+            case GroupState.STABLE if (
+                member_id != group.leader and member.protocols == command.protocols
+            ):
+                return answer
+        # A leader that joins a stable group wants a new assignment, whatever it subscribes to.
+        _update(member, command)
+        member.joined = True
+        self._rebalance(group, now_ms, answer.events)
+        return answer
+
+    def _add(
+        self, group: ConsumerGroup, member_id: str, command: commands.JoinGroup, now_ms: int
+    ) -> JoinAnswer:
+        if not group.members:
+            group.protocol_type = command.protocol_type
+        group.add(
+            Member(
+                member_id=member_id,
+                group_instance_id=command.group_instance_id,
+                client_id=command.client_id,
+                client_host=command.client_host,
+                session_timeout_ms=command.session_timeout_ms,
+                rebalance_timeout_ms=command.rebalance_timeout_ms,
+                protocols=command.protocols,
+                joined=True,
+            )
+        )
+        if group.leader is None:
+            group.leader = member_id
+        if group.state is GroupState.EMPTY:
+            group.held = command.hold_first_rebalance
+        answer = JoinAnswer(ErrorCode.NONE, member_id)
+        self._rebalance(group, now_ms, answer.events)
+        return answer
+
+    def _replace_static(
+        self, group: ConsumerGroup, command: commands.JoinGroup, now_ms: int
+    ) -> JoinAnswer:
+        """An instance came back under a new member id; whoever uses the old one is fenced."""
+        assert command.group_instance_id is not None, command
+        old_id = group.static_members[command.group_instance_id]
+        leader_before = group.leader
+        member = group.remove(old_id)
+        member.member_id = command.new_member_id
+        _update(member, command)
+        group.add(member)
+        if leader_before == old_id:
+            group.leader = member.member_id
+        answer = JoinAnswer(
+            ErrorCode.NONE,
+            member.member_id,
+            events=[MemberRemoved(group.group_id, old_id, ErrorCode.FENCED_INSTANCE_ID)],
+        )
+        if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
+            answer.leader_before = leader_before
+            return answer
+        member.joined = True
+        self._rebalance(group, now_ms, answer.events)
+        return answer
+
+    # --- the other commands ------------------------------------------------------------------
+    def check_sync(
+        self,
+        group_id: str,
+        generation: int,
+        member_id: str,
+        group_instance_id: str | None,
+        *,
+        protocol_type: str | None,
+        protocol_name: str | None,
+    ) -> ErrorCode:
+        """Whether a member may sync: NONE in COMPLETING_REBALANCE and STABLE. KIP-559 for the
+        protocol, None if the request does not say it."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = group.check_member(member_id, group_instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if protocol_type is not None and protocol_type != group.protocol_type:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        if protocol_name is not None and protocol_name != group.protocol_name:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.NONE
+
+    def sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
+        """The leader's assignment makes the generation stable; once."""
+        error = self.check_sync(
+            command.group_id,
+            command.generation,
+            command.member_id,
+            command.group_instance_id,
+            protocol_type=command.protocol_type,
+            protocol_name=command.protocol_name,
+        )
+        if error is not ErrorCode.NONE:
+            return SyncAnswer(error)
+        group = self.groups[command.group_id]
+        if group.state is GroupState.STABLE or group.leader != command.member_id:
+            return SyncAnswer(ErrorCode.NONE)
+        assert group.state is GroupState.COMPLETING_REBALANCE, group.state
+        assignments = dict(command.assignments)
+        for member in group.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+        group.enter(GroupState.STABLE, now_ms)
+        self._dirty.add(group.group_id)
+        return SyncAnswer(ErrorCode.NONE, [SyncCompleted(group.group_id)])
+
+    def leave(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
+        """Members go at once, without waiting for their session to end."""
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return LeaveAnswer([ErrorCode.UNKNOWN_MEMBER_ID] * len(command.members))
+        answer = LeaveAnswer([])
+        members_before = len(group.members)
+        for leaving in command.members:
+            member_id = leaving.member_id
+            instance_id = leaving.group_instance_id
+            if not member_id and instance_id is not None:
+                member_id = group.static_members.get(instance_id, "")
+            error = ErrorCode.NONE
+            if member_id not in group.pending:
+                error = group.check_member(member_id, instance_id)
+            answer.errors.append(error)
+            if error is ErrorCode.NONE:
+                self._remove(group, member_id, answer.events)
+        if answer.events:
+            self._go_on_without(group, members_before, now_ms, answer.events)
+        return answer
+
+    def expire(self, command: commands.ExpireMembers, now_ms: int) -> GroupChanged:
+        """The timers of the coordinator's leader ran out for these members."""
+        changed = GroupChanged()
+        group = self.groups.get(command.group_id)
+        if group is None or command.generation not in (-1, group.generation):
+            return changed
+        members_before = len(group.members)
+        for member_id in command.member_ids:
+            if member_id in group.members or member_id in group.pending:
+                self._remove(group, member_id, changed.events)
+        if changed.events:
+            self._go_on_without(group, members_before, now_ms, changed.events)
+        return changed
+
+    def complete_join(self, command: commands.CompleteJoin, now_ms: int) -> GroupChanged:
+        """Time is up for joining the generation after this one."""
+        changed = GroupChanged()
+        group = self.groups.get(command.group_id)
+        if (
+            group is not None
+            and group.state is GroupState.PREPARING_REBALANCE
+            and group.generation == command.generation
+        ):
+            self._complete_join(group, now_ms, changed.events)
+            self._dirty.add(group.group_id)
+        return changed
+
+    def delete(self, group_id: str, events: list[GroupEvent]) -> ErrorCode:
+        """Delete a group that has no members."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group.state is not GroupState.EMPTY:
+            return ErrorCode.NON_EMPTY_GROUP
+        for member_id in list(group.pending):
+            self._remove(group, member_id, events)
+        del self.groups[group_id]
+        self._dirty.add(group_id)
+        events.append(GroupDeleted(group_id))
+        return ErrorCode.NONE
+
+    def ensure(self, group_id: str, now_ms: int) -> None:
+        """A group that holds offsets exists, also when nobody ever joined it."""
+        if group_id not in self.groups:
+            self.groups[group_id] = ConsumerGroup(group_id, now_ms)
+            self._dirty.add(group_id)
+
+    # --- questions ---------------------------------------------------------------------------
+    def check_heartbeat(
+        self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
+    ) -> ErrorCode:
+        """What a member is told: NONE, to rejoin (27), or that it is none any more."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = group.check_member(member_id, group_instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def check_commit(
+        self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
+    ) -> ErrorCode:
+        """Whether offsets may be committed: by a member in its generation, or, without one, by
+        anybody while the group has no members."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        if generation < 0 and group.state is GroupState.EMPTY:
+            return ErrorCode.NONE
+        error = group.check_member(member_id, group_instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            # It is a member of this generation, but owns nothing in it yet.
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    # --- the rebalance -----------------------------------------------------------------------
+    def _remove(self, group: ConsumerGroup, member_id: str, events: list[GroupEvent]) -> None:
+        if group.pending.pop(member_id, None) is None:
+            group.remove(member_id)
+        self._dirty.add(group.group_id)
+        events.append(MemberRemoved(group.group_id, member_id, ErrorCode.UNKNOWN_MEMBER_ID))
+
+    def _go_on_without(
+        self, group: ConsumerGroup, members_before: int, now_ms: int, events: list[GroupEvent]
+    ) -> None:
+        """Some were removed. A member's partitions must go to others; a pending member only kept
+        a rebalance waiting."""
+        if len(group.members) < members_before or group.state is GroupState.PREPARING_REBALANCE:
+            self._rebalance(group, now_ms, events)
+
+    def _rebalance(self, group: ConsumerGroup, now_ms: int, events: list[GroupEvent]) -> None:
+        """Begin a rebalance unless one is being prepared; end it if everybody has joined."""
+        self._dirty.add(group.group_id)
+        if group.state is not GroupState.PREPARING_REBALANCE:
+            group.enter(GroupState.PREPARING_REBALANCE, now_ms)
+            events.append(RebalanceStarted(group.group_id))
+        if group.all_joined and not (group.held and group.members):
+            self._complete_join(group, now_ms, events)
+
+    def _complete_join(self, group: ConsumerGroup, now_ms: int, events: list[GroupEvent]) -> None:
+        """Set the next generation from those who joined. Static members that did not are kept
+        while their session lasts (KIP-345)."""
+        absent = [member for member in group.members.values() if not member.joined]
+        for member in absent:
+            if member.group_instance_id is None:
+                self._remove(group, member.member_id, events)
+        members = group.members
+        joined = [member.member_id for member in members.values() if member.joined]
+        if members and not joined:
+            events.append(RebalanceStarted(group.group_id))
+            return
+        group.held = False
+        group.generation += 1
+        if not members:
+            group.protocol_name = None
+            group.leader = None
+            group.enter(GroupState.EMPTY, now_ms)
+        else:
+            if group.leader not in joined:
+                group.leader = joined[0]
+            group.protocol_name = group.select_protocol()
+            for member in members.values():
+                member.joined = False
+                member.assignment = b""
+            group.enter(GroupState.COMPLETING_REBALANCE, now_ms)
+        events.append(JoinCompleted(group.group_id))
+
+    # --- storing ---------------------------------------------------------------------------
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of every group that changed since the last call, None where it went."""
+        dirty, self._dirty = self._dirty, set()
+        taken: list[tuple[bytes, bytes | None]] = []
+        for group_id in sorted(dirty):
+            group = self.groups.get(group_id)
+            value = None if group is None else encode_value(group.stored())
+            taken.append((group_key(group_id), value))
+        return taken
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Everything, in key order."""
+        return sorted(
+            (group_key(group_id), encode_value(group.stored()))
+            for group_id, group in self.groups.items()
+        )
+
+    def load(self, values: list[bytes]) -> None:
+        """Replace everything."""
+        groups = [group_from(decode_value(value, StoredGroup)) for value in values]
+        self.groups = {group.group_id: group for group in groups}
+        self._dirty = set()
+
+
+def is_full(group: ConsumerGroup, members_max: int) -> bool:
+    """Whether no further member fits; members that have not rejoined may never do so."""
+    if len(group.pending) >= members_max:
+        return True
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return sum(member.joined for member in group.members.values()) >= members_max
+    return len(group.members) >= members_max
+
+
+def group_key(group_id: str) -> bytes:
+    """The key a group is stored under."""
+    return b"g" + group_id.encode()
+
+
+def _update(member: Member, command: commands.JoinGroup) -> None:
+    """What a member says anew each time it joins."""
+    member.client_id = command.client_id
+    member.client_host = command.client_host
+    member.session_timeout_ms = command.session_timeout_ms
+    member.rebalance_timeout_ms = command.rebalance_timeout_ms
+    member.protocols = command.protocols

@@ -1,0 +1,130 @@
+"""The state of one coordinator group: consumer groups and the offsets they committed.
+
+Two machines in one log, because an offset may be committed only by a member of the current
+generation: both are decided at the same point of the same log.
+
+Must not know: which groups belong to this coordinator, requests, timers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.consumer_group import ConsumerGroup, GroupState
+from vdl.state.consumer_groups import ConsumerGroups, GroupEvent, GroupsDeleted
+from vdl.state.offsets import Offsets
+
+
+@dataclass(slots=True)
+class CommitAnswer:
+    """Answer to CommitOffsets: all of them are committed, or none."""
+
+    error: ErrorCode
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OffsetsExpired:
+    """Answer to ExpireOffsets: how many positions went; groups with nothing left went too."""
+
+    count: int = 0
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+class Coordinator:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.groups = ConsumerGroups()
+        self.offsets = Offsets()
+        groups = self.groups
+        self._apply_by_type: dict[type, Callable[[Any, int], Any]] = {
+            commands.JoinGroup: groups.join,
+            commands.SyncGroup: groups.sync,
+            commands.LeaveGroup: groups.leave,
+            commands.ExpireMembers: groups.expire,
+            commands.CompleteJoin: groups.complete_join,
+            commands.DeleteGroups: self._delete_groups,
+            commands.CommitOffsets: self._commit_offsets,
+            commands.ExpireOffsets: self._expire_offsets,
+        }
+
+    def apply(self, command: Any, now_ms: int, index: int) -> Any:
+        """Apply one committed command; the answer's type goes with the command's. Every answer
+        has `events`, in the order they happened."""
+        return self._apply_by_type[type(command)](command, now_ms)
+
+    def group(self, group_id: str) -> ConsumerGroup | None:
+        """A group by id; None is Kafka's Dead."""
+        return self.groups.groups.get(group_id)
+
+    # --- commands --------------------------------------------------------------------------
+    def _commit_offsets(self, command: commands.CommitOffsets, now_ms: int) -> CommitAnswer:
+        error = self.groups.check_commit(
+            command.group_id,
+            command.generation,
+            command.member_id,
+            command.group_instance_id,
+        )
+        if error is ErrorCode.NONE:
+            self.groups.ensure(command.group_id, now_ms)
+            self.offsets.commit(command.group_id, command.offsets, now_ms, command.retention_ms)
+        return CommitAnswer(error)
+
+    def _delete_groups(self, command: commands.DeleteGroups, now_ms: int) -> GroupsDeleted:
+        deleted = GroupsDeleted([])
+        for group_id in command.group_ids:
+            error = self.groups.delete(group_id, deleted.events)
+            if error is ErrorCode.NONE:
+                self.offsets.remove_group(group_id)
+            deleted.errors.append(error)
+        return deleted
+
+    def _expire_offsets(self, command: commands.ExpireOffsets, now_ms: int) -> OffsetsExpired:
+        expired = OffsetsExpired()
+        for group, positions in self.expirable(now_ms, command.retention_ms):
+            if positions:
+                self.offsets.remove(group.group_id, positions)
+                expired.count += len(positions)
+            if not self.offsets.of(group.group_id):
+                error = self.groups.delete(group.group_id, expired.events)
+                assert error is ErrorCode.NONE, error
+        return expired
+
+    def expirable(
+        self, now_ms: int, retention_ms: int
+    ) -> list[tuple[ConsumerGroup, list[tuple[str, int]]]]:
+        """Groups without members that ExpireOffsets would change now, by id, and which of their
+        positions it would drop. A group nobody ever joined counts from each commit (KIP-211)."""
+        found = []
+        for group_id in sorted(self.groups.groups):
+            group = self.groups.groups[group_id]
+            if group.state is not GroupState.EMPTY or group.pending:
+                continue
+            positions = self.offsets.expired(
+                group_id,
+                now_ms,
+                idle_since_ms=group.changed_ms if group.protocol_type else 0,
+                retention_ms=retention_ms,
+            )
+            if positions or not self.offsets.of(group_id):
+                found.append((group, positions))
+        return found
+
+    # --- storing ---------------------------------------------------------------------------
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of everything that changed since the last call, None where it went."""
+        return self.groups.take_dirty() + self.offsets.take_dirty()
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """The whole state, in key order: snapshots and digests."""
+        return self.groups.items() + self.offsets.items()
+
+    def load(self, items: list[tuple[bytes, bytes]]) -> None:
+        """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
+        self.groups.load([value for key, value in items if key[:1] == b"g"])
+        self.offsets.load([(key, value) for key, value in items if key[:1] == b"o"])
