@@ -354,12 +354,13 @@ class _Decoder:
         at = self.at
         payload_at = self.payload_at
         unpack_from = _ENTRY.unpack_from
+        entry_bytes = _ENTRY.size
         kinds = _ENTRY_KINDS
         end = len(payload)
         entries: list[Entry] = []
         for _ in range(count):
             term, index, kind, base_offset, records, timestamp, length = unpack_from(meta, at)
-            at += 41
+            at += entry_bytes
             payload_end = payload_at + length
             if payload_end > end or kind >= len(kinds):
                 raise MalformedFrame("raft entry", at)
@@ -383,9 +384,6 @@ class _Decoder:
             ids.append(_MEMBER.unpack_from(self.meta, self.at)[0])
             self.at += _MEMBER.size
         return tuple(ids)
-
-
-assert _ENTRY.size == 41, _ENTRY.size
 
 
 def _decode_app(decoder: _Decoder) -> GroupMessage:

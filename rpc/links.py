@@ -310,7 +310,10 @@ class Links:
                 self._unlink(peer).close(RejectReason.IDENTITY_CHANGED, "")
             self._report_down(peer, refused=False)
             peer.failures = 0
-            self._schedule_dial(peer, delay_ns=0)
+            if peer.address is None:
+                del self._peers[server_id]
+            else:
+                self._schedule_dial(peer, delay_ns=0)
 
     def accepted(self, stream: Stream) -> None:
         """A stream came in on the peer port: it must say HELLO in time."""
@@ -332,8 +335,6 @@ class Links:
     def _schedule_dial(self, peer: _Peer, *, delay_ns: int) -> None:
         assert peer.link is None
         assert not peer.is_attempting
-        if peer.address is None:
-            return
         _cancel(peer.dial_timer)
         if delay_ns:
             peer.dial_timer = self._clock.call_later(delay_ns, partial(self._dial, peer))
@@ -546,15 +547,17 @@ class Links:
         link = self._unlink(peer)
         now_ns = self._clock.now_ns()
         peer.refusable = True
-        if reason is RejectReason.STOPPING:
-            peer.failures = 0
-            self._report_down(peer, refused=True)
-            self._back_off(peer)
-            return
         if now_ns - link.opened_ns >= self._options.stable_ms * _MS:
             peer.failures = 0
+        is_stopping = reason is RejectReason.STOPPING
         if peer.address is None:
-            self._report_down(peer, refused=False)
+            # Known only while it is linked: strangers' ids must not pile up.
+            del self._peers[peer.server_id]
+            self._report_down(peer, refused=is_stopping)
+            return
+        if is_stopping:
+            self._report_down(peer, refused=True)
+            self._back_off(peer)
             return
         peer.report_timer = self._clock.call_later(
             self._options.redial_report_ms * _MS,

@@ -272,6 +272,7 @@ class SocketListener:
         self._loop = loop
         self._on_stream = on_stream
         self._resume: asyncio.TimerHandle | None = None
+        self._is_closed = False
         found = _resolve(address)
         if isinstance(found, str):
             raise OSError(f"cannot listen on {address[0]}:{address[1]}: {found}")
@@ -300,6 +301,9 @@ class SocketListener:
 
     def close(self) -> None:
         """Stop listening; who dials now is refused."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._resume is not None:
             self._resume.cancel()
         self._loop.remove_reader(self._fd)

@@ -1,0 +1,213 @@
+"""The admin plane: everything said arrives, errors are ours, generated code is current."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from rpc.admin import (
+    GroupStatus,
+    ProgressState,
+    ReplicaProgress,
+    Role,
+    ServerStatus,
+    TransferOutcome,
+    TransferResult,
+)
+from rpc.admin_client import AdminClient
+from rpc.admin_service import AdminService
+from rpc.errors import AdminError
+from rpc.proto import admin_pb2
+from rpc.streams import LinkStatus
+
+ROOT = Path(__file__).parents[3]
+
+STATUS = ServerStatus(
+    server_id=1,
+    cluster_id="cluster",
+    directory_id=b"d" * 16,
+    incarnation=1 << 40,
+    version="0.1.0",
+    uptime_ms=12_345,
+    problems=["disk full"],
+    links=[LinkStatus(2, True, False, 100, -1, 5_000_000, 3)],
+    groups=[
+        GroupStatus(
+            group_id=9,
+            name="orders-0",
+            replica_id=1 << 16 | 1,
+            role=Role.LEADER,
+            term=7,
+            leader=1 << 16 | 1,
+            first_index=1,
+            last_index=100,
+            commit=99,
+            applied=98,
+            log_start_offset=5,
+            high_watermark=500,
+            end_offset=510,
+            voters=[1 << 16 | 1, 2 << 16 | 1],
+            learners=[3 << 16 | 2],
+            progress=[ReplicaProgress(2 << 16 | 1, ProgressState.SNAPSHOT, 90, 101, True, True)],
+        ),
+        GroupStatus(0, "catalog", 1 << 16 | 1, Role.FOLLOWER, 3, 0),
+    ],
+)
+
+
+class Backend:
+    """A server as the admin plane sees it."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+        self.unanswered: list[Callable[[TransferResult], None]] = []
+
+    def status(self, groups: Sequence[int]) -> ServerStatus:
+        self.asked.append(list(groups))
+        return STATUS
+
+    def transfer_leadership(
+        self, group: int, to_server: int, done: Callable[[TransferResult], None]
+    ) -> None:
+        self.asked.append((group, to_server))
+        if group == 9:
+            done(TransferResult(TransferOutcome.TRANSFERRED))
+        elif group == 10:
+            asyncio.get_running_loop().call_soon(
+                done, TransferResult(TransferOutcome.NOT_LEADER, leader=2 << 16 | 1)
+            )
+        else:
+            self.unanswered.append(done)
+
+    def hint_stop(self, *, whole_cluster: bool) -> None:
+        self.asked.append(whole_cluster)
+
+
+def run(call: Callable[[AdminClient], object], backend: Backend, timeout_s: float = 5.0) -> object:
+    """Serve the backend on this thread's loop while `call` runs in another thread."""
+
+    async def scenario() -> object:
+        service = AdminService(backend)
+        port = await service.start(("127.0.0.1", 0))
+
+        def blocking() -> object:
+            with AdminClient(("127.0.0.1", port), timeout_s=timeout_s) as client:
+                return call(client)
+
+        try:
+            return await asyncio.to_thread(blocking)
+        finally:
+            await service.stop()
+
+    return asyncio.run(scenario())
+
+
+def test_admin_status_arrives_whole() -> None:
+    """Every field of every message survives the way."""
+    backend = Backend()
+    assert run(lambda client: client.status(), backend) == STATUS
+    assert run(lambda client: client.status([9, 10]), backend) == STATUS
+    assert backend.asked == [[], [9, 10]]
+
+
+def test_admin_transfer_answers_now_or_later() -> None:
+    """The backend may call back at once or when the transfer ends."""
+    backend = Backend()
+    now = run(lambda client: client.transfer_leadership(9, 2), backend)
+    assert now == TransferResult(TransferOutcome.TRANSFERRED)
+    later = run(lambda client: client.transfer_leadership(10, 2), backend)
+    assert later == TransferResult(TransferOutcome.NOT_LEADER, leader=2 << 16 | 1)
+    assert backend.asked == [(9, 2), (10, 2)]
+
+
+def test_admin_call_without_answer_ends_at_its_deadline() -> None:
+    """A caller never hangs, and an answer that comes too late harms nobody."""
+    backend = Backend()
+    with pytest.raises(AdminError) as caught:
+        run(lambda client: client.transfer_leadership(11, 2), backend, timeout_s=0.2)
+    assert caught.value.code == "DEADLINE_EXCEEDED"
+    backend.unanswered[0](TransferResult(TransferOutcome.TIMED_OUT))
+
+
+@pytest.mark.parametrize("whole_cluster", [True, False])
+def test_admin_stop_hint_arrives(whole_cluster: bool) -> None:
+    """How the coming stop is meant."""
+    backend = Backend()
+    run(lambda client: client.hint_stop(whole_cluster=whole_cluster), backend)
+    assert backend.asked == [whole_cluster]
+
+
+def test_admin_nobody_there_is_an_admin_error() -> None:
+    """Callers handle one exception, not gRPC's."""
+    with AdminClient(("127.0.0.1", 1), timeout_s=2.0) as client, pytest.raises(AdminError) as e:
+        client.status()
+    assert e.value.code == "UNAVAILABLE"
+
+
+def test_admin_second_service_on_the_port_is_an_error() -> None:
+    """Two servers cannot share an admin port."""
+
+    async def scenario() -> None:
+        first = AdminService(Backend())
+        port = await first.start(("127.0.0.1", 0))
+        second = AdminService(Backend())
+        with pytest.raises(OSError, match="cannot listen"):
+            await second.start(("127.0.0.1", port))
+        await first.stop()
+        await second.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ServerStatus, admin_pb2.ServerStatus),
+        (GroupStatus, admin_pb2.GroupStatus),
+        (ReplicaProgress, admin_pb2.ReplicaProgress),
+        (LinkStatus, admin_pb2.LinkStatus),
+        (TransferResult, admin_pb2.TransferLeadershipReply),
+    ],
+)
+def test_admin_dataclasses_have_the_fields_of_the_messages(ours: type, theirs: type) -> None:
+    """The service fills messages by field name."""
+    descriptor = theirs.DESCRIPTOR  # type: ignore[attr-defined]
+    assert [field.name for field in fields(ours)] == [field.name for field in descriptor.fields]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Role, admin_pb2.Role),
+        (ProgressState, admin_pb2.ProgressState),
+        (TransferOutcome, admin_pb2.TransferOutcome),
+    ],
+)
+def test_admin_enums_have_the_values_of_the_messages(
+    ours: type[Role | ProgressState | TransferOutcome], theirs: object
+) -> None:
+    """Names and numbers are the same on both sides."""
+    assert {e.name: e.value for e in ours} == dict(theirs.items())  # type: ignore[attr-defined]
+
+
+def test_admin_generated_code_is_current(tmp_path: Path) -> None:
+    """What is committed under rpc/proto is what protoc makes of admin.proto."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=."]
+    command += [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "rpc/proto/admin.proto"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    for name in ("admin_pb2.py", "admin_pb2.pyi"):
+        made = (tmp_path / "rpc" / "proto" / name).read_text()
+        assert made == (ROOT / "rpc" / "proto" / name).read_text(), f"run `make gen`: {name}"
+
+
+def test_admin_server_modules_do_not_import_grpc() -> None:
+    """A server pays for gRPC only when it serves the admin plane."""
+    code = "import sys, rpc.transport, rpc.leaders, rpc.frames, rpc.admin, rpc.proposals, rpc.birth"
+    code += "; sys.exit(any(name.split('.')[0] in ('grpc', 'google') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,312 @@
+"""Leader lists: O(1) heartbeats, whole on connect, changes after, and what they prove when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rpc.errors import MalformedFrame
+from rpc.leaders import (
+    CHANGES_KEPT,
+    ConflictingLeaders,
+    Leader,
+    LeaderChange,
+    LeaderLists,
+    LeaderListSender,
+    OutFrame,
+)
+from rpc.peer import FrameType
+
+ONE, TWO, THREE = 1, 2, 3
+
+
+def replica(server: int, number: int = 1) -> int:
+    return server << 16 | number
+
+
+def deliver(
+    target: LeaderLists, source: int, frames: list[OutFrame], now_ns: int
+) -> list[LeaderChange]:
+    changes: list[LeaderChange] = []
+    for frame_type, buffers in frames:
+        changes += target.received(source, frame_type, memoryview(b"".join(buffers)), now_ns)
+    return changes
+
+
+def linked(*servers: int) -> dict[int, LeaderLists]:
+    """Lists of servers that all have links to one another."""
+    lists = {server: LeaderLists() for server in servers}
+    for server in servers:
+        for other in servers:
+            if other != server:
+                lists[server].connected(other)
+    return lists
+
+
+def test_leaders_unchanged_list_costs_one_small_frame() -> None:
+    """A heartbeat names the version, whatever the number of groups."""
+    lists = linked(ONE, TWO)
+    for group in range(10_000):
+        lists[ONE].sender.set(group, 5, replica(ONE))
+    first = lists[ONE].frames(TWO, 100)
+    assert [frame_type for frame_type, _ in first] == [FrameType.LEADERS, FrameType.HEARTBEAT]
+    assert len(deliver(lists[TWO], ONE, first, 101)) == 10_000
+    second = lists[ONE].frames(TWO, 200)
+    assert [frame_type for frame_type, _ in second] == [FrameType.HEARTBEAT]
+    assert sum(map(len, second[0][1])) == 32
+    assert deliver(lists[TWO], ONE, second, 203) == []
+    assert lists[TWO].receiver.confirmed_ns(ONE) == 203
+
+
+def test_leaders_changes_follow_the_whole() -> None:
+    """After the whole list only what changed is sent, each group once, in its last state."""
+    lists = linked(ONE, TWO)
+    sender = lists[ONE].sender
+    for group in (10, 11, 12):
+        sender.set(group, 5, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    sender.set(11, 6, replica(ONE))
+    sender.set(11, 7, replica(ONE))
+    sender.drop(12)
+    sender.drop(99)
+    changes = deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 2), 2)
+    assert changes == [LeaderChange(11, 7, replica(ONE)), LeaderChange(12, 5, 0)]
+    assert lists[TWO].receiver.leader(10) == Leader(5, replica(ONE))
+    assert lists[TWO].receiver.leader(11) == Leader(7, replica(ONE))
+    assert lists[TWO].receiver.leader(12) == Leader(5, 0)
+    assert lists[TWO].receiver.leader(99) is None
+
+
+def test_leaders_setting_the_same_again_changes_nothing() -> None:
+    """The version moves only with the list."""
+    sender = LeaderListSender()
+    sender.set(1, 2, replica(ONE))
+    version = sender.version
+    sender.set(1, 2, replica(ONE))
+    sender.drop(7)
+    assert sender.version == version
+
+
+def test_leaders_highest_term_wins_whoever_speaks_last() -> None:
+    """A deposed leader that does not know it yet does not come back into the table (§5.1)."""
+    lists = linked(ONE, TWO, THREE)
+    lists[ONE].sender.set(9, 4, replica(ONE))
+    lists[THREE].sender.set(9, 5, replica(THREE))
+    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 1), 1)
+    assert deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 2), 2) == []
+    receiver = lists[TWO].receiver
+    assert receiver.leader(9) == Leader(5, replica(THREE))
+    lists[THREE].sender.drop(9)
+    assert deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 3), 3) == [LeaderChange(9, 5, 0)]
+    assert receiver.leader(9) == Leader(5, 0)
+    # The old leader's drop is no news.
+    lists[ONE].sender.drop(9)
+    assert deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 4), 4) == []
+
+
+def test_leaders_two_leaders_of_one_term_are_an_error() -> None:
+    """Election safety (§5.2) is checked where the news meet."""
+    lists = linked(ONE, TWO, THREE)
+    lists[ONE].sender.set(9, 4, replica(ONE))
+    lists[THREE].sender.set(9, 4, replica(THREE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    with pytest.raises(ConflictingLeaders) as caught:
+        deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 1), 1)
+    assert (caught.value.group, caught.value.term) == (9, 4)
+
+
+def test_leaders_acknowledgement_counts_from_when_the_heartbeat_was_sent() -> None:
+    """Check-quorum may count the sending time of what was acknowledged, not the arrival."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    one.sender.set(9, 4, replica(ONE))
+    assert one.sender.heard_ns(TWO, 9) == -1
+    deliver(two, ONE, one.frames(TWO, 100), 150)
+    assert one.sender.heard_ns(TWO, 9) == -1
+    deliver(one, TWO, two.frames(ONE, 180), 230)
+    assert one.sender.heard_ns(TWO, 9) == 100
+    assert one.sender.acked_ns(TWO) == 100
+    # A heartbeat that is still on its way counts for nothing.
+    one.frames(TWO, 200)
+    deliver(one, TWO, two.frames(ONE, 280), 330)
+    assert one.sender.heard_ns(TWO, 9) == 100
+
+
+def test_leaders_acknowledgement_does_not_count_for_a_newer_term() -> None:
+    """A peer that acknowledged the list before a group was on it has not heard of that term."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    one.sender.set(8, 4, replica(ONE))
+    deliver(two, ONE, one.frames(TWO, 100), 100)
+    one.sender.set(9, 4, replica(ONE))
+    deliver(one, TWO, two.frames(ONE, 110), 110)
+    assert one.sender.heard_ns(TWO, 8) == 100
+    assert one.sender.heard_ns(TWO, 9) == -1
+    deliver(two, ONE, one.frames(TWO, 200), 200)
+    deliver(one, TWO, two.frames(ONE, 210), 210)
+    assert one.sender.heard_ns(TWO, 9) == 200
+
+
+def test_leaders_disconnect_ends_confirmation_but_not_knowledge() -> None:
+    """A lost link proves nothing any more; who led last is still the best answer."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    one.sender.set(9, 4, replica(ONE))
+    deliver(two, ONE, one.frames(TWO, 1), 1)
+    deliver(one, TWO, two.frames(ONE, 2), 2)
+    two.disconnected(ONE)
+    one.disconnected(TWO)
+    assert two.receiver.confirmed_ns(ONE) == -1
+    assert two.receiver.leader(9) == Leader(4, replica(ONE))
+    assert one.sender.heard_ns(TWO, 9) == -1
+    # What is no longer on the next session's list is given up.
+    one.sender.drop(9)
+    one.connected(TWO)
+    two.connected(ONE)
+    assert deliver(two, ONE, one.frames(TWO, 3), 3) == [LeaderChange(9, 4, 0)]
+
+
+def test_leaders_list_frame_that_was_not_sent_is_made_good() -> None:
+    """The receiver notices a version it does not hold, confirms nothing, and gets the whole."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    one.sender.set(8, 4, replica(ONE))
+    deliver(two, ONE, one.frames(TWO, 100), 100)
+    one.sender.set(9, 4, replica(ONE))
+    lost = one.frames(TWO, 200)
+    deliver(two, ONE, lost[1:], 200)  # only the heartbeat: the link was full
+    assert two.receiver.confirmed_ns(ONE) == 100
+    assert deliver(one, TWO, two.frames(ONE, 210), 210) == []
+    assert one.sender.heard_ns(TWO, 8) == -1
+    again = one.frames(TWO, 300)
+    assert deliver(two, ONE, again, 300) == [LeaderChange(9, 4, replica(ONE))]
+    assert two.receiver.confirmed_ns(ONE) == 300
+    deliver(one, TWO, two.frames(ONE, 310), 310)
+    assert one.sender.heard_ns(TWO, 9) == 300
+
+
+@pytest.mark.parametrize("changes", [CHANGES_KEPT, CHANGES_KEPT + 1])
+def test_leaders_far_behind_gets_the_whole_list(changes: int) -> None:
+    """Changes are remembered up to a bound; beyond it the whole list is sent."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    deliver(two, ONE, one.frames(TWO, 1), 1)
+    for group in range(changes):
+        one.sender.set(group, 1, replica(ONE))
+    frames = one.frames(TWO, 2)
+    is_whole = frames[0][1][0][0] == 1
+    assert is_whole is (changes > CHANGES_KEPT)
+    assert len(deliver(two, ONE, frames, 2)) == changes
+
+
+def test_leaders_acknowledging_the_future_is_malformed() -> None:
+    """Nobody can have heard what was never sent."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    deliver(two, ONE, one.frames(TWO, 100), 100)
+    answer = two.frames(ONE, 110)
+    fresh = linked(ONE, TWO)[ONE]
+    with pytest.raises(MalformedFrame):
+        deliver(fresh, TWO, answer, 120)
+
+
+def test_leaders_listing_another_servers_replica_is_malformed() -> None:
+    """A server speaks for its own replicas."""
+    lists = linked(ONE, TWO)
+    lists[ONE].sender.set(9, 4, replica(THREE))
+    with pytest.raises(MalformedFrame):
+        deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+
+
+def test_leaders_cut_frames_are_malformed() -> None:
+    """Every truncation is noticed."""
+    lists = linked(ONE, TWO)
+    lists[ONE].sender.set(9, 4, replica(ONE))
+    for frame_type, buffers in lists[ONE].frames(TWO, 1):
+        payload = memoryview(b"".join(buffers))
+        for end in range(len(payload)):
+            with pytest.raises(MalformedFrame):
+                lists[TWO].received(ONE, frame_type, payload[:end], 1)
+
+
+def test_leaders_forgotten_group_and_peer_leave_no_trace() -> None:
+    """A deleted group is unknown; a removed server leads nothing."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    for group in (8, 9):
+        one.sender.set(group, 4, replica(ONE))
+    deliver(two, ONE, one.frames(TWO, 1), 1)
+    two.receiver.forget_group(8)
+    assert two.receiver.leader(8) is None
+    assert two.receiver.forget_peer(ONE) == [LeaderChange(9, 4, 0)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_leaders_random_changes_losses_and_reconnects_converge(seed: int) -> None:
+    """Whatever is dropped on the way: a confirmed list equals the sender's, always."""
+    rng = random.Random(seed)
+    servers = (ONE, TWO, THREE)
+    lists = linked(*servers)
+    term_of: dict[int, int] = dict.fromkeys(range(20), 0)
+    led: dict[int, dict[int, int]] = {server: {} for server in servers}
+    news: dict[int, dict[int, tuple[int, int]]] = {server: {} for server in servers}
+    now_ns = 0
+
+    def beat(source: int, target: int, *, loss: float) -> None:
+        frames = [frame for frame in lists[source].frames(target, now_ns) if rng.random() >= loss]
+        for change in deliver(lists[target], source, frames, now_ns):
+            news[target][change.group] = (change.term, change.replica)
+        held = lists[target].receiver._held[source]
+        if held.confirmed_ns == now_ns:
+            assert {group: term for group, (term, _) in held.listed.items()} == led[source]
+
+    for _ in range(300):
+        now_ns += rng.randrange(3)  # sometimes the same nanosecond, as on virtual time
+        server, other = rng.sample(servers, 2)
+        group = rng.randrange(20)
+        action = rng.randrange(5)
+        if action == 0:
+            term_of[group] += 1
+            led[server][group] = term_of[group]
+            lists[server].sender.set(group, term_of[group], replica(server))
+        elif action == 1:
+            led[server].pop(group, None)
+            lists[server].sender.drop(group)
+        elif action == 2 and rng.random() < 0.3:
+            for a, b in ((server, other), (other, server)):
+                lists[a].disconnected(b)
+                lists[a].connected(b)
+        else:
+            beat(server, other, loss=0.3)
+    for _ in range(4):
+        now_ns += 1
+        for server in servers:
+            for other in servers:
+                if other != server:
+                    beat(server, other, loss=0)
+    for target in servers:
+        receiver = lists[target].receiver
+        for source in servers:
+            if source != target:
+                assert receiver.confirmed_ns(source) == now_ns
+        for group in range(20):
+            claims = [
+                (led[source][group], replica(source))
+                for source in servers
+                if source != target and group in led[source]
+            ]
+            known = receiver.leader(group)
+            if known is not None:
+                assert news[target][group] == (known.term, known.replica)
+            if claims and known is not None and known.replica:
+                assert (known.term, known.replica) == max(claims)
+            elif claims:
+                # Given up in a later term than any claim that is left.
+                assert known is not None
+                assert known.term > max(claims)[0]
+    for server in servers:
+        for other in servers:
+            for group in led[server]:
+                if other != server:
+                    assert lists[server].sender.heard_ns(other, group) >= now_ns - 1

@@ -1,0 +1,460 @@
+"""Links on a virtual clock: one per pair, quick to notice a death, slow to despair."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from rpc.hello import RejectReason
+from rpc.links import LinkOptions
+from rpc.peer import FrameType, PeerLimits
+from tests.unit.rpc.world import World, address_of, hello_of
+
+SETTLED_MS = 1_500
+"""Long enough for a link to count as stable."""
+
+
+def downs(world: World, server_id: int, peer: int) -> list[bool]:
+    """The `refused` of every link_down of `peer` that the server was told."""
+    events = world[server_id].handler.events
+    return [bool(event[2]) for event in events if event[:2] == ("down", peer)]
+
+
+@pytest.mark.parametrize("jitter_ms", [0.0, 0.5, 20.0])
+@pytest.mark.parametrize("chunk_bytes_max", [1, 1 << 20])
+def test_links_all_dial_at_once_one_link_each_pair(jitter_ms: float, chunk_bytes_max: int) -> None:
+    """Dials that cross are settled without a link going up and down."""
+    for seed in range(5):
+        world = World(4, seed=seed, jitter_ms=jitter_ms, chunk_bytes_max=chunk_bytes_max)
+        world.run(300)
+        for server_id, server in world.servers.items():
+            others = set(world.servers) - {server_id}
+            assert server.handler.up == others
+            assert sorted(server.handler.events) == [("up", other) for other in sorted(others)]
+        assert len(world.network._streams) == 4 * 3
+
+
+def test_links_dials_cross_the_lower_id_wins() -> None:
+    """Both ends agree whose dial it was, by rule."""
+    world = World(2)
+    world.run(100)
+    assert [status.dialed_by_us for status in world[1].links.links()] == [True]
+    assert [status.dialed_by_us for status in world[2].links.links()] == [False]
+
+
+def test_links_lower_cannot_dial_takes_the_held_hello() -> None:
+    """The higher server's dial is used when the lower one's attempt fails."""
+    world = World(2)
+    world[1].links.set_peer(2, ("nowhere", 1))
+    world.run(SETTLED_MS)
+    assert world[1].handler.up == {2}
+    assert [status.dialed_by_us for status in world[2].links.links()] == [True]
+
+
+@pytest.mark.parametrize("chunk_bytes_max", [1, 7, 1 << 20])
+def test_links_send_delivers_in_order(chunk_bytes_max: int) -> None:
+    """Frames arrive whole and in order, however the stream is cut."""
+    world = World(2, chunk_bytes_max=chunk_bytes_max)
+    world.run(100)
+    payloads = [bytes([n]) * (n * 37) for n in range(50)]
+    for payload in payloads:
+        assert world[1].send(2, payload)
+        assert world[2].send(1, payload)
+    world.run(10)
+    assert [frame[2] for frame in world[2].handler.frames] == payloads
+    assert [frame[2] for frame in world[1].handler.frames] == payloads
+
+
+def test_links_crash_reports_refused_at_once() -> None:
+    """A link that ends and is refused on redial proves the death: within a few round trips."""
+    world = World(3)
+    world.run(SETTLED_MS)
+    world.crash(1)
+    world.run(1)
+    assert downs(world, 2, 1) == [True]
+    assert downs(world, 3, 1) == [True]
+    world.run(5_000)
+    assert downs(world, 2, 1) == [True]
+    assert not world[2].send(1, b"x")
+
+
+def test_links_crash_of_a_dying_listener_is_found_by_quick_redials() -> None:
+    """A port that still accepts while its process dies does not hide the death."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    address = address_of(1)
+    # The links end first, the listener lives a moment longer and drops what it accepts.
+    world.crash(1)
+    world.network.listen(1, address, lambda stream: stream.close())
+    world.clock.call_later(5_000_000, lambda: world.network.stop_listening(address))
+    world.run(30)
+    assert downs(world, 2, 1) == [True]
+
+
+def test_links_reset_with_both_alive_is_a_new_session() -> None:
+    """A reset link is dialled again at once: down without refusal, then up."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.network.reset(1, 2)
+    world.run(2)
+    for me, peer in ((1, 2), (2, 1)):
+        assert world[me].handler.events == [("up", peer), ("down", peer, False), ("up", peer)]
+
+
+def test_links_unstable_link_backs_off() -> None:
+    """Links that keep breaking young are not dialled in a tight loop."""
+    world = World(2)
+    for _ in range(2_000):
+        world.run(1)
+        world.network.reset(1, 2)
+    ups = [event for event in world[1].handler.events if event[0] == "up"]
+    assert len(ups) < 30
+    world.run(SETTLED_MS)
+    assert world[1].handler.up == {2}
+
+
+def test_links_power_cut_reports_silence_without_refusal() -> None:
+    """Nobody answers: the link closes after the silence bound, nothing proves a death."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.power_off(1)
+    world.run(world.options.silent_ms_max - 200)
+    assert world[2].handler.up == {1}
+    world.run(600)
+    assert downs(world, 2, 1) == [False]
+    world.restart(1)
+    world.run(SETTLED_MS)
+    assert world[2].handler.up == {1}
+    assert world[2].handler.hellos[1].incarnation == 2
+
+
+def test_links_refusal_after_silence_is_reported_once() -> None:
+    """A machine that comes back without its server proves the death late."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.power_off(1)
+    world.run(5_000)
+    assert downs(world, 2, 1) == [False]
+    world.network._vanished.discard(1)
+    world.network.heal(2, 1)
+    world.run(3_000)
+    assert downs(world, 2, 1) == [False, True]
+
+
+def test_links_one_way_cut_closes_the_link_at_both_ends() -> None:
+    """Who hears nothing closes; the other end then cannot keep it."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.network.cut(1, 2)
+    world.run(5_000)
+    assert world[2].handler.up == set()
+    assert world[1].handler.up == set()
+    world.network.heal(1, 2)
+    world.run(3_000)
+    assert world[1].handler.up == {2}
+    assert world[2].handler.up == {1}
+
+
+def test_links_short_cut_keeps_the_link() -> None:
+    """TCP's retransmission bridges a cut shorter than the silence bound."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    for source, target in ((1, 2), (2, 1)):
+        world.network.cut(source, target)
+    world.run(1_000)
+    for source, target in ((1, 2), (2, 1)):
+        world.network.heal(source, target)
+    world.run(3_000)
+    assert world[1].handler.events == [("up", 2)]
+    assert world[2].handler.events == [("up", 1)]
+
+
+def test_links_idle_link_stays_up_by_pings() -> None:
+    """Without any traffic of the host, pings prove life and measure the round trip."""
+    world = World(2, delay_ms=3.0)
+    world.run(20_000)
+    assert world[1].handler.events == [("up", 2)]
+    (status,) = world[1].links.links()
+    assert status.round_trip_ns == 6_000_000
+    assert world[1].handler.beats == 200
+
+
+def test_links_own_pause_closes_nothing() -> None:
+    """Time in which our own process stood still says nothing about others."""
+    world = World(3)
+    world.run(SETTLED_MS)
+    world.pause(2)
+    world.run(1_500)  # below the others' silence bound
+    world.resume(2)
+    world.run(3_000)
+    assert world[2].handler.events == [("up", 1), ("up", 3)]
+
+
+def test_links_long_pause_of_a_peer_is_silence_then_a_new_session() -> None:
+    """A stopped process keeps its port: no refusal; afterwards it is linked again."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.pause(1)
+    world.run(8_000)
+    assert downs(world, 2, 1) == [False]
+    world.resume(1)
+    world.run(3_000)
+    assert world[1].handler.up == {2}
+    assert world[2].handler.up == {1}
+    world[2].send(1, b"hello again")
+    world.run(5)
+    assert world[1].handler.frames[-1][2] == b"hello again"
+
+
+def test_links_restart_is_a_new_session_with_the_new_incarnation() -> None:
+    """Frames queued for the old process never reach the new one."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.crash(1)
+    world.restart(1)
+    world.run(SETTLED_MS)
+    assert world[2].handler.hellos[1].incarnation == 2
+    assert downs(world, 2, 1) == [False]
+    assert world[1].handler.frames == []
+
+
+def test_links_close_tells_peers_that_we_stop() -> None:
+    """A planned stop is as good a proof as a refused redial, and faster."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world[1].links.close()
+    world.run(0.2)
+    assert downs(world, 2, 1) == [True]
+    assert world[2].handler.rejects == [(1, RejectReason.STOPPING, True)]
+    assert world[1].handler.events == [("up", 2)]
+
+
+def test_links_wrong_cluster_is_refused_with_its_reason() -> None:
+    """Two clusters never exchange a frame, and say why."""
+    world = World(2, hellos={2: hello_of(2, cluster_id="another")})
+    world.run(3_000)
+    for me, peer in ((1, 2), (2, 1)):
+        handler = world[me].handler
+        assert handler.up == set()
+        assert {reject[1] for reject in handler.rejects} == {RejectReason.WRONG_CLUSTER}
+        assert {reject[0] for reject in handler.rejects} == {peer}
+        # Lasting reasons wait the longest back-off: a handful of attempts in 3 s.
+        assert len(handler.rejects) < 20
+
+
+def test_links_wrong_server_at_the_address_is_refused() -> None:
+    """A dial that reaches another server than it was meant for makes no link."""
+    world = World(3)
+    world.run(SETTLED_MS)
+    world[1].links.set_peer(9, address_of(2))
+    world.run(100)
+    assert (9, RejectReason.WRONG_SERVER, True) in world[1].handler.rejects
+    assert world[1].handler.up == {2, 3}
+
+
+def test_links_unadmitted_directory_gets_no_link() -> None:
+    """The host decides about directories; both ends learn of the refusal."""
+    world = World(2)
+    world[2].handler.denied = {1}
+    world.run(500)
+    assert world[1].handler.up == set()
+    assert (1, RejectReason.NOT_ADMITTED, False) in world[2].handler.rejects
+    assert (2, RejectReason.NOT_ADMITTED, True) in world[1].handler.rejects
+
+
+def test_links_unborn_servers_only_ask() -> None:
+    """Before both belong to the cluster a link carries ASK and ANSWER and nothing else."""
+    world = World(2, hellos={2: hello_of(2, cluster_id="")})
+    world.run(100)
+    assert world[1].handler.hellos[2].cluster_id == ""
+    assert not world[1].send(2, b"raft")
+    assert world[2].send(1, b"", FrameType.ASK)
+    assert world[1].send(2, b"\x00", FrameType.ANSWER)
+    world.run(5)
+    assert world[1].handler.frames == [(2, FrameType.ASK, b"")]
+    assert world[2].handler.frames == [(1, FrameType.ANSWER, b"\x00")]
+
+
+def test_links_adopting_a_cluster_makes_new_links() -> None:
+    """`set_local` from within a frame: the unborn link ends, a born one follows at once."""
+    world = World(2, hellos={2: hello_of(2, cluster_id="")})
+    world.run(100)
+    server = world[2]
+    server.handler.on_frame = lambda *_: server.links.set_local(
+        replace(server.hello, cluster_id="cluster-1")
+    )
+    world[1].send(2, b"\x01record", FrameType.ANSWER)
+    world.run(100)
+    assert world[1].handler.hellos[2].cluster_id == "cluster-1"
+    assert world[1].handler.events == [("up", 2), ("down", 2, False), ("up", 2)]
+    assert world[1].send(2, b"raft")
+
+
+def test_links_unknown_server_may_link_but_is_not_dialled() -> None:
+    """A newcomer that knows us is linked; when it goes, nothing is dialled."""
+    world = World(2)
+    world[1].links.remove_peer(2)
+    world.run(SETTLED_MS)
+    assert world[1].handler.up == {2}
+    world.crash(2)
+    world.run(3_000)
+    assert downs(world, 1, 2) == [False]
+    assert world[1].links.links() == []
+
+
+def test_links_removed_peer_goes_down() -> None:
+    """Removing a peer ends its link and its dials."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world[2].links.remove_peer(1)
+    world[1].handler.denied = {2}
+    world[1].links.remove_peer(2)
+    world.run(3_000)
+    assert world[1].handler.events == [("up", 2), ("down", 2, False)]
+    assert world[1].links.links() == []
+
+
+def test_links_in_flight_bound_refuses_and_recovers() -> None:
+    """At the bound nothing more is taken from bulk senders, control frames still pass; what was
+    taken arrives."""
+    limits = PeerLimits(in_flight_bytes_max=8 << 20)
+    world = World(2, options=LinkOptions(limits=limits))
+    world.run(100)
+    world.pause(2)
+    sent = 0
+    while world[1].send(2, bytes(1 << 20)):
+        sent += 1
+    # The stream's window, then the bound.
+    assert sent == 4 + 7
+    assert world[1].send(2, b"beat", FrameType.HEARTBEAT)
+    (status,) = world[1].links.links()
+    assert status.unsent_bytes <= limits.in_flight_bytes_max + limits.control_reserve_bytes
+    world.resume(2)
+    world.run(100)
+    assert len(world[2].handler.frames) == sent + 1
+    assert world[1].send(2, b"more")
+
+
+def test_links_inbound_streams_that_say_nothing_are_bounded_and_closed() -> None:
+    """Strangers can hold `inbound_max` streams for a second, not more."""
+    world = World(1, options=LinkOptions(inbound_max=3))
+    ended: list[str] = []
+
+    class Silent:
+        def get_buffer(self) -> memoryview:
+            return memoryview(bytearray(100))
+
+        def buffer_updated(self, received: int) -> None: ...
+        def writable(self) -> None: ...
+        def ended(self, cause: str) -> None:
+            ended.append(cause)
+
+    for _ in range(4):
+        stream = world.network.connect(9, address_of(1))
+        assert stream is not None
+        stream.start(Silent())
+    world.run(10)
+    assert len(ended) == 1
+    world.run(2_000)
+    assert len(ended) == 4
+
+
+def test_links_garbage_on_the_port_is_closed() -> None:
+    """An HTTP request is not a frame."""
+    world = World(1)
+    ended: list[str] = []
+
+    class Stranger:
+        def get_buffer(self) -> memoryview:
+            return memoryview(bytearray(100))
+
+        def buffer_updated(self, received: int) -> None: ...
+        def writable(self) -> None: ...
+        def ended(self, cause: str) -> None:
+            ended.append(cause)
+
+    stream = world.network.connect(9, address_of(1))
+    assert stream is not None
+    stream.start(Stranger())
+    stream.write([b"GET / HTTP/1.1\r\n\r\n"])
+    world.run(1)
+    assert ended == ["closed by the peer"]
+    assert world[1].handler.rejects == [(0, RejectReason.PROTOCOL_ERROR, False)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_links_random_faults_then_quiet_every_pair_is_linked(seed: int) -> None:
+    """After any storm of crashes, cuts, resets and pauses, all pairs agree on one link."""
+    rng = random.Random(seed)
+    world = World(4, seed=seed, jitter_ms=rng.choice([0.0, 2.0, 30.0]))
+    ids = list(world.servers)
+    down: set[int] = set()
+    paused: set[int] = set()
+    cut: set[tuple[int, int]] = set()
+    for _ in range(60):
+        world.run(rng.choice([0.2, 3, 50, 700, 3_000]))
+        server, other = rng.sample(ids, 2)
+        fault = rng.randrange(6)
+        if fault == 0 and server not in paused:
+            if server in down:
+                down.discard(server)
+                world.restart(server)
+            else:
+                down.add(server)
+                (world.crash if rng.random() < 0.5 else world.power_off)(server)
+        elif fault == 1 and server not in down:
+            if server in paused:
+                paused.discard(server)
+                world.resume(server)
+            else:
+                paused.add(server)
+                world.pause(server)
+        elif fault == 2:
+            cut.add((server, other))
+            world.network.cut(server, other)
+        elif fault == 3:
+            cut.discard((server, other))
+            world.network.heal(server, other)
+        elif fault == 4:
+            world.network.reset(server, other)
+        elif server not in down | paused:
+            world[server].send(other, bytes(rng.randrange(100_000)))
+    for server, other in sorted(cut):
+        world.network.heal(server, other)
+    for server in sorted(paused):
+        world.resume(server)
+    for server in sorted(down):
+        world.restart(server)
+    world.run(10_000)
+    for server_id in ids:
+        assert world[server_id].handler.up == set(ids) - {server_id}
+        for status in world[server_id].links.links():
+            assert status.is_up
+            (mirror,) = [
+                far for far in world[status.server_id].links.links() if far.server_id == server_id
+            ]
+            assert mirror.dialed_by_us is not status.dialed_by_us
+    before = {server_id: len(world[server_id].handler.events) for server_id in ids}
+    for server_id in ids:
+        for other in ids:
+            assert server_id == other or world[server_id].send(other, b"still here")
+    world.run(5_000)
+    for server_id in ids:
+        assert len(world[server_id].handler.events) == before[server_id]
+        last = {frame[0] for frame in world[server_id].handler.frames if frame[2] == b"still here"}
+        assert last == set(ids) - {server_id}
+
+
+def test_links_same_seed_same_history() -> None:
+    """The whole is a function of clock, network and seeds."""
+
+    def history(seed: int) -> list[object]:
+        world = World(4, seed=seed, jitter_ms=5.0)
+        for step in range(20):
+            world.run(300)
+            world.network.reset(1 + step % 4, 1 + (step + 1) % 4)
+        return [server.handler.events for server in world.servers.values()]
+
+    assert history(7) == history(7)

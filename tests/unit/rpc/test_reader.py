@@ -1,0 +1,123 @@
+"""Frames out of a byte stream: whole, byte by byte, damaged, large."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from crc32c import crc32c
+
+from rpc.errors import CorruptFrame, FrameTooLarge, MalformedFrame, RemoteError
+from rpc.reader import CHUNK_BYTES, HEAD_BYTES, FrameReader, frame_head
+
+SIZES = [0, 1, 15, 16, 17, 1_000, 16_383, 16_384, 16_385, 65_519, 65_520, 65_521, 300_000]
+
+
+def frame(frame_type: int, payload: bytes) -> bytes:
+    return frame_head(frame_type, len(payload), crc32c(payload)) + payload
+
+
+def payload_of(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def feed(reader: FrameReader, data: bytes, *, step: int) -> list[tuple[int, memoryview]]:
+    """All frames of `data`, received at most `step` bytes at a time."""
+    frames: list[tuple[int, memoryview]] = []
+    at = 0
+    while at < len(data):
+        buffer = reader.get_buffer()
+        assert len(buffer) > 0
+        taken = min(step, len(buffer), len(data) - at)
+        buffer[:taken] = data[at : at + taken]
+        at += taken
+        reader.buffer_updated(taken)
+        while (found := reader.next_frame()) is not None:
+            frames.append(found)
+    return frames
+
+
+@pytest.mark.parametrize("step", [1, 13, 4_096, 65_536, 1 << 20])
+def test_reader_any_cut_of_the_stream_gives_the_same_frames(step: int) -> None:
+    """Where the stream is cut does not matter, and no view changes after it was given out."""
+    rng = random.Random(1)
+    sizes = [size for size in SIZES if step > 1 or size < 20_000] * 3
+    rng.shuffle(sizes)
+    stream = b"".join(frame(size % 200, payload_of(size)) for size in sizes)
+    frames = feed(FrameReader(frame_bytes_max=1 << 20), stream, step=step)
+    assert [kind for kind, _ in frames] == [size % 200 for size in sizes]
+    for (_, view), size in zip(frames, sizes, strict=True):
+        assert view == payload_of(size)
+        assert not view.readonly
+
+
+def test_reader_large_frame_is_received_into_its_own_buffer() -> None:
+    """Of a large payload only what came with its head is copied; the rest is read in place."""
+    payload = payload_of(1 << 20)
+    data = frame(7, payload)
+    reader = FrameReader(frame_bytes_max=1 << 20)
+    first = reader.get_buffer()
+    assert len(first) == CHUNK_BYTES
+    first[:] = data[:CHUNK_BYTES]
+    reader.buffer_updated(CHUNK_BYTES)
+    assert reader.next_frame() is None
+    rest = reader.get_buffer()
+    assert len(rest) == HEAD_BYTES + len(payload) - CHUNK_BYTES
+    rest[:] = data[CHUNK_BYTES:]
+    reader.buffer_updated(len(rest))
+    found = reader.next_frame()
+    assert found is not None
+    assert found[1].obj is rest.obj
+    assert found[1] == payload
+
+
+@pytest.mark.parametrize("at", range(HEAD_BYTES))
+def test_reader_damaged_head_is_noticed_before_its_length_is_believed(at: int) -> None:
+    """Any flipped bit in the head ends the stream as soon as the head is complete."""
+    for bit in range(8):
+        data = bytearray(frame(7, b"payload")[:HEAD_BYTES])
+        data[at] ^= 1 << bit
+        with pytest.raises(CorruptFrame, match="head"):
+            feed(FrameReader(frame_bytes_max=1 << 20), bytes(data), step=1)
+
+
+@pytest.mark.parametrize("size", [1, 1_000, 100_000])
+def test_reader_damaged_payload_is_noticed(size: int) -> None:
+    """Any flipped bit in the payload, records included, is found."""
+    rng = random.Random(size)
+    for _ in range(20):
+        data = bytearray(frame(7, payload_of(size)))
+        data[HEAD_BYTES + rng.randrange(size)] ^= 1 << rng.randrange(8)
+        with pytest.raises(CorruptFrame, match="payload"):
+            feed(FrameReader(frame_bytes_max=1 << 20), bytes(data), step=1 << 20)
+
+
+def test_reader_zeros_are_not_a_frame() -> None:
+    """A stream of zeros fails at the first head."""
+    with pytest.raises(CorruptFrame):
+        feed(FrameReader(frame_bytes_max=1 << 20), bytes(HEAD_BYTES), step=1)
+
+
+def test_reader_length_at_the_limit_passes_one_more_is_refused() -> None:
+    """The bound is exact and is checked before anything is allocated."""
+    reader = FrameReader(frame_bytes_max=1_000)
+    assert len(feed(reader, frame(1, bytes(1_000)), step=1 << 20)) == 1
+    with pytest.raises(FrameTooLarge) as caught:
+        feed(reader, frame(1, bytes(1_001))[:HEAD_BYTES], step=1 << 20)
+    assert (caught.value.length, caught.value.bytes_max) == (1_001, 1_000)
+
+
+def test_reader_flags_of_a_future_version_are_refused() -> None:
+    """Flags mean nothing yet: a frame that has some is not understood."""
+    head = bytearray(frame(1, b""))
+    head[5] = 1
+    head[12:16] = crc32c(bytes(head[:12]), 0x56444C31).to_bytes(4, "little")
+    with pytest.raises(MalformedFrame):
+        feed(FrameReader(frame_bytes_max=1_000), bytes(head), step=100)
+
+
+def test_reader_random_bytes_raise_only_remote_errors() -> None:
+    """Nothing a stranger sends raises anything but RemoteError."""
+    for seed in range(300):
+        with pytest.raises(RemoteError):
+            feed(FrameReader(frame_bytes_max=1 << 16), random.Random(seed).randbytes(64), step=9)

@@ -1,0 +1,307 @@
+"""The link logic over real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rpc.links import LinkOptions
+from rpc.peer import FrameType, PeerLimits
+from rpc.reader import Buffer
+from rpc.streams import DialFailed, Stream
+from rpc.transport import SocketDialer, SocketStream, SocketTransport
+from tests.unit.rpc.world import Recorder, hello_of
+
+LOOPBACK = ("127.0.0.1", 0)
+DEADLINE_S = 5.0
+ROOT = Path(__file__).parents[3]
+# A link counts as stable at once, so that a loss is dialled again at once.
+OPTIONS = LinkOptions(stable_ms=0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+def transport(server_id: int, handler: Recorder, options: LinkOptions = OPTIONS) -> SocketTransport:
+    return SocketTransport(
+        hello_of(server_id),
+        LOOPBACK,
+        handler,
+        loop=asyncio.get_running_loop(),
+        rng=random.Random(server_id),
+        options=options,
+    )
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    options: LinkOptions = OPTIONS,
+) -> AsyncIterator[tuple[SocketTransport, Recorder, SocketTransport, Recorder]]:
+    """Two linked servers."""
+    handlers = Recorder(), Recorder()
+    one = transport(1, handlers[0], options)
+    two = transport(2, handlers[1], options)
+    try:
+        one.set_peer(2, ("127.0.0.1", two.port))
+        two.set_peer(1, ("127.0.0.1", one.port))
+        await until(lambda: bool(handlers[0].up and handlers[1].up))
+        yield one, handlers[0], two, handlers[1]
+    finally:
+        one.close()
+        two.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks() -> Iterator[None]:
+    """Every socket is closed by its owner, not by the collector."""
+    gc.collect()
+    before = set(Path("/proc/self/fd").iterdir())
+    yield
+    assert len(set(Path("/proc/self/fd").iterdir()) - before) == 0
+
+
+def test_transport_frames_of_every_size_arrive_in_order() -> None:
+    """From empty to several megabytes, both ways at once, through full socket buffers."""
+
+    async def scenario() -> None:
+        async with pair() as (one, handler_one, two, handler_two):
+            rng = random.Random(3)
+            payloads = [rng.randbytes(size) for size in (0, 1, 1_000, 70_000, 16_384, 3_000_000)]
+            for payload in payloads:
+                half = len(payload) // 2
+                parts: list[Buffer] = [payload[:half], memoryview(payload)[half:]]
+                assert one.send(2, FrameType.RAFT, parts)
+                assert two.send(1, FrameType.RAFT, parts)
+            count = len(payloads)
+            await until(lambda: len(handler_one.frames) == len(handler_two.frames) == count)
+            assert [frame[2] for frame in handler_one.frames] == payloads
+            assert [frame[2] for frame in handler_two.frames] == payloads
+            assert handler_one.events == [("up", 2)]
+
+    asyncio.run(scenario())
+
+
+def test_transport_full_socket_bounds_what_is_queued() -> None:
+    """A peer that does not read costs at most the in-flight bound; then everything arrives."""
+
+    async def scenario() -> None:
+        limits = PeerLimits(in_flight_bytes_max=8 << 20)
+        async with pair(LinkOptions(limits=limits)) as (one, _, _, handler_two):
+            sent = 0
+            # Nothing is read while this loop does not return to the event loop.
+            while one.send(2, FrameType.RAFT, [bytes(1 << 20)]):
+                sent += 1
+            assert sent >= 7
+            (status,) = one.links()
+            assert (7 << 20) <= status.unsent_bytes <= (8 << 20)
+            await until(lambda: len(handler_two.frames) == sent)
+            assert one.send(2, FrameType.RAFT, [b"more"])
+
+    asyncio.run(scenario())
+
+
+CHILD = """
+import asyncio, random, sys
+from rpc.transport import SocketTransport
+from tests.unit.rpc.world import Recorder, hello_of
+
+async def serve():
+    loop, rng = asyncio.get_running_loop(), random.Random(2)
+    two = SocketTransport(hello_of(2), ("127.0.0.1", 0), Recorder(), loop=loop, rng=rng)
+    two.set_peer(1, ("127.0.0.1", int(sys.argv[1])))
+    print(two.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.parametrize("with_traffic", [False, True])
+def test_transport_killed_process_is_refused_within_milliseconds(with_traffic: bool) -> None:
+    """kill -9: the link ends, nobody listens; that is proof, long before any timeout."""
+
+    async def scenario() -> None:
+        handler = Recorder()
+        one = transport(1, handler)
+        command = [sys.executable, "-c", CHILD, str(one.port)]
+        child = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+        try:
+            assert child.stdout is not None
+            port = await child.stdout.readline()
+            one.set_peer(2, ("127.0.0.1", int(port)))
+            await until(lambda: handler.up == {2})
+            if with_traffic:  # unread bytes make the kernel reset instead of closing
+                while one.send(2, FrameType.RAFT, [bytes(1 << 20)]):
+                    pass
+            loop = asyncio.get_running_loop()
+            killed = loop.time()
+            child.kill()
+            await until(lambda: len(handler.events) > 1)
+            assert handler.events == [("up", 2), ("down", 2, True)]
+            assert loop.time() - killed < 0.5
+        finally:
+            if child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+            await child.wait()
+            one.close()
+
+    asyncio.run(scenario())
+
+
+def test_transport_reset_with_the_peer_alive_links_again() -> None:
+    """A reset alone is no proof of anything."""
+
+    async def scenario() -> None:
+        async with pair() as (one, handler_one, _, handler_two):
+            (connection,) = one._open.values()
+            stream = connection.stream
+            assert isinstance(stream, SocketStream)
+            # Shut down under the transport, as a middlebox would.
+            stream._socket.shutdown(socket.SHUT_RDWR)
+            expected = [("up", 2), ("down", 2, False), ("up", 2)]
+            await until(lambda: handler_one.events == expected)
+            await until(lambda: len(handler_two.events) == 3)
+
+    asyncio.run(scenario())
+
+
+def test_transport_corrupt_bytes_on_the_wire_end_the_link() -> None:
+    """A byte that changed under TCP is noticed; the session is replaced."""
+
+    async def scenario() -> None:
+        async with pair() as (one, handler_one, _, handler_two):
+            (connection,) = one._open.values()
+            stream = connection.stream
+            assert isinstance(stream, SocketStream)
+            stream._socket.send(bytes(16))
+            await until(lambda: len(handler_two.events) == 3)
+            assert handler_two.events == [("up", 1), ("down", 1, False), ("up", 1)]
+            assert "corrupt" not in str(handler_one.events)
+
+    asyncio.run(scenario())
+
+
+def test_transport_stop_is_told() -> None:
+    """`close` says STOPPING: the peer knows at once, by word."""
+
+    async def scenario() -> None:
+        async with pair() as (_, handler_one, two, handler_two):
+            two.close()
+            await until(lambda: ("down", 2, True) in handler_one.events)
+            assert handler_two.events == [("up", 1)]
+
+    asyncio.run(scenario())
+
+
+def test_transport_second_listener_on_the_port_is_an_error() -> None:
+    """Two servers cannot share a peer port."""
+
+    async def scenario() -> None:
+        one = transport(1, Recorder())
+        with pytest.raises(OSError, match="in use"):
+            SocketTransport(
+                hello_of(2),
+                ("127.0.0.1", one.port),
+                Recorder(),
+                loop=asyncio.get_running_loop(),
+                rng=random.Random(2),
+            )
+        one.close()
+
+    asyncio.run(scenario())
+
+
+async def dial(host: str, port: int) -> Stream | DialFailed:
+    result: asyncio.Future[Stream | DialFailed] = asyncio.get_running_loop().create_future()
+    SocketDialer(asyncio.get_running_loop()).dial((host, port), result.set_result)
+    async with asyncio.timeout(DEADLINE_S):
+        return await result
+
+
+def test_transport_dial_to_a_closed_port_is_refused() -> None:
+    """A refusal is told apart from silence."""
+
+    async def scenario() -> None:
+        with socket.socket() as probe:
+            probe.bind(LOOPBACK)
+            port = probe.getsockname()[1]
+            result = await dial("127.0.0.1", port)
+        assert isinstance(result, DialFailed)
+        assert result.refused
+
+    asyncio.run(scenario())
+
+
+def test_transport_dial_by_name() -> None:
+    """Names are resolved; a name that does not exist is a failure, not a refusal."""
+
+    async def scenario() -> None:
+        with socket.socket() as listener:
+            listener.bind(LOOPBACK)
+            listener.listen()
+            result = await dial("localhost", listener.getsockname()[1])
+            assert isinstance(result, SocketStream)
+            result.close()
+        missing = await dial("no-such-host.invalid", 1)
+        assert isinstance(missing, DialFailed)
+        assert not missing.refused
+
+    asyncio.run(scenario())
+
+
+def test_transport_cancelled_dial_has_no_result() -> None:
+    """After `cancel` nothing is called back."""
+
+    async def scenario() -> None:
+        results: list[Stream | DialFailed] = []
+        dialer = SocketDialer(asyncio.get_running_loop())
+        for host in ("127.0.0.1", "localhost"):
+            dialer.dial((host, 1), results.append).cancel()
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+        await asyncio.sleep(0.01)
+        assert results == []
+
+    asyncio.run(scenario())
+
+
+def test_transport_connection_to_itself_is_a_refusal() -> None:
+    """A port of our own ephemeral range may connect to itself; that is nobody."""
+
+    async def scenario() -> None:
+        # Binding the dialling socket to the port it dials makes the self-connection certain.
+        with socket.socket() as probe:
+            probe.bind(LOOPBACK)
+            port = probe.getsockname()[1]
+        real = socket.socket
+
+        class Bound(real):  # type: ignore[valid-type,misc]
+            def connect_ex(self, address: tuple[str, int]) -> int:
+                self.bind(("127.0.0.1", port))
+                return int(super().connect_ex(address))
+
+        socket.socket = Bound  # type: ignore[misc]
+        try:
+            result = await dial("127.0.0.1", port)
+        finally:
+            socket.socket = real  # type: ignore[misc]
+        assert isinstance(result, DialFailed)
+        assert result.refused
+        # And the port is free again.
+        with socket.socket() as again:
+            again.bind(("127.0.0.1", port))
+
+    asyncio.run(scenario())
