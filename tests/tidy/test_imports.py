@@ -14,6 +14,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.cli",),
     ("vdl.commands",),
     ("vdl.sim", "vdl.process"),
+    ("vdl.administration",),
     ("vdl.server",),
     ("vdl.config",),
     ("vdl.config_values",),

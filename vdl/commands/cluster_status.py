@@ -133,7 +133,7 @@ def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
     _add_topics(status, metadata, replicas)
     _add_missing_servers(status)
     status.groups = [
-        _fill(Group(name), _servers_of(by_server), by_server)
+        fill_group(Group(name), _servers_of(by_server), by_server)
         for name, by_server in sorted(replicas.items())
         if name == "catalog" or name.startswith("coordinator-")
     ]
@@ -223,7 +223,7 @@ def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByS
             partition = Partition(
                 name, row.leader_id, row.leader_epoch, partition=row.partition_index
             )
-            _fill(partition, row.replica_nodes, replicas.get(name, {}))
+            fill_group(partition, row.replica_nodes, replicas.get(name, {}))
             topic.partitions.append(partition)
         status.topics.append(topic)
 
@@ -251,7 +251,7 @@ def _servers_of(by_server: ByServer) -> list[int]:
     return sorted(ids | set(by_server))
 
 
-def _fill(group: GroupT, servers: Iterable[int], by_server: ByServer) -> GroupT:
+def fill_group(group: GroupT, servers: Iterable[int], by_server: ByServer) -> GroupT:
     """Put the replicas' own words into `group`. The leader of the newest term is believed."""
     leaders = {
         server_id: replica

@@ -1,0 +1,77 @@
+"""`vdl status`: what servers say of themselves becomes one picture, even when some are silent."""
+
+import pytest
+
+from rpc.admin import GroupStatus, ProgressState, ReplicaProgress, Role
+from vdl.commands.cluster_status import (
+    ClusterStatus,
+    Group,
+    Server,
+    admin_address,
+    fill_group,
+)
+from vdl.config_values import Address
+
+
+def replica_id(server):
+    return server << 16 | 1
+
+
+def replica(server, role, *, term=3, end=100, last=50, match=None):
+    progress = [
+        ReplicaProgress(replica_id(number), ProgressState.REPLICATE, index, index + 1)
+        for number, index in (match or {}).items()
+    ]
+    return GroupStatus(
+        9, "orders-0", replica_id(server), role, term, replica_id(1),
+        last_index=last, high_watermark=end, end_offset=end, progress=progress,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("PLAINTEXT://a:9092,ADMIN://b:9112", Address("b", 9112)),
+        (" ADMIN://[::1]:9112 ", Address("::1", 9112)),
+        ("PLAINTEXT://a:9092", None),
+        ("ADMIN://nonsense", None),
+        ("", None),
+    ],
+)
+def test_admin_address_in_advertised_listeners_is_found(text, address):
+    """The listener named ADMIN, in the form Kafka shows listeners."""
+    assert admin_address(text) == address
+
+
+def test_group_lag_is_what_the_leader_has_and_a_replica_has_not():
+    """In records by the replica's own words, in entries by what its leader knows to be durable."""
+    by_server = {
+        1: replica(1, Role.LEADER, match={1: 50, 2: 48, 3: 20}),
+        2: replica(2, Role.FOLLOWER, end=96),
+    }
+    group = fill_group(Group("orders-0"), [1, 2, 3], by_server)
+    assert (group.leader, group.term, group.end_offset) == (1, 3, 100)
+    assert [one.lag for one in group.replicas] == [0, 4, -1]
+    assert [one.lag_entries for one in group.replicas] == [0, 2, 30]
+    assert group.replicas[2].role == "unknown"
+
+
+def test_group_with_two_leaders_believes_the_newer_term():
+    """A deposed leader that has not heard of it yet is not shown as the leader."""
+    by_server = {1: replica(1, Role.LEADER, term=3), 2: replica(2, Role.LEADER, term=4)}
+    assert fill_group(Group("orders-0"), [1, 2], by_server).leader == 2
+
+
+def test_follower_that_answered_later_has_no_negative_lag():
+    """Servers are asked one after another; a follower may meanwhile have more."""
+    by_server = {1: replica(1, Role.LEADER), 2: replica(2, Role.FOLLOWER, end=105)}
+    assert fill_group(Group("orders-0"), [1, 2], by_server).replicas[1].lag == 0
+
+
+def test_cluster_health_needs_every_server_and_every_leader():
+    """The exit code of `vdl status`: one silent server or one group without a leader is enough."""
+    healthy = ClusterStatus("c", [Server(1, "a:1")], groups=[Group("catalog", leader=1)])
+    assert healthy.is_healthy
+    silent = ClusterStatus("c", [Server(1, "a:1", problem="is down")], groups=healthy.groups)
+    assert not silent.is_healthy
+    assert not ClusterStatus("c", healthy.servers, groups=[Group("catalog")]).is_healthy
