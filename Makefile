@@ -29,7 +29,8 @@ DIR ?=
 STAGES ?=
 CI_STAGES ?=
 BENCH_ARGS ?=
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Quiet: the warning that an editable installation is one is no news here.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help setup up down test check fix gen conformance sim bench clean
 
