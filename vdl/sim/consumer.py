@@ -31,6 +31,7 @@ from vdl.sim.subscription import (
 if TYPE_CHECKING:
     from vdl.sim.member import GroupMember
 
+_FETCH_WITH_EPOCHS = 9
 _FETCH_WITH_TOPIC_IDS = 13
 
 
@@ -38,7 +39,8 @@ _FETCH_WITH_TOPIC_IDS = 13
 class Fetched:
     """One partition's part of a fetch: records from the position on, and where the log stood.
 
-    `epochs` has the leader epoch of the batch each record came in. Times are the client's clock.
+    `epochs` has the leader epoch of the batch each record came in; `leader_epoch` is the one the
+    server agreed to, -1 in versions that do not ask. Times are the client's clock.
     """
 
     tp: TopicPartition
@@ -236,6 +238,7 @@ class Consumer:
 
     def _fetch_from(self, leader: int, asked: list[_Asked]) -> None:
         self._fetching[leader] = asked_ns = self.client.clock.now_ns()
+        versions = [0]
 
         def answered(response: Message | Failure) -> None:
             del self._fetching[leader]
@@ -252,6 +255,8 @@ class Consumer:
                     rows[TopicPartition(name, row.partition_index)] = row
             for want in asked:
                 if want.tp in rows:
+                    if versions[0] < _FETCH_WITH_EPOCHS:
+                        want.epoch = -1
                     self._take(leader, want, rows[want.tp], asked_ns)
             pause_ms = self.options.poll_interval_ms
             if pause_ms:
@@ -261,12 +266,16 @@ class Consumer:
 
         options = self.options
         timeout_ms = options.max_wait_ms + self.client.options.request_timeout_ms
-        self.client.call(leader, fetch, self._request(asked), answered, timeout_ms)
+        self.client.call(leader, fetch, self._request(asked, versions), answered, timeout_ms)
 
-    def _request(self, asked: list[_Asked]) -> Callable[[int], fetch.FetchRequest]:
+    def _request(
+        self, asked: list[_Asked], versions: list[int]
+    ) -> Callable[[int], fetch.FetchRequest]:
+        """Builds the request; leaves the version it was built for in `versions`."""
         options = self.options
 
         def build(version: int) -> fetch.FetchRequest:
+            versions[0] = version
             topics: dict[str, fetch.FetchTopic] = {}
             for want in asked:
                 name = want.tp.topic

@@ -1,0 +1,320 @@
+"""What goes wrong: one class per fault, and the nemesis that lets them happen.
+
+A fault is done to a world and, if it lasts, undone. `FAULTS` is the table of all of them with the
+option that sets each one's rate; a new fault is one class and one row. Nothing here needs to leave
+a majority: durable data survives everything below, and what cannot be served is refused.
+
+Must not know: what the servers store, how they are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import permutations
+from random import Random
+from typing import Protocol
+
+from vdl.clock import MS
+from vdl.sim.clock import VirtualTime
+from vdl.sim.machine import Condition, Machine
+from vdl.sim.network import Network
+from vdl.sim.options import Options
+
+S = 1_000 * MS
+
+
+class Target(Protocol):
+    """The part of a world that faults act on."""
+
+    @property
+    def time(self) -> VirtualTime: ...
+    @property
+    def network(self) -> Network: ...
+    @property
+    def machines(self) -> list[Machine]: ...
+    @property
+    def hosts(self) -> list[str]:
+        """Names of all machines, clients' too."""
+
+    def note(self, text: str) -> None: ...
+
+
+class Fault(Protocol):
+    """One thing that goes wrong. `begin` False: there was nothing to do it to."""
+
+    def begin(self, world: Target, rng: Random) -> bool: ...
+
+    def end(self, world: Target) -> None:
+        """Undo it; harmless when it undid itself."""
+
+
+class Kill:
+    """kill -9, and a restart some time later."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None:
+            return False
+        self.machine.kill()
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.start()
+
+
+class PowerCut:
+    """A machine loses power, and everything it had not synced."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None:
+            return False
+        self.machine.power_cut()
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.start()
+
+
+class Outage:
+    """All machines lose power at once."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        for machine in world.machines:
+            machine.power_cut()
+        return True
+
+    def end(self, world: Target) -> None:
+        for machine in world.machines:
+            machine.start()
+
+
+class Stop:
+    """A planned restart."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.condition is not Condition.RUNNING:
+            return False
+        self.machine.stop(transfer=rng.random() < 0.8)
+        return True
+
+    def end(self, world: Target) -> None:
+        # One that did not stop in time is killed, as init systems do.
+        if self.machine.condition is Condition.STOPPING:
+            self.machine.kill()
+        self.machine.start()
+
+
+class Pause:
+    """SIGSTOP and SIGCONT: a stalled virtual machine."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None:
+            return False
+        self.machine.pause()
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.resume()
+
+
+class Partition:
+    """Servers fall into two sides that do not hear each other; clients keep to one of them, or
+    reach both."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        names = [machine.name for machine in world.machines]
+        if len(names) < 2:
+            return False
+        clients = [name for name in world.hosts if name not in names]
+        side = set(rng.sample(names, rng.randint(1, len(names) - 1)))
+        if rng.random() < 0.5:
+            everyone = [*names, *clients]
+            side |= {name for name in clients if rng.random() < 0.5}
+        else:
+            everyone = names
+        self.pairs = [
+            (one, other)
+            for one, other in permutations(everyone, 2)
+            if (one in side) is not (other in side)
+        ]
+        for one, other in self.pairs:
+            world.network.cut(one, other)
+        world.note(f"partition {sorted(side)}")
+        return True
+
+    def end(self, world: Target) -> None:
+        for one, other in self.pairs:
+            world.network.heal(one, other)
+
+
+class OneWayCut:
+    """One machine is not heard, or does not hear, by one other or by all."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        if len(world.machines) < 2:
+            return False
+        one = rng.choice(world.machines).name
+        others = [name for name in world.hosts if name != one]
+        if rng.random() < 0.5:
+            others = [rng.choice(others)]
+        outbound = rng.random() < 0.5
+        self.pairs = [(one, other) if outbound else (other, one) for other in others]
+        for source, target in self.pairs:
+            world.network.cut(source, target)
+        world.note(f"one-way cut {self.pairs}")
+        return True
+
+    def end(self, world: Target) -> None:
+        for source, target in self.pairs:
+            world.network.heal(source, target)
+
+
+class Reset:
+    """Connections between two machines are reset."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        one, other = rng.sample(world.hosts, 2)
+        count = world.network.reset_between(one, other)
+        if count:
+            world.note(f"reset {one} {other}: {count} connections")
+        return count > 0
+
+    def end(self, world: Target) -> None:
+        """It is over at once."""
+
+
+class Clog:
+    """A path delivers nothing for a while, then everything."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        one, other = rng.sample(world.hosts, 2)
+        until_ns = world.time.now_ns + rng.randint(10, 2_000) * MS
+        world.network.path(one, other).clogged_until_ns = until_ns
+        world.note(f"clog {one} → {other}")
+        return True
+
+    def end(self, world: Target) -> None:
+        """It ends by itself."""
+
+
+class SlowDisk:
+    """A disk becomes slower by orders of magnitude."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        self.machine.disk.slowdown = rng.choice((10, 100, 500))
+        world.note(f"{self.machine.name}: disk slower by {self.machine.disk.slowdown}")
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.disk.slowdown = 1
+
+
+class SyncFailure:
+    """The next sync of a machine fails: its process has to end itself."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None:
+            return False
+        self.machine.disk.fail_syncs = 1
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.disk.fail_syncs = 0
+        self.machine.start()
+
+
+class ClockJump:
+    """Someone sets a machine's wall clock."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        machine = rng.choice(world.machines)
+        machine.jump_wall(rng.choice((-1, 1)) * rng.choice((10, 1_000, 60_000, 3_600_000)))
+        return True
+
+    def end(self, world: Target) -> None:
+        """Clocks are left as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A fault, the option that sets its rate, and how long it lasts at most, in milliseconds."""
+
+    make: Callable[[], Fault]
+    rate: Callable[[Options], float]
+    lasts_ms_max: int
+
+
+FAULTS = (
+    Row(Kill, lambda o: o.kills, 4_000),
+    Row(PowerCut, lambda o: o.power_cuts, 4_000),
+    Row(Outage, lambda o: o.outages, 2_000),
+    Row(Stop, lambda o: o.stops, 4_000),
+    Row(Pause, lambda o: o.pauses, 4_000),
+    Row(Partition, lambda o: o.partitions_cut, 5_000),
+    Row(OneWayCut, lambda o: o.one_way_cuts, 5_000),
+    Row(Reset, lambda o: o.resets, 1),
+    Row(Clog, lambda o: o.clogs, 1),
+    Row(SlowDisk, lambda o: o.slow_disks, 4_000),
+    Row(SyncFailure, lambda o: o.sync_failures, 4_000),
+    Row(ClockJump, lambda o: o.clock_jumps, 1),
+)
+
+
+class Nemesis:
+    """Lets each fault happen at its rate, until told to heal everything."""
+
+    def __init__(self, world: Target, options: Options, rng: Random) -> None:
+        self.faults = 0
+        self._world = world
+        self._options = options
+        self._rng = rng
+        self._active: dict[int, Fault] = {}
+        self._healed = False
+
+    def start(self) -> None:
+        for row in FAULTS:
+            self._schedule(row)
+
+    def _schedule(self, row: Row) -> None:
+        rate = row.rate(self._options)
+        if rate > 0:
+            delay_ns = int(self._rng.expovariate(rate) * S)
+            self._world.time.after(delay_ns, lambda: self._happen(row))
+
+    def _happen(self, row: Row) -> None:
+        if self._healed:
+            return
+        self._schedule(row)
+        fault = row.make()
+        if not fault.begin(self._world, self._rng):
+            return
+        self.faults += 1
+        number = self.faults
+        self._active[number] = fault
+        lasts_ns = self._rng.randint(1, row.lasts_ms_max * MS)
+        self._world.time.after(lasts_ns, lambda: self._over(number))
+
+    def _over(self, number: int) -> None:
+        fault = self._active.pop(number, None)
+        if fault is not None:
+            fault.end(self._world)
+
+    def heal(self) -> None:
+        """End every fault, and let none happen any more."""
+        self._healed = True
+        for number in sorted(self._active):
+            self._over(number)
+        self._world.network.heal_all()
+        for machine in self._world.machines:
+            machine.disk.slowdown = 1
+            machine.disk.fail_syncs = 0
+            machine.resume()
+            if machine.condition is Condition.STOPPING:
+                machine.kill()
+            machine.start()

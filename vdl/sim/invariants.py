@@ -1,0 +1,239 @@
+"""What must hold in every world, watched while it runs and checked when it is over.
+
+* Election safety (Raft §5.2): at most one replica leads a term, over the whole run; a machine's
+  term never goes back, over restarts too.
+* The durability audit: when a client hears an acknowledgement, its records are in the durable image
+  of a majority of the disks. The disks themselves say so: records are recognised in the bytes that
+  became durable, whoever wrote them and why.
+* At the end all replicas of a group hold equal entries and equal state.
+* No process ends by an exception, reports an error or fails to answer a request.
+
+Must not know: which faults happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import Struct
+
+from segments.api import Buffer, StorageError, StoredEntry
+from vdl.logstream.group import Group
+from vdl.logstream.host import Host
+from vdl.logstream.turn import server_of
+from vdl.sim.machine import Life, Machine
+from vdl.sim.recorder import values_in
+from vdl.sim.subscription import TopicPartition
+
+ATTACH_NS = 1_000_000
+_ENTRY = Struct("<QQBQQ")
+_EVERYTHING = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not be."""
+
+    name: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.detail}"
+
+
+class Watch:
+    """The invariants of one run."""
+
+    def __init__(self, machines: list[Machine]) -> None:
+        self.violations: list[Violation] = []
+        self.elections = 0
+        self.audited = 0
+        self._machines = machines
+        self._leaders: dict[tuple[int, int], int] = {}
+        self._terms: dict[tuple[str, int, int], int] = {}
+        self._durable: list[set[int]] = []
+        for machine in machines:
+            machine.on_start = self._started
+            machine.on_down = self._down
+            on_disk: set[int] = set()
+            self._durable.append(on_disk)
+            machine.disk.on_durable = _collector(on_disk)
+
+    def violate(self, name: str, detail: str) -> None:
+        self.violations.append(Violation(name, detail))
+
+    # --- while it runs ----------------------------------------------------------------------------
+    def _started(self, life: Life) -> None:
+        self._attach(life)
+
+    def _attach(self, life: Life) -> None:
+        """Listen to the host as soon as there is one: before a cluster is born there is none."""
+        host = life.server.host
+        if host is None:
+            life.clock.call_later(ATTACH_NS, lambda: self._attach(life))
+            return
+        others = host.on_leader_news
+
+        def news() -> None:
+            others()
+            self._scan(life, host)
+
+        host.on_leader_news = news
+        self._scan(life, host)
+
+    def _scan(self, life: Life, host: Host) -> None:
+        for group in host.groups.values():
+            node = group.node
+            place = (life.machine.name, group.group_id, group.log.log_id)
+            known = self._terms.get(place, 0)
+            if node.term < known:
+                self.violate("term-regress", f"{place} from {known} to {node.term}")
+            self._terms[place] = node.term
+            if node.is_leader:
+                self._leads(group)
+
+    def _leads(self, group: Group) -> None:
+        key = (group.group_id, group.node.term)
+        leader = self._leaders.get(key)
+        if leader is None:
+            self._leaders[key] = group.replica_id
+            self.elections += 1
+        elif leader != group.replica_id:
+            servers = f"{server_of(leader)} and {server_of(group.replica_id)}"
+            self.violate("two-leaders", f"group {key[0]}, term {key[1]}: servers {servers}")
+
+    def _down(self, life: Life) -> None:
+        host = life.server.host
+        if host is not None:
+            self._scan(life, host)
+        self.judge(life)
+
+    def judge(self, life: Life) -> None:
+        """What a process says of itself at its end."""
+        frontend = life.server.frontend
+        if frontend is not None and frontend.handler_errors:
+            self.violate("handler-error", f"{life.machine.name}: {frontend.handler_errors}")
+        for line in life.machine.warnings:
+            self.violate("error-logged", f"{life.machine.name}: {line}")
+        life.machine.warnings.clear()
+
+    def acknowledged(self, tp: TopicPartition, values: list[int]) -> None:
+        """A client was told that these are safe."""
+        majority = len(self._durable) // 2 + 1
+        for value in values:
+            self.audited += 1
+            copies = sum(value in on_disk for on_disk in self._durable)
+            if copies < majority:
+                self.violate("not-durable", f"{tp}: value {value} on {copies} disks")
+
+    # --- when it is over --------------------------------------------------------------------------
+    def settled(self) -> str:
+        """Why the replicas are not yet equal in length, empty when they are."""
+        hosts = self._hosts()
+        if len(hosts) < len(self._machines):
+            return "a server does not run"
+        groups = sorted({group_id for host in hosts for group_id in host.groups})
+        for group_id in groups:
+            replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
+            if len(replicas) < len(replicas[0].voters):
+                return f"group {group_id} misses a replica"
+            if not any(group.serving for group in replicas):
+                return f"group {group_id} has no leader that serves"
+            if len({group.log.last_index for group in replicas}) > 1:
+                return f"logs of group {group_id} differ in length"
+            if any(group.applied != group.log.last_index for group in replicas):
+                return f"group {group_id} has entries that are not applied"
+        return ""
+
+    def unled(self) -> str:
+        """A group nobody serves, empty when there is none."""
+        hosts = self._hosts()
+        if not hosts:
+            return "no server runs"
+        for group_id in sorted({g for host in hosts for g in host.groups}):
+            if not any(h.groups[group_id].serving for h in hosts if group_id in h.groups):
+                return f"group {group_id}"
+        return ""
+
+    def compare(self, done: Callable[[], None]) -> None:
+        """Read every replica's log, through its store, and compare; `done` when all are read."""
+        waiting = [0]
+        digests: dict[int, dict[str, tuple[int, str]]] = {}
+        states: dict[int, dict[str, str]] = {}
+
+        def one_read() -> None:
+            waiting[0] -= 1
+            if not waiting[0]:
+                self._report("replicas-differ", digests)
+                self._report("states-differ", states)
+                done()
+
+        waiting[0] += 1
+        for machine in self._machines:
+            host = machine.server.host if machine.server is not None else None
+            if host is None:
+                continue
+            for group_id in sorted(host.groups):
+                group = host.groups[group_id]
+                state_group = host.state_group(group_id)
+                if state_group is not None:
+                    state = _digest(b"".join(k + v for k, v in state_group.machine.items()))
+                    states.setdefault(group_id, {})[machine.name] = state
+                waiting[0] += 1
+                _read_log(group, digests.setdefault(group_id, {}), machine, one_read)
+        one_read()
+
+    def _report(self, name: str, found: Mapping[int, Mapping[str, object]]) -> None:
+        for group_id, by_machine in sorted(found.items()):
+            if len(set(by_machine.values())) > 1:
+                self.violate(name, f"group {group_id}: {by_machine}")
+
+    def _hosts(self) -> list[Host]:
+        servers = [machine.server for machine in self._machines]
+        return [s.host for s in servers if s is not None and s.host is not None]
+
+
+def _read_log(
+    group: Group,
+    digests: dict[str, tuple[int, str]],
+    machine: Machine,
+    done: Callable[[], None],
+) -> None:
+    """Hash the group's entries from the first to the commit index, a piece at a time."""
+    log = group.log
+    running = blake2b(digest_size=8)
+    position = [log.first_index]
+
+    def read_on() -> None:
+        if position[0] > log.commit_index:
+            digests[machine.name] = (log.first_index, running.hexdigest())
+            done()
+            return
+        group.store.entries_cold(log, position[0], log.commit_index + 1, _EVERYTHING, found)
+
+    def found(entries: list[StoredEntry] | StorageError) -> None:
+        if isinstance(entries, StorageError):
+            digests[machine.name] = (log.first_index, f"unreadable: {entries!r}")
+            done()
+            return
+        for entry in entries:
+            assert entry.index == position[0], (entry.index, position[0])
+            head = (entry.index, entry.term, entry.kind, entry.base_offset, entry.records)
+            running.update(_ENTRY.pack(*head))
+            running.update(entry.data)
+            position[0] += 1
+        read_on()
+
+    read_on()
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
+
+
+def _collector(on_disk: set[int]) -> Callable[[Buffer], None]:
+    def durable(image: Buffer) -> None:
+        on_disk.update(values_in(image))
+
+    return durable

@@ -1,0 +1,331 @@
+"""A simulated machine: its disk, and the server process that lives on it, one life after another.
+
+A life is assembled from the production parts exactly as `vdl.process` does it; clock, workers, file
+system, streams and luck are the only things swapped. A life ends by being killed, by a power cut,
+by a disk that failed, or by stopping in order; the disk stays.
+
+Must not know: why a machine dies, what clients do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from random import Random
+
+from segments.store import DiskStore
+
+from rpc.hello import Hello
+from rpc.links import Links
+from rpc.streams import Address, PeerHandler, Stream
+from segments.api import Buffer
+from vdl.config import Config
+from vdl.kafka.frontend import ClientSession, Frontend
+from vdl.log import Value
+from vdl.server import Server
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.sim.disk import SimDisk
+from vdl.sim.filesystem import SimFileSystem
+from vdl.sim.network import Network, SimDialer, SimStream
+from vdl.sim.trace import Trace
+from vdl.sim.workers import SimWorkers
+
+KAFKA_PORT = 9092
+PEER_PORT = 9192
+LISTENER = "PLAINTEXT"
+_SCRAP_BYTES = 64 << 10
+
+
+class Condition(Enum):
+    """What a machine is doing."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DOWN = "down"
+    """No process."""
+    OFF = "off"
+    """No power."""
+
+
+class Life:
+    """One process, from its start to its end."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        self.machine = machine
+        self.number = number
+        rng = Random(machine.rng.getrandbits(64))
+        self.clock = NodeClock(
+            machine.time,
+            wall_base_ms=machine.wall_base_ms,
+            offset_ns=rng.getrandbits(40),
+            turn_ns=machine.turn_ns,
+        )
+        self.workers = SimWorkers(self.clock, machine.disk)
+        self.store = DiskStore.open(
+            SimFileSystem(machine.disk), "data", self.workers, machine.config.store, rng
+        )
+        self.store.on_fatal = self._disk_failed
+        self.rng = rng
+        self.server = Server(
+            machine.config,
+            store=self.store,
+            clock=self.clock,
+            rng=rng,
+            random_bytes=rng.randbytes,
+            make_links=self._make_links,
+            advertised={LISTENER: (machine.name, KAFKA_PORT)},
+            log=TraceLog(machine),
+        )
+        self.server.on_serving = self._serve_clients
+
+    def start(self) -> None:
+        self.server.start()
+
+    def _make_links(self, local: Hello, handler: PeerHandler) -> Links:
+        machine = self.machine
+        dialer = SimDialer(machine.network, machine.name, self.clock)
+        links = Links(local, dialer, self.clock, self.rng, handler)
+        machine.network.listen(
+            (machine.name, PEER_PORT), self.clock, lambda stream, _: links.accepted(stream)
+        )
+        return links
+
+    def _serve_clients(self) -> None:
+        frontend = self.server.frontend
+        assert frontend is not None, "serving without a front end"
+
+        def accept(stream: Stream, peer: Address) -> None:
+            assert isinstance(stream, SimStream), stream
+            Edge(frontend, stream, peer)
+
+        machine = self.machine
+        machine.network.listen((machine.name, KAFKA_PORT), self.clock, accept)
+
+    def _disk_failed(self, error: BaseException) -> None:
+        # Not inside the callback: the process ends before it does anything else.
+        self.machine.note(f"disk failed: {error}")
+        self.clock.paused = True
+        machine, number = self.machine, self.number
+        machine.time.after(0, lambda: machine.failed(number))
+
+
+class Machine:
+    """One machine. `name` is its host name; `on_down` is told when its process is gone."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        time: VirtualTime,
+        network: Network,
+        disk: SimDisk,
+        rng: Random,
+        trace: Trace,
+        turn_ns: int,
+        wall_base_ms: int,
+    ) -> None:
+        self.config = config
+        self.server_id = config.server_id
+        self.name = machine_name(config.server_id)
+        self.time = time
+        self.network = network
+        self.disk = disk
+        self.rng = rng
+        self.trace = trace
+        self.turn_ns = turn_ns
+        self.wall_base_ms = wall_base_ms
+        self.condition = Condition.DOWN
+        self.life: Life | None = None
+        self.lives = 0
+        self.on_start: Callable[[Life], None] = _ignore
+        self.on_down: Callable[[Life], None] = _ignore
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.trace.note(self.time.now_ns, f"{self.name}: {text}")
+
+    @property
+    def server(self) -> Server | None:
+        return self.life.server if self.life is not None else None
+
+    def start(self) -> None:
+        """Power on if need be, and start the process."""
+        if self.condition not in {Condition.DOWN, Condition.OFF}:
+            return
+        self.network.machine_up(self.name)
+        self.lives += 1
+        self.note(f"starts, life {self.lives}")
+        self.life = life = Life(self, self.lives)
+        self.condition = Condition.RUNNING
+        self.on_start(life)
+        life.start()
+
+    def kill(self) -> None:
+        """kill -9: the page cache stays."""
+        life = self._end("killed")
+        if life is not None:
+            self.network.process_killed(self.name)
+            life.workers.die()
+            self.condition = Condition.DOWN
+
+    def power_cut(self) -> None:
+        """Everything that is not durable is gone, and the machine falls silent."""
+        life = self._end("power cut")
+        if life is not None:
+            self.network.power_cut(self.name)
+            life.workers.die()
+            self.disk.power_cut()
+            self.condition = Condition.OFF
+
+    def failed(self, number: int) -> None:
+        """The process ended itself because of its disk."""
+        if self.life is not None and self.life.number == number:
+            self.kill()
+
+    def stop(self, *, transfer: bool) -> None:
+        """SIGTERM or SIGINT."""
+        life = self.life
+        if life is None or self.condition is not Condition.RUNNING:
+            return
+        self.note("stops")
+        self.condition = Condition.STOPPING
+
+        def stopped() -> None:
+            if self.life is life:
+                self.note("stopped in order")
+                self.time.after(0, self.kill)
+
+        life.server.stop(stopped, transfer=transfer)
+
+    def pause(self) -> None:
+        if self.life is not None:
+            self.note("paused")
+            self.life.clock.pause()
+
+    def resume(self) -> None:
+        if self.life is not None and self.life.clock.paused:
+            self.note("resumed")
+            self.life.clock.resume()
+
+    def jump_wall(self, delta_ms: int) -> None:
+        """Someone sets the machine's clock."""
+        self.note(f"wall clock jumps {delta_ms} ms")
+        self.wall_base_ms += delta_ms
+        if self.life is not None:
+            self.life.clock.jump_wall(delta_ms)
+
+    def _end(self, how: str) -> Life | None:
+        life, self.life = self.life, None
+        if life is not None:
+            self.note(how)
+            life.clock.stop()
+            self.on_down(life)
+        return life
+
+
+class Edge:
+    """Between a simulated stream and a client session: what the listener is on real sockets."""
+
+    __slots__ = ("_blocked", "_closing", "_session", "_stream", "_unsent")
+
+    def __init__(self, frontend: Frontend, stream: SimStream, peer: Address) -> None:
+        self._stream = stream
+        self._unsent: deque[Buffer] = deque()
+        self._blocked = False
+        self._closing = False
+        self._session: ClientSession | None = frontend.accept(self, LISTENER, peer)
+        if self._session is None:
+            stream.abort()
+        else:
+            stream.start(self)
+
+    # --- StreamOwner ----------------------------------------------------------------------------
+    def get_buffer(self) -> memoryview:
+        session = self._session
+        if session is None or session.closed:
+            return memoryview(bytearray(_SCRAP_BYTES))
+        return session.get_buffer(-1)
+
+    def buffer_updated(self, received: int) -> None:
+        if self._session is not None and not self._session.closed:
+            self._session.buffer_updated(received)
+
+    def writable(self) -> None:
+        self._blocked = False
+        self._flush()
+        if not self._blocked and self._session is not None:
+            self._session.resume_writing()
+
+    def ended(self, cause: str) -> None:
+        del cause
+        if self._session is not None:
+            self._session.connection_lost()
+
+    # --- the session's transport ----------------------------------------------------------------
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        self._unsent.extend(buffers)
+        self._flush()
+
+    def close(self) -> None:
+        self._closing = True
+        self._flush()
+
+    def abort(self) -> None:
+        self._stream.abort()
+
+    def pause_reading(self) -> None:
+        self._stream.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._stream.resume_reading()
+
+    def _flush(self) -> None:
+        while self._unsent and not self._blocked:
+            offered = list(self._unsent)
+            self._unsent.clear()
+            taken = self._stream.write(offered)
+            self._blocked = taken < sum(map(len, offered))
+            for buffer in offered:
+                if taken >= len(buffer):
+                    taken -= len(buffer)
+                else:
+                    self._unsent.append(memoryview(buffer)[taken:])
+                    taken = 0
+            if self._blocked and self._session is not None:
+                self._session.pause_writing()
+        if self._closing and not self._unsent:
+            self._stream.close()
+
+
+class TraceLog:
+    """A server's log, into the trace; warnings and errors are kept for whoever judges the run."""
+
+    __slots__ = ("_machine",)
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def info(self, event: str, **fields: Value) -> None:
+        self._machine.note(_line(event, fields))
+
+    def warning(self, event: str, **fields: Value) -> None:
+        self._machine.note(_line(event, fields))
+
+    def error(self, event: str, **fields: Value) -> None:
+        line = _line(event, fields)
+        self._machine.warnings.append(line)
+        self._machine.note(line)
+
+
+def machine_name(server_id: int) -> str:
+    """The host name of a server's machine."""
+    return f"s{server_id}"
+
+
+def _line(event: str, fields: dict[str, Value]) -> str:
+    return " ".join([event, *(f"{name}={value}" for name, value in fields.items())])
+
+
+def _ignore(life: Life) -> None:
+    """Nobody watches."""

@@ -1,0 +1,124 @@
+"""What a seed decides before anything runs: the world's size, its weather, its faults, its load.
+
+Every knob is drawn, and each is off in a fifth of the seeds, so that faults are also met alone:
+a swarm of different worlds finds more than one world with everything in it.
+
+Must not know: how any of it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from random import Random
+
+OFF = 0.2
+"""Chance that a knob is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One world. Rates are per second of virtual time, over the whole world."""
+
+    servers: int = 3
+    coordinators: int = 2
+    partitions: int = 3
+    seconds: int = 12
+    """Length of the safety phase."""
+
+    # Weather.
+    delay_us: int = 100
+    jitter_us: int = 100
+    loss: float = 0.0
+    split: float = 0.1
+    turn_us: int = 20
+    sync_us: int = 300
+
+    # Faults.
+    kills: float = 0.0
+    power_cuts: float = 0.0
+    stops: float = 0.0
+    pauses: float = 0.0
+    partitions_cut: float = 0.0
+    one_way_cuts: float = 0.0
+    resets: float = 0.0
+    clogs: float = 0.0
+    slow_disks: float = 0.0
+    sync_failures: float = 0.0
+    clock_jumps: float = 0.0
+    outages: float = 0.0
+    """All machines lose power at once."""
+
+    # Store: small, so that files roll, checkpoints happen and caches miss.
+    segment_kib: int = 32
+    journal_kib: int = 128
+    checkpoint_kib: int = 64
+    cache_kib: int = 1024
+
+    # Load.
+    idempotent_producers: int = 2
+    plain_producers: int = 1
+    readers: int = 1
+    members: int = 2
+    sends_per_second: int = 20
+    records_max: int = 3
+    record_bytes_max: int = 200
+    topic_churn: float = 0.0
+    old_clients: bool = False
+
+    def describe(self) -> str:
+        """Every knob that is not at its default, as name=value."""
+        changed = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return " ".join(changed)
+
+
+def draw(rng: Random) -> Options:
+    """The world of a seed."""
+
+    def rate(low: float, high: float) -> float:
+        return 0.0 if rng.random() < OFF else round(rng.uniform(low, high), 3)
+
+    def spread(low: int, high: int) -> int:
+        """Log-uniform: small values as often as large ones."""
+        return int(low * (high / low) ** rng.random())
+
+    return Options(
+        servers=rng.choice((1, 3, 3, 3, 3, 3, 3, 5)),
+        coordinators=rng.choice((1, 2)),
+        partitions=rng.randint(1, 4),
+        seconds=rng.randint(8, 14),
+        delay_us=spread(20, 2_000),
+        jitter_us=0 if rng.random() < OFF else spread(20, 20_000),
+        loss=rate(0.0, 0.1),
+        split=rate(0.0, 0.5),
+        turn_us=spread(5, 500),
+        sync_us=spread(50, 20_000),
+        kills=rate(0.05, 0.5),
+        power_cuts=rate(0.05, 0.4),
+        stops=rate(0.0, 0.2),
+        pauses=rate(0.0, 0.3),
+        partitions_cut=rate(0.0, 0.4),
+        one_way_cuts=rate(0.0, 0.3),
+        resets=rate(0.0, 0.5),
+        clogs=rate(0.0, 0.5),
+        slow_disks=rate(0.0, 0.3),
+        sync_failures=rate(0.0, 0.2),
+        clock_jumps=rate(0.0, 0.3),
+        outages=rate(0.0, 0.15),
+        segment_kib=spread(4, 256),
+        journal_kib=spread(32, 256),
+        checkpoint_kib=spread(16, 512),
+        cache_kib=spread(256, 4096),
+        idempotent_producers=rng.randint(1, 3),
+        plain_producers=rng.randint(0, 2),
+        readers=rng.randint(0, 2),
+        members=rng.randint(0, 3),
+        sends_per_second=spread(5, 30),
+        records_max=rng.randint(1, 5),
+        record_bytes_max=spread(20, 4_000),
+        topic_churn=rate(0.0, 0.3),
+        old_clients=rng.random() < 0.3,
+    )

@@ -1,0 +1,79 @@
+"""Writes down what the simulated clients do and see, as a history (see `vdl.check.history`).
+
+Operations are numbered when they are invoked and kept when they return; what never returns before
+the run ends has an unknown outcome. Values are unique over the whole run, and the record that
+carries one can be recognised in any run of bytes: that is how the audit finds it on a disk.
+
+Must not know: who calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from random import Random
+
+from segments.api import Buffer
+from vdl.check.history import Op
+from vdl.records import Record
+from vdl.sim.clock import VirtualTime
+
+_VALUE = re.compile(rb"v(\d{12});")
+
+
+@dataclass(slots=True)
+class Invoked:
+    """An operation under way."""
+
+    i: int
+    t0: int
+
+
+class Recorder:
+    """One run's history."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self.ops: list[Op] = []
+        self._time = time
+        self._next = 0
+        self._next_value = 0
+
+    def invoke(self) -> Invoked:
+        self._next += 1
+        return Invoked(self._next, self._time.now_ns)
+
+    def returned(self, invoked: Invoked, proc: str, f: str, kind: str) -> Op:
+        """Keep the operation, which has just returned; the caller fills in the rest."""
+        op = Op(invoked.i, proc, f, kind, invoked.t0, self._time.now_ns)
+        self.ops.append(op)
+        return op
+
+    def happened(self, proc: str, f: str, t0: int = -1) -> Op:
+        """An operation that was over when it was noticed; `t0` if it began earlier."""
+        invoked = self.invoke()
+        if t0 >= 0:
+            invoked.t0 = t0
+        return self.returned(invoked, proc, f, "ok")
+
+    def new_value(self) -> int:
+        self._next_value += 1
+        return self._next_value
+
+
+def make_record(value: int, rng: Random, *, bytes_max: int, timestamp: int) -> Record:
+    """A record that carries `value`, padded to a random size."""
+    body = b"v%012d;" % value
+    padding = b"." * rng.randint(0, max(0, bytes_max - len(body)))
+    key = None if rng.random() < 0.3 else b"k%d" % (value % 7)
+    return Record(key, body + padding, [], timestamp)
+
+
+def value_of(record: Record) -> int:
+    """The value a record carries, -1 if it is none of ours."""
+    found = _VALUE.match(record.value or b"")
+    return int(found[1]) if found else -1
+
+
+def values_in(data: Buffer) -> list[int]:
+    """All values whose records lie uncompressed in a run of bytes."""
+    return [int(digits) for digits in _VALUE.findall(data)]

@@ -1,0 +1,415 @@
+"""The clients of a simulated world: producers, readers, group members, askers, topic churn.
+
+Each is a process of its own on a client machine, does its work until told to stop, and writes down
+everything it does and sees. All of it is drawn from the world's seed.
+
+Must not know: faults, what the checks make of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from rpc.streams import Address
+from vdl.check.anomalies import RETRIED
+from vdl.check.history import EARLIEST, LATEST, Mark, Send
+from vdl.check.history import Record as Seen
+from vdl.clock import MS
+from vdl.compression import Compression
+from vdl.kafka.wire import create_topics, delete_topics, list_offsets
+from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
+from vdl.sim.clock import NodeClock
+from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
+from vdl.sim.member import GroupMember, MemberOptions
+from vdl.sim.network import Network, SimDialer
+from vdl.sim.options import Options
+from vdl.sim.producer import Delivery, Fate, Producer, ProducerOptions
+from vdl.sim.recorder import Recorder, make_record, value_of
+from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
+
+S = 1_000 * MS
+GROUP = "readers"
+_KINDS = {Fate.DELIVERED: "ok", Fate.FAILED: "fail", Fate.UNKNOWN: "info"}
+
+OLD_CLIENT = {0: 8, 1: 11, 2: 5, 3: 8, 8: 7, 9: 5, 10: 2, 11: 5, 12: 3, 13: 2, 14: 3, 22: 1}
+"""Versions of a client from before flexible messages and topic ids (Kafka 2.3)."""
+
+Acknowledged = Callable[[TopicPartition, list[int]], None]
+
+
+class Env:
+    """What every client process is made from."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        make_clock: Callable[[], NodeClock],
+        bootstrap: list[Address],
+        recorder: Recorder,
+        options: Options,
+        topic: str,
+        acknowledged: Acknowledged,
+    ) -> None:
+        self.network = network
+        self.make_clock = make_clock
+        self.bootstrap = bootstrap
+        self.recorder = recorder
+        self.options = options
+        self.topic = topic
+        self.acknowledged = acknowledged
+        self.clients: list[KafkaClient] = []
+        self.consumers: list[Consumer] = []
+        self.producers: list[Producer] = []
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, p) for p in range(self.options.partitions)]
+
+    def client(self, name: str, host: str, rng: Random) -> KafkaClient:
+        clock = self.make_clock()
+        caps = OLD_CLIENT if self.options.old_clients and rng.random() < 0.5 else {}
+        client = KafkaClient(
+            name,
+            self.bootstrap,
+            SimDialer(self.network, host, clock),
+            clock,
+            rng,
+            ClientOptions(version_caps=caps, request_timeout_ms=3_000, allow_auto_create=False),
+        )
+        self.clients.append(client)
+        return client
+
+
+class ProducerLoad:
+    """Sends batches of new values to random partitions."""
+
+    def __init__(self, env: Env, name: str, host: str, rng: Random, *, idempotent: bool) -> None:
+        self.name = name
+        self._env = env
+        self._rng = rng
+        self._client = env.client(name, host, rng)
+        options = ProducerOptions(
+            idempotent=idempotent,
+            in_flight_max=rng.choice((1, 5)),
+            retries=1_000 if idempotent else rng.choice((0, 5)),
+            acks=-1 if idempotent else rng.choice((-1, -1, 1, 0)),
+            compression=rng.choice(tuple(Compression)) if rng.random() < 0.2 else Compression.NONE,
+        )
+        self.producer = Producer(self._client, options)
+        env.producers.append(self.producer)
+        self._sending = True
+        self._schedule()
+
+    def stop(self) -> None:
+        self._sending = False
+
+    def _schedule(self) -> None:
+        delay_ns = int(self._rng.expovariate(self._env.options.sends_per_second) * S)
+        self._client.clock.call_later(delay_ns, self._send)
+
+    def _send(self) -> None:
+        if not self._sending:
+            return
+        self._schedule()
+        env, rng = self._env, self._rng
+        tp = rng.choice(env.partitions)
+        values = [env.recorder.new_value() for _ in range(rng.randint(1, env.options.records_max))]
+        now_ms = self._client.clock.wall_ms()
+        bytes_max = env.options.record_bytes_max
+        records = [make_record(v, rng, bytes_max=bytes_max, timestamp=now_ms) for v in values]
+        invoked = env.recorder.invoke()
+        options = self.producer.options
+
+        def done(delivery: Delivery) -> None:
+            op = env.recorder.returned(invoked, self.name, "send", _KINDS[delivery.fate])
+            op.node = f"n{delivery.node}"
+            op.err = delivery.error
+            op.pid = delivery.producer_id
+            if not options.idempotent and delivery.attempts > 1:
+                op.note = RETRIED
+            for i, value in enumerate(values):
+                known = delivery.fate is Fate.DELIVERED and delivery.offset >= 0
+                op.sends.append(Send(str(tp), delivery.offset + i if known else None, value))
+            if delivery.fate is Fate.DELIVERED and options.compression is Compression.NONE:
+                env.acknowledged(tp, values)
+
+        self.producer.send(tp, records, done)
+
+
+def note_poll(env: Env, name: str, fetched: Fetched, member: GroupMember | None = None) -> None:
+    """Write down what one partition's part of a fetch brought."""
+    key = str(fetched.tp)
+    op = env.recorder.happened(name, "poll", fetched.asked_ns)
+    op.node = f"n{fetched.node}"
+    if member is not None:
+        op.group, op.gen, op.member = member.group, member.generation, member.member_id
+    op.polls.append((key, [Seen(r.offset, value_of(r)) for r in fetched.records]))
+    if fetched.leader_epoch >= 0:
+        op.hw[key] = (fetched.leader_epoch, fetched.high_watermark)
+
+
+class Reader:
+    """Reads every partition from its beginning, and sometimes jumps or pauses."""
+
+    def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
+        self.name = name
+        self._env = env
+        self._rng = rng
+        self._client = env.client(name, host, rng)
+        self.consumer = Consumer(
+            self._client,
+            SubscriptionState(ResetStrategy.EARLIEST),
+            lambda fetched: note_poll(env, name, fetched),
+            ConsumerOptions(
+                max_wait_ms=rng.choice((50, 500)), poll_interval_ms=rng.choice((0, 20))
+            ),
+        )
+        env.consumers.append(self.consumer)
+        self.consumer.on_position = self._positioned
+        assigned = env.recorder.happened(name, "assign")
+        assigned.keys = [str(tp) for tp in env.partitions]
+        self.consumer.assign(env.partitions)
+        self._schedule()
+
+    def _positioned(self, tp: TopicPartition, offset: int) -> None:
+        op = self._env.recorder.happened(self.name, "seek")
+        op.marks.append(Mark(str(tp), offset))
+
+    def _schedule(self) -> None:
+        self._client.clock.call_later(self._rng.randint(200, 4_000) * MS, self._act)
+
+    def _act(self) -> None:
+        if self.consumer.closed:
+            return
+        self._schedule()
+        tp = self._rng.choice(self._env.partitions)
+        subscription = self.consumer.subscription
+        state = subscription.state(tp)
+        if state.paused:
+            subscription.resume(tp)
+            self.consumer.wake()
+        elif self._rng.random() < 0.3:
+            subscription.pause(tp)
+        elif state.position > 0 and self._rng.random() < 0.5:
+            offset = self._rng.randrange(state.position)
+            self._positioned(tp, offset)
+            self.consumer.seek(tp, offset)
+
+
+class MemberLoad:
+    """A group member that consumes, commits, and now and then leaves and comes back."""
+
+    def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
+        self.name = name
+        self._env = env
+        self._host = host
+        self._rng = rng
+        self._lives = 0
+        self._stopped = False
+        self._client: KafkaClient | None = None
+        self._member: GroupMember | None = None
+        self._consumer: Consumer | None = None
+        self._clock = env.make_clock()
+        self._join()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._member is not None:
+            self._member.leave()
+
+    def _join(self) -> None:
+        if self._stopped:
+            return
+        env, rng = self._env, self._rng
+        self._lives += 1
+        name = f"{self.name}.{self._lives}"
+        self._client = client = env.client(name, self._host, Random(rng.getrandbits(64)))
+        consumer = Consumer(
+            client,
+            SubscriptionState(ResetStrategy.EARLIEST),
+            lambda fetched: note_poll(env, name, fetched, member),
+            ConsumerOptions(max_wait_ms=100, poll_interval_ms=rng.choice((0, 30))),
+        )
+        env.consumers.append(consumer)
+        member = GroupMember(
+            client,
+            consumer,
+            GROUP,
+            MemberOptions(session_timeout_ms=2_000, rebalance_timeout_ms=3_000),
+        )
+        member.on_assigned = lambda gen, tps, sent_ns: self._assigned(
+            name, member, gen, tps, sent_ns
+        )
+        member.on_revoked = lambda: self._revoked(name, member)
+        member.on_committed = lambda tp, offset, t0: self._committed(name, tp, offset, t0)
+        self._member, self._consumer = member, consumer
+        if rng.random() < 0.3:
+            consumer.subscribe_pattern(f"{env.topic}.*")
+        else:
+            consumer.subscribe([env.topic])
+        member.start()
+        self._clock.call_later(rng.randint(2, 12) * S, lambda: self._end(member, consumer, client))
+        self._schedule_commit(name, member, consumer)
+
+    def _end(self, member: GroupMember, consumer: Consumer, client: KafkaClient) -> None:
+        """Leave with or without a word, and come back as someone else."""
+        if self._stopped or self._rng.random() < 0.4:
+            return
+        if self._rng.random() < 0.5:
+            member.leave()
+        else:
+            member.crash()
+        consumer.close()
+        self._clock.call_later(100 * MS, client.close)
+        self._clock.call_later(self._rng.randint(100, 3_000) * MS, self._join)
+
+    def _schedule_commit(self, name: str, member: GroupMember, consumer: Consumer) -> None:
+        def commit() -> None:
+            if consumer.closed or self._stopped:
+                return
+            self._clock.call_later(self._rng.randint(100, 1_000) * MS, commit)
+            offsets = consumer.subscription.consumed_positions()
+            if offsets and member.generation >= 0:
+                self._commit(name, member, offsets)
+
+        self._clock.call_later(300 * MS, commit)
+
+    def _commit(self, name: str, member: GroupMember, offsets: dict[TopicPartition, int]) -> None:
+        recorder = self._env.recorder
+        invoked = recorder.invoke()
+        generation, member_id = member.generation, member.member_id
+
+        def done(error: int, definite: bool) -> None:
+            kind = "ok" if not error else "fail" if definite else "info"
+            op = recorder.returned(invoked, name, "commit", kind)
+            op.err = error
+            op.group, op.gen, op.member = GROUP, generation, member_id
+            op.marks.extend(Mark(str(tp), offset) for tp, offset in offsets.items())
+
+        member.commit(offsets, done)
+
+    def _assigned(
+        self, name: str, member: GroupMember, gen: int, tps: list[TopicPartition], sent_ns: int
+    ) -> None:
+        op = self._env.recorder.happened(name, "rebalance", sent_ns)
+        op.group, op.gen, op.member = GROUP, gen, member.member_id
+        op.keys = [str(tp) for tp in tps]
+
+    def _revoked(self, name: str, member: GroupMember) -> None:
+        op = self._env.recorder.happened(name, "revoke")
+        op.group, op.gen, op.member = GROUP, member.generation, member.member_id
+
+    def _committed(self, name: str, tp: TopicPartition, offset: int, asked_ns: int) -> None:
+        op = self._env.recorder.happened(name, "committed", asked_ns)
+        op.group = GROUP
+        op.marks.append(Mark(str(tp), offset))
+
+
+class Asker:
+    """Asks for offsets: latest, earliest, by time."""
+
+    def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
+        self.name = name
+        self._env = env
+        self._rng = rng
+        self._client = env.client(name, host, rng)
+        self._client.want([env.topic])
+        self._started_ms = self._client.clock.wall_ms()
+        self._asking = True
+        self._schedule()
+
+    def stop(self) -> None:
+        self._asking = False
+
+    def _schedule(self) -> None:
+        self._client.clock.call_later(self._rng.randint(50, 800) * MS, self._ask)
+
+    def _ask(self) -> None:
+        if not self._asking:
+            return
+        self._schedule()
+        tp = self._rng.choice(self._env.partitions)
+        leader = self._client.metadata.leader(tp)
+        if leader < 0:
+            self._client.refresh()
+            return
+        timestamp = self._rng.choice((LATEST, EARLIEST, 0))
+        if timestamp == 0:
+            timestamp = self._rng.randint(self._started_ms, self._client.clock.wall_ms())
+        invoked = self._env.recorder.invoke()
+
+        def answered(response: Message | Failure) -> None:
+            row = listed(response).get(tp)
+            if row is None or row.error_code:
+                self._client.refresh()
+                return
+            op = self._env.recorder.returned(invoked, self.name, "list_offsets", "ok")
+            op.marks.append(Mark(str(tp), row.offset, timestamp))
+
+        request = list_request(self._client, {tp: timestamp})
+        self._client.call(leader, list_offsets, request, answered)
+
+
+class TopicChurn:
+    """Creates topics, writes into them and deletes them again, names coming back."""
+
+    def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
+        self._env = env
+        self._rng = rng
+        self._client = env.client(name, host, rng)
+        self._producer = Producer(
+            self._client, ProducerOptions(idempotent=False, retries=0, delivery_timeout_ms=2_000)
+        )
+        self._churning = True
+        self._schedule()
+
+    def stop(self) -> None:
+        self._churning = False
+        self._producer.close()
+
+    def _schedule(self) -> None:
+        delay_ns = int(self._rng.expovariate(self._env.options.topic_churn) * S)
+        self._client.clock.call_later(delay_ns, self._act)
+
+    def _act(self) -> None:
+        if not self._churning:
+            return
+        self._schedule()
+        name = f"churn-{self._rng.randint(0, 2)}"
+        tp = TopicPartition(name, 0)
+        choice = self._rng.random()
+        if choice < 0.4:
+            create_topic(self._client, name, 1, lambda error: None)
+        elif choice < 0.7:
+            records = [make_record(0, self._rng, bytes_max=50, timestamp=1)]
+            self._producer.send(tp, records, lambda delivery: None)
+        else:
+            self._client.forget(name)
+            self._client.call_any(delete_topics, _deletion(name), lambda response: None)
+
+
+def create_topic(
+    client: KafkaClient, name: str, partitions: int, done: Callable[[int], None]
+) -> None:
+    """Ask for a topic; `done` with the error code, -1 when no answer came."""
+
+    def build(_version: int) -> create_topics.CreateTopicsRequest:
+        topic = create_topics.CreatableTopic(name, partitions, -1)
+        return create_topics.CreateTopicsRequest([topic], timeout_ms=2_000)
+
+    def answered(response: Message | Failure) -> None:
+        done(-1 if isinstance(response, Failure) else response.topics[0].error_code)
+
+    client.call_any(create_topics, build, answered)
+
+
+def _deletion(name: str) -> Callable[[int], delete_topics.DeleteTopicsRequest]:
+    def build(version: int) -> delete_topics.DeleteTopicsRequest:
+        if version >= 6:
+            state = delete_topics.DeleteTopicState(name=name)
+            return delete_topics.DeleteTopicsRequest([state], timeout_ms=2_000)
+        return delete_topics.DeleteTopicsRequest(topic_names=[name], timeout_ms=2_000)
+
+    return build

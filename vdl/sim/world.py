@@ -1,0 +1,392 @@
+"""One simulated world, from a seed to its verdict.
+
+A world is machines on a network with clients beside them, on one clock. It lives through these
+phases: *birth* (a cluster forms, a topic is made); *safety* (clients work while the nemesis is at
+it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be there
+within ten election timeouts, every producer must come to an end, all replicas must become equal);
+*drain* (a fresh client reads everything). Then the histories are checked.
+
+Must not know: how any part does its work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from segments.api import StoreOptions
+from vdl.check import report
+from vdl.check.history import Op
+from vdl.check.history import Record as Seen
+from vdl.clock import MS
+from vdl.config import Config, Endpoint
+from vdl.config_values import Address
+from vdl.kafka.context import KafkaOptions, ListenerOptions
+from vdl.kafka.wire import list_offsets
+from vdl.logstream.options import HostOptions
+from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
+from vdl.sim.disk import DiskProfile, SimDisk
+from vdl.sim.faults import Nemesis
+from vdl.sim.invariants import Violation, Watch
+from vdl.sim.machine import KAFKA_PORT, LISTENER, PEER_PORT, Machine, machine_name
+from vdl.sim.network import Network, SimDialer, Weather
+from vdl.sim.options import Options
+from vdl.sim.recorder import Recorder, value_of
+from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
+from vdl.sim.trace import Trace
+from vdl.sim.workload import (
+    Asker,
+    Env,
+    MemberLoad,
+    ProducerLoad,
+    Reader,
+    TopicChurn,
+    create_topic,
+)
+
+S = 1_000 * MS
+TOPIC = "orders"
+BIRTH_NS = 30 * S
+ELECTION_TIMEOUT_NS = 1_200 * MS
+LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
+SETTLE_NS = 60 * S
+POLL_NS = 50 * MS
+CLIENT_HOSTS = ("c1", "c2")
+WALL_BASE_MS = 1_750_000_000_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a seed."""
+
+    seed: int
+    options: Options
+    violations: list[Violation]
+    history: list[Op]
+    trace: Trace
+    events: int = 0
+    virtual_ns: int = 0
+    faults: int = 0
+    lives: int = 0
+    elections: int = 0
+    acknowledgements: int = 0
+    polled: int = 0
+    hash: str = ""
+
+
+class World:
+    """See the module. Implements `faults.Target`."""
+
+    def __init__(self, seed: int, options: Options, *, echo: bool = False) -> None:
+        self.seed = seed
+        self.options = options
+        self.time = VirtualTime()
+        self.trace = Trace(echo=echo)
+        # One generator each, so that a change in one part leaves the luck of the others alone.
+        root = Random(f"vdl {seed}")
+        self._rng = {
+            name: Random(root.getrandbits(64))
+            for name in ("net", "disk", "server", "client", "nemesis")
+        }
+        weather = Weather(
+            options.delay_us * 1_000, options.jitter_us * 1_000, options.loss, options.split
+        )
+        self.network = Network(self.time, self._rng["net"], self.trace, weather)
+        self.machines = [self._machine(i) for i in range(1, options.servers + 1)]
+        self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
+        self.watch = Watch(self.machines)
+        self.recorder = Recorder(self.time)
+        self.nemesis = Nemesis(self, options, self._rng["nemesis"])
+        self.env = Env(
+            network=self.network,
+            make_clock=self._client_clock,
+            bootstrap=[(machine.name, KAFKA_PORT) for machine in self.machines],
+            recorder=self.recorder,
+            options=options,
+            topic=TOPIC,
+            acknowledged=self.watch.acknowledged,
+        )
+        self._loads: list[ProducerLoad | MemberLoad | Asker | TopicChurn] = []
+
+    def note(self, text: str) -> None:
+        self.trace.note(self.time.now_ns, text)
+
+    # --- making -----------------------------------------------------------------------------------
+    def _machine(self, server_id: int) -> Machine:
+        options = self.options
+        rng = self._rng["server"]
+        profile = DiskProfile(sync_ns=options.sync_us * 1_000)
+        return Machine(
+            server_config(server_id, options),
+            time=self.time,
+            network=self.network,
+            disk=SimDisk(Random(self._rng["disk"].getrandbits(64)), profile),
+            rng=Random(rng.getrandbits(64)),
+            trace=self.trace,
+            turn_ns=options.turn_us * 1_000,
+            wall_base_ms=WALL_BASE_MS + rng.randint(-50, 50),
+        )
+
+    def _client_clock(self) -> NodeClock:
+        return NodeClock(self.time, wall_base_ms=WALL_BASE_MS)
+
+    def _fresh_client(self, name: str) -> KafkaClient:
+        clock = self._client_clock()
+        rng = Random(self._rng["client"].getrandbits(64))
+        dialer = SimDialer(self.network, CLIENT_HOSTS[0], clock)
+        client = KafkaClient(name, self.env.bootstrap, dialer, clock, rng, ClientOptions())
+        self.env.clients.append(client)
+        return client
+
+    # --- phases -----------------------------------------------------------------------------------
+    def run(self) -> Outcome:
+        """Live through all phases; a phase that fails ends the run."""
+        try:
+            for phase in (self._birth, self._safety, self._liveness, self._drain):
+                if not phase():
+                    break
+        except Exception as error:  # noqa: BLE001 - whatever a process dies of is the finding
+            self.watch.violate("exception", _describe(error))
+            self.trace.tail.append(_traceback(error))
+        for machine in self.machines:
+            if machine.life is not None:
+                self.watch.judge(machine.life)
+        for client in self.env.clients:
+            for text in client.protocol_errors:
+                self.watch.violate("malformed-response", text)
+        for consumer in self.env.consumers:
+            for text in consumer.corrupt:
+                self.watch.violate("corrupt-batch", text)
+        for producer in self.env.producers:
+            for tp in producer.order_lost:
+                self.watch.violate("order-lost", f"oldest batch of {tp} called out of order")
+        for anomaly in report.find(self.recorder.ops):
+            self.watch.violate(anomaly.name, str(anomaly))
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        ops = self.recorder.ops
+        return Outcome(
+            seed=self.seed,
+            options=self.options,
+            violations=self.watch.violations,
+            history=ops,
+            trace=self.trace,
+            events=self.time.events,
+            virtual_ns=self.time.now_ns,
+            faults=self.nemesis.faults,
+            lives=sum(machine.lives for machine in self.machines),
+            elections=self.watch.elections,
+            acknowledgements=sum(op.f == "send" and op.ok for op in ops),
+            polled=sum(len(records) for op in ops for _, records in op.polls),
+            hash=self.trace.digest(),
+        )
+
+    def _wait(self, limit_ns: int, condition: Callable[[], bool]) -> bool:
+        """Let time pass until the condition holds, looked at every `POLL_NS`."""
+        deadline_ns = self.time.now_ns + limit_ns
+        while not condition():
+            if self.time.now_ns >= deadline_ns:
+                return False
+            self.time.run_until(self.time.now_ns + POLL_NS)
+        return True
+
+    def _birth(self) -> bool:
+        """A cluster forms and has its topic."""
+        rng = self._rng["server"]
+        for machine in self.machines:
+            self.time.after(rng.randint(0, 500) * MS, machine.start)
+        created: list[bool] = []
+        client = self._fresh_client("creator")
+
+        def create() -> None:
+            create_topic(client, TOPIC, self.options.partitions, answered)
+
+        def answered(error: int) -> None:
+            if error in {0, 36}:
+                created.append(True)
+            else:
+                client.backoff(3, create)
+
+        create()
+        if not self._wait(BIRTH_NS, lambda: bool(created) and not self.watch.settled()):
+            self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
+            return False
+        self.note("born")
+        return True
+
+    def _safety(self) -> bool:
+        """Clients work while things go wrong."""
+        self._start_load()
+        self.nemesis.start()
+        self.recorder.happened("nemesis", "fault").note = "begin"
+        self.time.run_until(self.time.now_ns + self.options.seconds * S)
+        return True
+
+    def _start_load(self) -> None:
+        options, rng = self.options, self._rng["client"]
+
+        def luck() -> Random:
+            return Random(rng.getrandbits(64))
+
+        def host() -> str:
+            return rng.choice(CLIENT_HOSTS)
+
+        for i in range(options.idempotent_producers + options.plain_producers):
+            idempotent = i < options.idempotent_producers
+            load = ProducerLoad(self.env, f"p{i}", host(), luck(), idempotent=idempotent)
+            self._loads.append(load)
+        for i in range(options.readers):
+            Reader(self.env, f"r{i}", host(), luck())
+        self._loads += [
+            MemberLoad(self.env, f"m{i}", host(), luck()) for i in range(options.members)
+        ]
+        self._loads.append(Asker(self.env, "a0", host(), luck()))
+        if options.topic_churn:
+            self._loads.append(TopicChurn(self.env, "t0", host(), luck()))
+
+    def _liveness(self) -> bool:
+        """Everything heals: the world must come to rest, and soon."""
+        self.nemesis.heal()
+        self.note("healed")
+        self.recorder.happened("nemesis", "fault").note = "heal"
+        if not self._wait(LEADERS_NS, lambda: not self.watch.unled()):
+            self.watch.violate(
+                "no-leader", f"{self.watch.unled()}, 10 election timeouts after heal"
+            )
+            return False
+        self.time.run_until(self.time.now_ns + 1 * S)
+        for load in self._loads:
+            load.stop()
+        if not self._wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
+            self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
+            return False
+        if not self._wait(SETTLE_NS, lambda: not self.watch.settled()):
+            self.watch.violate("not-settled", self.watch.settled())
+            return False
+        self.note("settled")
+        return True
+
+    def _drain(self) -> bool:
+        """Read everything, with a fresh client and from every replica's disk."""
+        for consumer in self.env.consumers:
+            consumer.close()
+        drain = Drain(self)
+        compared: list[bool] = []
+        self.watch.compare(lambda: compared.append(True))
+        if not self._wait(SETTLE_NS, lambda: drain.complete and bool(compared)):
+            what = "replicas could not be read" if drain.complete else drain.missing()
+            self.watch.violate("not-drained", what)
+            return False
+        drain.finish()
+        return True
+
+
+class Drain:
+    """Reads every partition from its earliest offset to the end it had when asked."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._client = world._fresh_client("drain")
+        self._found: dict[TopicPartition, list[Seen]] = {tp: [] for tp in world.env.partitions}
+        self._ends: dict[TopicPartition, int] = {}
+        self._invoked = world.recorder.invoke()
+        self._consumer = Consumer(
+            self._client,
+            SubscriptionState(ResetStrategy.EARLIEST),
+            self._fetched,
+            ConsumerOptions(max_wait_ms=50),
+        )
+        world.env.consumers.append(self._consumer)
+        self._consumer.assign(world.env.partitions)
+        self._ask()
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing()
+
+    def missing(self) -> str:
+        """A partition that is not read to its end, empty when there is none."""
+        for tp, records in sorted(self._found.items()):
+            end = self._ends.get(tp)
+            if end is None or (end > 0 and (not records or records[-1].offset < end - 1)):
+                return f"{tp}: {len(records)} records of {end}"
+        return ""
+
+    def finish(self) -> None:
+        recorder = self._world.recorder
+        op = recorder.returned(self._invoked, "drain", "poll", "ok")
+        op.final = True
+        op.polls = [(str(tp), records) for tp, records in sorted(self._found.items())]
+        self._consumer.close()
+        self._client.close()
+
+    def _fetched(self, fetched: Fetched) -> None:
+        for record, epoch in zip(fetched.records, fetched.epochs, strict=True):
+            seen = Seen(record.offset, value_of(record), epoch, record.timestamp)
+            self._found[fetched.tp].append(seen)
+
+    def _ask(self) -> None:
+        """Where each partition ends."""
+        if self._client.closed:
+            return
+        self._client.clock.call_later(200 * MS, self._ask)
+        for tp in sorted(self._found):
+            leader = self._client.metadata.leader(tp)
+            if tp not in self._ends and leader >= 0:
+                request = list_request(self._client, {tp: -1})
+                self._client.call(leader, list_offsets, request, partial(self._ended, tp))
+
+    def _ended(self, tp: TopicPartition, response: Message | Failure) -> None:
+        row = listed(response).get(tp)
+        if row is not None and not row.error_code:
+            self._ends[tp] = row.offset
+
+
+def server_config(server_id: int, options: Options) -> Config:
+    """A server's configuration in a world of these options."""
+    name = machine_name(server_id)
+    peer = Address(name, PEER_PORT)
+    seeds = {i: Address(machine_name(i), PEER_PORT) for i in range(1, options.servers + 1)}
+    return Config(
+        source="simulation",
+        server_id=server_id,
+        data_dir=Path("data"),
+        seeds=seeds if options.servers > 1 else {},
+        coordinators=options.coordinators,
+        listeners=(ListenerOptions(name=LISTENER, host=name, port=KAFKA_PORT),),
+        peer=Endpoint(peer, peer) if options.servers > 1 else None,
+        admin=None,
+        http=None,
+        kafka=replace(
+            KafkaOptions(),
+            group_min_session_timeout_ms=500,
+            group_initial_rebalance_delay_ms=300,
+        ),
+        host=HostOptions(),
+        store=StoreOptions(
+            journal_file_bytes=options.journal_kib << 10,
+            journal_first_file_bytes=options.journal_kib << 9,
+            segment_bytes=options.segment_kib << 10,
+            index_segment_entries=256,
+            cache_bytes_max=options.cache_kib << 10,
+            checkpoint_bytes=options.checkpoint_kib << 10,
+            checkpoint_entries=2_000,
+            checkpoint_interval_ms=2_000,
+        ),
+    )
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _traceback(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))
