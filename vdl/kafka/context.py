@@ -249,6 +249,8 @@ class Context:
     log: Log
     random_bytes: Callable[[int], bytes]
     """Luck, for ids that must not repeat: `os.urandom`, or a seeded source."""
+    groups: Any = None  # vdl.kafka.group_coordinator.GroupCoordinator
+    """The leader's side of the consumer groups this server coordinates."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, Any] = field(default_factory=dict)

@@ -289,6 +289,18 @@ def _describe_configs(request: Any, version: int, code: ErrorCode) -> Any:
     )
 
 
+def _describe_topic_partitions(request: Any, version: int, code: ErrorCode) -> Any:
+    from vdl.kafka.wire import describe_topic_partitions as wire
+
+    del version
+    return wire.DescribeTopicPartitionsResponse(
+        topics=[
+            wire.DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name)
+            for topic in request.topics
+        ]
+    )
+
+
 _FAILURES: dict[int, Callable[[Any, int, ErrorCode], Any]] = {
     0: _produce,
     1: _fetch,
@@ -303,4 +315,5 @@ _FAILURES: dict[int, Callable[[Any, int, ErrorCode], Any]] = {
     23: _offset_for_leader_epoch,
     32: _describe_configs,
     42: _delete_groups,
+    75: _describe_topic_partitions,
 }

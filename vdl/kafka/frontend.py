@@ -106,7 +106,7 @@ class ClientSession:
         "ending",
         "frame_since_ns",
         "info",
-        "last_heard_ns",
+        "last_active_ns",
     )
 
     def __init__(
@@ -116,7 +116,8 @@ class ClientSession:
         self.closed = False
         self.ending = ""
         """Why no further request is taken; empty while requests are."""
-        self.last_heard_ns = now_ns
+        self.last_active_ns = now_ns
+        """When bytes last arrived, or an answer was given."""
         self.frame_since_ns = 0
         """When the request that is arriving began; 0 when none is."""
         self._frontend = frontend
@@ -138,7 +139,7 @@ class ClientSession:
 
     def buffer_updated(self, count: int) -> None:
         """`count` bytes were put there."""
-        self.last_heard_ns = now_ns = self._frontend.context.clock.now_ns()
+        self.last_active_ns = now_ns = self._frontend.context.clock.now_ns()
         connection = self._connection
         connection.buffer_updated(count)
         if self.ending:
@@ -321,7 +322,7 @@ class ClientSession:
         if isinstance(answer, BaseException):
             answer = self._frontend.handler_failed(exchange, answer)
         size = self._emit(exchange, answer) if not isinstance(answer, Reply) else 0
-        self._frontend.finished(exchange, size)
+        self.last_active_ns = self._frontend.finished(exchange, size)
         if answer is Reply.CLOSE:
             self.end(f"{exchange.api.name} failed, and its protocol has no answer to say so")
         return True
@@ -445,7 +446,7 @@ class Frontend:
         for session in list(self._sessions.values()):
             if 0 < session.frame_since_ns <= began_before:
                 session.abort("slow: a request took too long to arrive")
-            elif session.last_heard_ns <= idle_before and not session.busy:
+            elif session.last_active_ns <= idle_before and not session.busy:
                 session.abort("idle for too long")
         self._sweep_timer = None
         if self._sessions:
@@ -498,13 +499,15 @@ class Frontend:
             session.let_go()
 
     # --- bookkeeping -----------------------------------------------------------------------------
-    def finished(self, exchange: Exchange, size: int) -> None:
-        """For sessions: one request is answered with `size` bytes."""
+    def finished(self, exchange: Exchange, size: int) -> int:
+        """For sessions: one request is answered with `size` bytes. The time it is now."""
+        now_ns = self.context.clock.now_ns()
         stats = self.stats[exchange.api.name]
         stats.requests += 1
         stats.bytes_in += exchange.bytes
         stats.bytes_out += size
-        stats.total_ns += self.context.clock.now_ns() - exchange.started_ns
+        stats.total_ns += now_ns - exchange.started_ns
+        return now_ns
 
     def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
         """Count, log the first of its kind with its trace, and answer UNKNOWN_SERVER_ERROR."""

@@ -156,15 +156,14 @@ class _Poll:
     def attempt(self) -> None:
         """Answer, or arrange to be called again."""
         self.scheduled = False
+        if self.gates:
+            return
         if self.woken and self.share_key is not None:
             shared = self.ctx.server.shared.get(self.share_key)
             if shared is not None:
                 self.finish(shared)
                 return
-        for target in self.targets:
-            if not target.error:
-                self._pass_gates(target)
-        if self.gates:
+        if not self._may_read():
             return
         found = self._read()
         if found is None:
@@ -174,6 +173,13 @@ class _Poll:
             self._answer(may_share=size > 0)
         else:
             self._subscribe()
+
+    def _may_read(self) -> bool:
+        """Whether every partition is through its gates, or in error."""
+        for target in self.targets:
+            if not target.error:
+                self._pass_gates(target)
+        return not self.gates
 
     def _pass_gates(self, target: _Target) -> None:
         """What has to be true before the log may be read."""

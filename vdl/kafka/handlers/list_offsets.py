@@ -26,6 +26,7 @@ from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire
 
 LATEST = -1
 EARLIEST = -2
+_EPOCHS_FROM = 4
 
 
 class _Pending:
@@ -129,7 +130,8 @@ def _confirmed_end(
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     elif timestamp == LATEST:
         answer.offset = stream.high_watermark
-        answer.leader_epoch = stream.term
+        if pending.ctx.api_version >= _EPOCHS_FROM:
+            answer.leader_epoch = stream.term
     else:
         stream.offset_for_time(timestamp, partial(_found_time, pending, answer))
         return
@@ -146,7 +148,8 @@ def _found_time(
     elif found.offset >= 0:
         answer.offset = found.offset
         answer.timestamp = found.timestamp
-        answer.leader_epoch = found.leader_epoch
+        if pending.ctx.api_version >= _EPOCHS_FROM:
+            answer.leader_epoch = found.leader_epoch
     pending.answered()
 
 

@@ -1,0 +1,131 @@
+"""The API table and ApiVersions."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tests.unit.kafka.twin import World
+from vdl.errors import ErrorCode
+from vdl.kafka.api import API, ROWS, Api, Later, advertised
+from vdl.kafka.error_map import failure
+from vdl.kafka.wire.api_versions import ApiVersionsRequest
+
+API_VERSIONS = 18
+ROW = pytest.mark.parametrize("api", ROWS, ids=lambda api: api.name)
+
+
+@ROW
+def test_api_row_names_a_handler_and_a_codec(api: Api) -> None:
+    """Lazy names resolve: a handler of two arguments, a codec of this key that has the versions."""
+    assert len(inspect.signature(api.handler).parameters) == 2
+    assert (api.key, api.name) == (api.wire.API_KEY, api.wire.NAME)
+    assert api.wire.MIN_VERSION <= api.min_version <= api.max_version <= api.wire.MAX_VERSION
+
+
+@ROW
+def test_api_failure_can_be_sent_in_every_version(api: Api) -> None:
+    """A handler that raises is answered, whatever the API and version: the answer encodes."""
+    request_class = getattr(api.wire, f"{api.name}Request")
+    for version in range(api.min_version, api.max_version + 1):
+        response = failure(api.key, request_class(), version, ErrorCode.UNKNOWN_SERVER_ERROR)
+        assert api.wire.encode_response(response, version)
+
+
+def test_api_keys_are_unique_and_only_produce_overlaps() -> None:
+    """Kafka's rule for a connection is one request at a time."""
+    assert len(API) == len(ROWS)
+    assert [api.name for api in ROWS if api.pipelined] == ["Produce"]
+
+
+def test_later_completes_once_and_not_for_nobody() -> None:
+    """A second answer is a bug; an answer for a client that went away is dropped."""
+    later = Later()
+    later.complete("answer")
+    with pytest.raises(AssertionError):
+        later.complete("another")
+    released: list[bool] = []
+    gone = Later()
+    gone.on_cancel = lambda: released.append(True)
+    gone.cancel()
+    gone.complete("answer")
+    gone.cancel()
+    assert (gone.done, released) == (False, [True])
+
+
+def test_later_takes_the_exception_of_a_step_as_its_answer() -> None:
+    """Whoever runs the step goes on; the client is answered."""
+    later = Later()
+
+    def step() -> None:
+        raise ValueError("no")
+
+    later.run(step)
+    assert isinstance(later.response, ValueError)
+    later.run(step)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_api_versions_of_each_version_lists_the_table(version: int) -> None:
+    """What is advertised is what is accepted; InitProducerId stops below v6 (KIP-939)."""
+    request = ApiVersionsRequest("twin", "1.0")
+    answer = World().client().ask(API_VERSIONS, version, request)
+    assert answer.error_code == ErrorCode.NONE
+    rows = [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys]
+    assert rows == list(advertised())
+    by_key = {key: (low, high) for key, low, high in rows}
+    assert by_key[0][0] == 0, "librdkafka infers compression from Produce v0 (KAFKA-18659)"
+    if 22 in by_key:
+        assert by_key[22][1] < 6
+
+
+def test_api_versions_of_an_unknown_version_is_answered_in_version_0() -> None:
+    """KIP-35: error 35, the range of ApiVersions alone, the connection stays."""
+    client = World().client()
+    client.session.receive(client.frame(API_VERSIONS, 99, b"\x02x\x02y\x00"))
+    client.expected = [(API_VERSIONS, 0, 1)]
+    (answer,) = client.answers()
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+    (own,) = answer.api_keys
+    assert (own.api_key, own.min_version, own.max_version) == (18, 0, 4)
+    good = client.ask(API_VERSIONS, 3, ApiVersionsRequest("twin", "1.0"))
+    assert good.error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("", "1"), ("-x", "1"), ("x", "1."), ("a b", "1"), ("x", ""), ("x\n", "1"), ("\xe9", "1")],
+)
+def test_api_versions_of_a_strangely_named_client_is_refused(name: str, version: str) -> None:
+    """KIP-511: names and versions have a form; the connection stays."""
+    client = World().client()
+    answer = client.ask(API_VERSIONS, 3, ApiVersionsRequest(name, version))
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert not client.closed
+
+
+def test_api_versions_remembers_what_the_client_is() -> None:
+    """The name goes into the log line when the connection ends."""
+    client = World().client()
+    client.ask(API_VERSIONS, 3, ApiVersionsRequest("librdkafka", "2.15.0"))
+    assert client.session.info.client_software_name == "librdkafka"
+
+
+def test_starting_loads_no_handler_that_was_not_asked_for() -> None:
+    """The table names modules as text, so a server starts small."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, vdl.kafka.frontend, vdl.kafka.listener;"
+        "print([m for m in sys.modules if m.startswith('vdl.kafka.wire.') or "
+        "m.startswith('vdl.kafka.handlers.')])"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert "fetch" not in done.stdout
+    assert "api_versions" in done.stdout

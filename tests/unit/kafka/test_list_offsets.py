@@ -1,0 +1,128 @@
+"""ListOffsets and OffsetForLeaderEpoch: the ends of a log, confirmed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka.twin import WALL_MS, World, batch, fill
+from vdl.errors import ErrorCode
+from vdl.kafka.wire.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from vdl.kafka.wire.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from vdl.records import read_header
+
+LIST_OFFSETS = 2
+OFFSET_FOR_LEADER_EPOCH = 23
+
+
+def ask(
+    world: World, timestamp: int, *, version: int = 6, epoch: int = -1, partition: int = 0
+) -> ListOffsetsPartitionResponse:
+    asked = ListOffsetsPartition(partition, current_leader_epoch=epoch, timestamp=timestamp)
+    request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", [asked])])
+    answer = world.client().ask(LIST_OFFSETS, version, request).topics[0].partitions[0]
+    assert isinstance(answer, ListOffsetsPartitionResponse)
+    return answer
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+def test_list_offsets_of_each_version_finds_both_ends(version: int) -> None:
+    """Earliest is where the log starts, latest where committed data ends."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 5)
+    stream.log_start_offset = 2
+    assert ask(world, -2, version=version).offset == 2
+    latest = ask(world, -1, version=version)
+    assert (latest.offset, latest.timestamp) == (5, -1)
+    assert latest.leader_epoch == (5 if version >= 4 else -1)
+
+
+def test_list_offsets_latest_needs_a_quorum() -> None:
+    """A deposed leader's end would make a consumer skip what others acknowledged."""
+    world = World()
+    (stream,) = world.topic()
+    stream.quorum = False
+    assert ask(world, -1).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_list_offsets_by_time_finds_the_first_record_at_or_after() -> None:
+    """KIP-79: the least offset whose timestamp is not earlier; -1 if there is none."""
+    world = World()
+    (stream,) = world.topic()
+    for start in (WALL_MS, WALL_MS + 100):
+        data = memoryview(batch(10, timestamp=start))
+        stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None)
+    stream.commit()
+    found = ask(world, WALL_MS + 3)
+    assert (found.offset, found.timestamp, found.leader_epoch) == (3, WALL_MS + 3, 5)
+    assert ask(world, WALL_MS + 50).offset == 10
+    assert ask(world, 0).offset == 0
+    none = ask(world, WALL_MS + 1000)
+    assert (none.error_code, none.offset, none.timestamp) == (ErrorCode.NONE, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "error"),
+    [
+        (4, ErrorCode.FENCED_LEADER_EPOCH),
+        (5, ErrorCode.NONE),
+        (6, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ],
+)
+def test_list_offsets_checks_the_leader_epoch(epoch: int, error: ErrorCode) -> None:
+    """KIP-320, for every kind of question."""
+    world = World()
+    world.topic()
+    for timestamp in (-2, -1, 0):
+        assert ask(world, timestamp, epoch=epoch).error_code == error
+
+
+def test_list_offsets_of_what_is_not_there_or_not_led_is_refused() -> None:
+    """Unknown partition, follower, special timestamps of later versions."""
+    world = World()
+    (stream,) = world.topic()
+    assert ask(world, -1, partition=4).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert ask(world, -3).error_code == ErrorCode.UNSUPPORTED_VERSION
+    stream.lose_leadership()
+    assert ask(world, -2).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def epoch_end(world: World, epoch: int, *, version: int = 4, current: int = -1) -> EpochEndOffset:
+    asked = OffsetForLeaderPartition(0, current, epoch)
+    request = OffsetForLeaderEpochRequest(-1, [OffsetForLeaderTopic("t", [asked])])
+    answer = world.client().ask(OFFSET_FOR_LEADER_EPOCH, version, request)
+    found = answer.topics[0].partitions[0]
+    assert isinstance(found, EpochEndOffset)
+    return found
+
+
+@pytest.mark.parametrize("version", range(2, 5))
+def test_offset_for_leader_epoch_tells_where_an_epoch_ends(version: int) -> None:
+    """KIP-101: the largest epoch up to the one asked for, and its end."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 2)
+    stream.term = 8
+    fill(stream, 3)
+    for epoch, expected in ((5, (5, 2)), (7, (5, 2)), (8, (8, 5)), (3, (-1, -1))):
+        found = epoch_end(world, epoch, version=version)
+        assert (found.leader_epoch, found.end_offset) == expected
+    assert epoch_end(world, 5, current=7).error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+
+def test_offset_for_leader_epoch_needs_a_quorum() -> None:
+    """A deposed leader must not make a consumer believe that its records were truncated."""
+    world = World()
+    (stream,) = world.topic()
+    stream.quorum = False
+    assert epoch_end(world, 5).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -1,0 +1,190 @@
+"""Metadata, DescribeTopicPartitions, DescribeCluster: the cluster as clients see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka.twin import World
+from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
+from vdl.kafka.wire.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    TopicRequest,
+)
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.logstream.state_group import OutcomeKind
+
+METADATA = 3
+DESCRIBE_CLUSTER = 60
+DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+def named(*names: str, create: bool = True) -> MetadataRequest:
+    return MetadataRequest(
+        [MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=create
+    )
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_of_each_version_describes_servers_and_topics(version: int) -> None:
+    """Servers with their addresses on this listener; leaders with their epochs."""
+    world = World()
+    world.topic("t", 2)
+    answer = world.client().ask(METADATA, version, named("t"))
+    assert [(b.node_id, b.host, b.port) for b in answer.brokers] == [
+        (1, "host1", 9091),
+        (2, "host2", 9092),
+        (3, "host3", 9093),
+    ]
+    (topic,) = answer.topics
+    assert (topic.error_code, topic.name) == (ErrorCode.NONE, "t")
+    for index, partition in enumerate(topic.partitions):
+        assert (partition.partition_index, partition.leader_id) == (index, 1)
+        assert partition.replica_nodes == partition.isr_nodes == [1, 2, 3]
+        assert partition.leader_epoch == (5 if version >= 7 else -1)
+    if version >= 1:
+        assert answer.controller_id == 2
+    if version >= 2:
+        assert answer.cluster_id == "twin"
+    if version >= 8:
+        assert topic.topic_authorized_operations == -(1 << 31)
+
+
+def test_metadata_of_all_topics_is_asked_for_differently_by_version() -> None:
+    """v0: an empty list is all; later: null is all and an empty list is none."""
+    world = World()
+    world.topic("a")
+    world.topic("b")
+    client = world.client()
+    assert [t.name for t in client.ask(METADATA, 0, MetadataRequest([])).topics] == ["a", "b"]
+    assert [t.name for t in client.ask(METADATA, 1, MetadataRequest(None)).topics] == ["a", "b"]
+    assert client.ask(METADATA, 1, MetadataRequest([])).topics == []
+
+
+def test_metadata_by_topic_id_is_answered_from_v12_on() -> None:
+    """KIP-516: a known id gives the topic, an unknown one UNKNOWN_TOPIC_ID; v10 has names only."""
+    world = World()
+    world.topic()
+    topic_id = world.host.catalog.topics["t"].topic_id
+    request = MetadataRequest(
+        [MetadataRequestTopic(topic_id, None), MetadataRequestTopic(b"?" * 16, None)]
+    )
+    known, unknown = world.client().ask(METADATA, 12, request).topics
+    assert (known.name, known.topic_id) == ("t", topic_id)
+    assert (unknown.error_code, unknown.name) == (ErrorCode.UNKNOWN_TOPIC_ID, None)
+    both = MetadataRequest([MetadataRequestTopic(topic_id, "t")])
+    assert world.client().ask(METADATA, 10, both).topics[0].error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_metadata_of_an_unknown_topic_creates_it() -> None:
+    """`auto.create.topics.enable`: the answer shows the new topic with its leaders."""
+    world = World(KafkaOptions(num_partitions=4))
+    (topic,) = world.client().ask(METADATA, 9, named("new")).topics
+    assert topic.error_code == ErrorCode.NONE
+    assert len(topic.partitions) == 4
+    assert all(p.leader_id > 0 and len(p.replica_nodes) == 3 for p in topic.partitions)
+
+
+def test_metadata_answers_a_new_topic_without_leaders_in_time() -> None:
+    """Leaders that take too long: the client is told to ask again."""
+    world = World()
+    world.host.leaders_at_once = False
+    client = world.client()
+    client.request(METADATA, 9, named("new"))
+    world.run(900)
+    assert client.answers() == []
+    world.run(200)
+    (topic,) = client.answers()[0].topics
+    assert topic.partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
+    assert topic.partitions[0].leader_id == -1
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.NOT_APPENDED, OutcomeKind.UNKNOWN])
+def test_metadata_whose_creation_is_not_decided_says_ask_again(kind: OutcomeKind) -> None:
+    """LEADER_NOT_AVAILABLE is what clients wait for; the topic may come."""
+    world = World()
+    world.host.catalog_outcome = kind
+    (topic,) = world.client().ask(METADATA, 9, named("new")).topics
+    assert topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def test_metadata_creates_nothing_when_client_or_server_forbid_it() -> None:
+    """v4+: the client's choice; always: the server's. Kafka's own topics are never made."""
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    world = World()
+    client = world.client()
+    assert client.ask(METADATA, 9, named("x", create=False)).topics[0].error_code == unknown
+    assert client.ask(METADATA, 9, named("__consumer_offsets")).topics[0].error_code == unknown
+    closed = World(KafkaOptions(auto_create_topics=False))
+    assert closed.client().ask(METADATA, 9, named("x")).topics[0].error_code == unknown
+    assert world.host.catalog.topics == closed.host.catalog.topics == {}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "x" * 250, "\N{SNOWMAN}"])
+def test_metadata_of_an_impossible_name_is_invalid(name: str) -> None:
+    """INVALID_TOPIC_EXCEPTION, and nothing is created."""
+    world = World()
+    answer = world.client().ask(METADATA, 9, named(name))
+    assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_metadata_shows_servers_without_a_link_as_offline() -> None:
+    """A dead server is neither in sync nor listed; its replicas are offline (v5)."""
+    world = World()
+    world.topic()
+    world.host.alive = [1, 3]
+    answer = world.client().ask(METADATA, 9, named("t"))
+    (partition,) = answer.topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 3], [2])
+    assert [broker.node_id for broker in answer.brokers] == [1, 3]
+
+
+def test_metadata_does_not_name_leaders_that_the_listener_cannot_reach() -> None:
+    """LISTENER_NOT_FOUND from v6 on, LEADER_NOT_AVAILABLE before."""
+    world = World()
+    (stream,) = world.topic()
+    world.host.leaders[stream.group_id] = (9, 5)
+    client = world.client()
+    for version, error in ((5, 5), (6, 72)):
+        (partition,) = client.ask(METADATA, version, named("t")).topics[0].partitions
+        assert (partition.error_code, partition.leader_id) == (error, -1)
+
+
+def test_describe_topic_partitions_answers_page_by_page() -> None:
+    """KIP-966: topics in order, a limit on partitions, a cursor to go on from."""
+    world = World()
+    world.topic("a", 3)
+    world.topic("b", 3)
+    client = world.client()
+    seen: list[tuple[str, int]] = []
+    cursor: Cursor | None = None
+    for _ in range(4):
+        request = DescribeTopicPartitionsRequest([], 2, cursor)
+        answer = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request)
+        seen += [(t.name, p.partition_index) for t in answer.topics for p in t.partitions]
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    assert seen == [(name, index) for name in "ab" for index in range(3)]
+    request = DescribeTopicPartitionsRequest([TopicRequest("zzz")], 2, None)
+    (unknown,) = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request).topics
+    assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> None:
+    """KIP-700; v2 shows unreachable servers as fenced (KIP-1073); controllers are not described."""
+    world = World()
+    world.host.alive = [1, 2]
+    client = world.client()
+    for version in range(3):
+        answer = client.ask(DESCRIBE_CLUSTER, version, DescribeClusterRequest())
+        assert [broker.broker_id for broker in answer.brokers] == [1, 2]
+        assert (answer.cluster_id, answer.controller_id) == ("twin", 2)
+    all_servers = DescribeClusterRequest(include_fenced_brokers=True)
+    answer = client.ask(DESCRIBE_CLUSTER, 2, all_servers)
+    assert [broker.is_fenced for broker in answer.brokers] == [False, False, True]
+    controllers = DescribeClusterRequest(endpoint_type=2)
+    answer = client.ask(DESCRIBE_CLUSTER, 1, controllers)
+    assert answer.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE

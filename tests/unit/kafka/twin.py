@@ -1,0 +1,427 @@
+"""A host in one process's memory, with the meaning of the real one, and a client that speaks bytes.
+
+The twin keeps what the front end may rely on: `append` takes its place at once and is answered when
+it commits, committed data alone is readable, one wake a turn, read index and serving as gates,
+commands applied to a real `Catalog`. A test decides when things commit, who leads, what is on disk.
+Virtual time comes from the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any
+
+from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.api import API
+from vdl.kafka.context import Context, KafkaOptions
+from vdl.kafka.frontend import ClientSession, Frontend
+from vdl.kafka.wire import registry
+from vdl.kafka.wire.header import (
+    RequestHeader,
+    decode_response_header,
+    encode_request_header,
+    response_header_is_flexible,
+)
+from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.logstream.times import NO_OFFSET, TimedOffset
+from vdl.records import (
+    BatchFields,
+    BatchHeader,
+    Record,
+    build_batch,
+    first_at_or_after,
+    patch_position,
+    read_header,
+)
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.state import commands
+from vdl.state.catalog import Catalog
+
+LISTENER = "PLAINTEXT"
+WALL_MS = 1_700_000_000_000
+
+
+@dataclass(slots=True)
+class TwinAppended:
+    error: ErrorCode
+    base_offset: int = -1
+    log_start_offset: int = -1
+
+
+@dataclass(slots=True)
+class TwinBatch:
+    base_offset: int
+    end_offset: int
+    term: int
+    data: bytes
+    done: Callable[[TwinAppended], None] | None
+
+
+class TwinWait:
+    def __init__(self, offset: int, callback: Callable[[], None]) -> None:
+        self.offset = offset
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class TwinStream:
+    """A partition's log. With `auto_commit` an append commits one turn later, else at `commit`."""
+
+    def __init__(self, clock: NodeClock, group_id: int) -> None:
+        self.clock = clock
+        self.group_id = group_id
+        self.is_leader = True
+        self.serving = True
+        self.term = 5
+        self.leader_server = 1
+        self.log_start_offset = 0
+        self.high_watermark = 0
+        self.auto_commit = True
+        self.quorum = True
+        self.on_disk_below = 0
+        """Batches below this offset are not in memory."""
+        self.cold_reads = 0
+        self.cold_error: StorageError | None = None
+        self.batches: list[TwinBatch] = []
+        self.waits: list[TwinWait] = []
+        self.asked: list[Callable[[bool], None]] = []
+        self.committing = False
+
+    @property
+    def end_offset(self) -> int:
+        return self.batches[-1].end_offset if self.batches else 0
+
+    def append(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        *,
+        deadline_ns: int,
+        done: Callable[[TwinAppended], None],
+    ) -> None:
+        if not self.is_leader:
+            done(TwinAppended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            return
+        base = self.end_offset
+        patch_position(batch, base_offset=base, leader_epoch=self.term)
+        self.batches.append(TwinBatch(base, base + header.count, self.term, bytes(batch), done))
+        if self.auto_commit and not self.committing:
+            self.committing = True
+            self.clock.call_soon(self.commit)
+
+    def commit(self) -> None:
+        """All that is appended commits; waiters and long polls hear of it."""
+        self.committing = False
+        for batch in self.batches:
+            self.high_watermark = batch.end_offset
+            if batch.done is not None:
+                done, batch.done = batch.done, None
+                done(TwinAppended(ErrorCode.NONE, batch.base_offset, self.log_start_offset))
+        self.wake(lambda wait: wait.offset < self.high_watermark)
+
+    def wake(self, due: Callable[[TwinWait], bool]) -> None:
+        woken = [wait for wait in self.waits if due(wait)]
+        self.waits = [wait for wait in self.waits if not due(wait) and wait.callback]
+        for wait in woken:
+            if wait.callback is not None:
+                wait.callback()
+
+    def lose_leadership(self) -> None:
+        """Another server leads from now on; uncommitted batches have an open fate."""
+        self.is_leader = self.serving = False
+        self.term += 1
+        for batch in self.batches:
+            if batch.done is not None:
+                done, batch.done = batch.done, None
+                done(TwinAppended(ErrorCode.REQUEST_TIMED_OUT))
+        asked, self.asked = self.asked, []
+        for one in asked:
+            one(False)
+        self.wake(lambda wait: True)
+
+    def start_serving(self) -> None:
+        self.serving = True
+        asked, self.asked = self.asked, []
+        for one in asked:
+            one(True)
+
+    def read(self, offset: int, bytes_max: int) -> Slices:
+        if offset < self.on_disk_below:
+            raise NotInMemory(offset, self.on_disk_below)
+        return self._slices(offset, bytes_max)
+
+    def _slices(self, offset: int, bytes_max: int) -> Slices:
+        if not self.log_start_offset <= offset <= self.high_watermark:
+            raise OffsetOutOfRange
+        found = Slices(first_offset=offset, end_offset=offset)
+        for batch in self.batches:
+            if batch.end_offset <= offset or batch.end_offset > self.high_watermark:
+                continue
+            if found.bytes and found.bytes + len(batch.data) > bytes_max:
+                break
+            found.buffers.append(memoryview(batch.data))
+            found.bytes += len(batch.data)
+            found.end_offset = batch.end_offset
+        return found
+
+    def read_cold(
+        self, offset: int, bytes_max: int, done: Callable[[Slices | StorageError], None]
+    ) -> None:
+        self.cold_reads += 1
+        answer = self.cold_error or self._slices(offset, bytes_max)
+        self.clock.call_later(2 * MS, lambda: done(answer))
+
+    def wait_for(self, offset: int, callback: Callable[[], None]) -> TwinWait:
+        wait = TwinWait(offset, callback)
+        self.waits.append(wait)
+        return wait
+
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        quorum = self.quorum and self.is_leader
+        self.clock.call_later(MS, lambda: done(quorum))
+
+    def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        if self.serving or not self.is_leader:
+            done(self.serving)
+        else:
+            self.asked.append(done)
+
+    def offset_for_time(self, timestamp_ms: int, done: Callable[[Any], None]) -> None:
+        for batch in self.batches:
+            if batch.end_offset <= self.high_watermark:
+                record = first_at_or_after(memoryview(batch.data), timestamp_ms)
+                if record is not None:
+                    done(TimedOffset(record.offset, record.timestamp, batch.term))
+                    return
+        done(NO_OFFSET)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        if epoch == self.term:
+            return epoch, self.high_watermark
+        older = [batch for batch in self.batches if batch.term <= epoch]
+        if epoch > self.term or not older:
+            return -1, -1
+        return older[-1].term, older[-1].end_offset
+
+
+class TwinHost:
+    """Server 1 of three; the catalog is real and decides at the next turn."""
+
+    def __init__(self, clock: NodeClock) -> None:
+        self.clock = clock
+        self.server_id = 1
+        self.cluster_id = "twin"
+        self.catalog = Catalog(self.cluster_id)
+        self.coordinator_count = 8
+        self.overloaded = False
+        self.alive = [1, 2, 3]
+        self.streams: dict[int, TwinStream] = {}
+        self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
+        self.catalog_outcome = OutcomeKind.APPLIED
+        self.leaders_at_once = True
+        self._applied = 0
+        for server_id in (1, 2, 3):
+            self.apply(
+                commands.RegisterServer(
+                    server_id,
+                    bytes([server_id]) * 16,
+                    f"rack{server_id}",
+                    {LISTENER: (f"host{server_id}", 9090 + server_id)},
+                    True,
+                )
+            )
+
+    def apply(self, command: Any) -> Any:
+        self._applied += 1
+        result = self.catalog.apply(command, WALL_MS, self._applied)
+        for group_id, info in self.catalog.groups.items():
+            leader = info.replicas[0].server_id
+            if self.leaders_at_once:
+                self.leaders.setdefault(group_id, (leader, 5))
+            if leader == self.server_id:
+                self.streams.setdefault(group_id, TwinStream(self.clock, group_id))
+        for group_id in [group for group in self.streams if group not in self.catalog.groups]:
+            self.streams.pop(group_id).lose_leadership()
+        return result
+
+    def leader_of(self, group_id: int) -> tuple[int, int]:
+        return self.leaders.get(group_id, (-1, -1))
+
+    def stream(self, group_id: int) -> TwinStream | None:
+        return self.streams.get(group_id)
+
+    def state_group(self, group_id: int) -> None:
+        return None
+
+    def propose_catalog(
+        self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        def decide() -> None:
+            result = None
+            if self.catalog_outcome is OutcomeKind.APPLIED:
+                result = self.apply(command)
+            done(Outcome(self.catalog_outcome, result))
+
+        self.clock.call_soon(decide)
+
+    def alive_servers(self) -> list[int]:
+        return self.alive
+
+    def coordinator_group(self, key: str) -> int:
+        return 1 + len(key) % self.coordinator_count
+
+
+@dataclass(slots=True)
+class TwinLog:
+    """Keeps events for tests to look at."""
+
+    events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.events.append(("info", event, fields))
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.events.append(("warning", event, fields))
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.events.append(("error", event, fields))
+
+
+class Client:
+    """One connection: collects what the server sends, and is the server's transport."""
+
+    def __init__(self, world: World, peer: tuple[str, int]) -> None:
+        self.world = world
+        self.received = bytearray()
+        self.sends = 0
+        self.closed = False
+        self.aborted = False
+        self.reading = True
+        self.expected: list[tuple[int, int, int]] = []
+        self._correlation_id = 0
+        session = world.frontend.accept(self, LISTENER, peer)
+        assert session is not None, "refused"
+        self.session: ClientSession = session
+
+    # --- the server's transport --------------------------------------------------------------
+    def send(self, buffers: Any) -> None:
+        self.sends += 1
+        for buffer in buffers:
+            self.received += buffer
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    # --- the client ----------------------------------------------------------------------------
+    def frame(self, api_key: int, version: int, body: bytes) -> bytes:
+        """A request frame; remembers that an answer is expected."""
+        self._correlation_id += 1
+        header = encode_request_header(
+            RequestHeader(api_key, version, self._correlation_id, "twin", 0),
+            is_flexible=version >= registry.FLEXIBLE_FROM.get(api_key, 99),
+        )
+        self.expected.append((api_key, version, self._correlation_id))
+        return Struct(">i").pack(len(header) + len(body)) + header + body
+
+    def request(self, api_key: int, version: int, message: Any) -> None:
+        body = b"".join(API[api_key].wire.encode_request(message, version))
+        self.session.receive(self.frame(api_key, version, body))
+
+    def answers(self) -> list[Any]:
+        """The answers that have arrived, decoded, in order of the requests."""
+        found = []
+        view = memoryview(bytes(self.received))
+        position = 0
+        while len(view) - position >= 4:
+            (size,) = Struct(">i").unpack_from(view, position)
+            frame = view[position + 4 : position + 4 + size]
+            assert len(frame) == size, "an answer was cut off"
+            api_key, version, correlation_id = self.expected.pop(0)
+            flexible = response_header_is_flexible(api_key, version, registry.FLEXIBLE_FROM)
+            got, start = decode_response_header(frame, is_flexible=flexible)
+            assert got == correlation_id, "answers out of order"
+            found.append(API[api_key].wire.decode_response(frame[start:], version))
+            position += 4 + size
+        self.received.clear()
+        return found
+
+    def ask(self, api_key: int, version: int, message: Any, wait_ms: int = 50) -> Any:
+        """One request and its answer."""
+        self.request(api_key, version, message)
+        self.world.run(wait_ms)
+        (answer,) = self.answers()
+        return answer
+
+
+class World:
+    """A front end over a twin host on virtual time."""
+
+    def __init__(self, options: KafkaOptions | None = None) -> None:
+        self.time = VirtualTime()
+        self.clock = NodeClock(self.time, wall_base_ms=WALL_MS)
+        self.host = TwinHost(self.clock)
+        self.log = TwinLog()
+        self._drawn = 0
+        self.context = Context(
+            self.host, options or KafkaOptions(), self.clock, self.log, self._random_bytes
+        )
+        self.frontend = Frontend(self.context)
+
+    def _random_bytes(self, count: int) -> bytes:
+        self._drawn += 1
+        return self._drawn.to_bytes(count, "big")
+
+    def client(self, peer: tuple[str, int] = ("10.0.0.1", 5000)) -> Client:
+        return Client(self, peer)
+
+    def run(self, ms: float = 50) -> None:
+        self.time.run_until(self.time.now_ns + int(ms * MS))
+
+    def topic(
+        self, name: str = "t", partitions: int = 1, configs: dict[str, str] | None = None
+    ) -> list[TwinStream]:
+        """Create a topic that this server leads; its partitions' logs."""
+        self.host.apply(
+            commands.CreateTopics(
+                [
+                    commands.NewTopic(
+                        name,
+                        self._random_bytes(16),
+                        assignments=[[1, 2, 3]] * partitions,
+                        configs=configs or {},
+                    )
+                ]
+            )
+        )
+        topic = self.host.catalog.topics[name]
+        return [self.host.streams[group] for group in topic.partitions]
+
+
+def batch(count: int = 1, size: int = 10, timestamp: int = WALL_MS, **fields: Any) -> bytearray:
+    """A sealed batch of `count` records."""
+    return build_batch(
+        [Record(None, bytes(size), timestamp=timestamp + index) for index in range(count)],
+        BatchFields(**fields),
+    )
+
+
+def fill(stream: TwinStream, count: int = 1, size: int = 10) -> None:
+    """Append and commit one batch."""
+    data = memoryview(batch(count, size))
+    stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None)
+    stream.commit()
