@@ -1,0 +1,266 @@
+"""What a host knows better: group lists as heartbeats, fast failover, a timer wheel, views."""
+
+from __future__ import annotations
+
+import pytest
+
+from raft.errors import InvalidConfig
+from raft.messages import MsgApp, MsgHeartbeat
+from raft.node import NEVER_DUE
+from raft.types import StateType
+from tests.unit.raft.network import ELECTION_TICKS, Network
+
+QUIET = {"quiet_heartbeats": True, "check_quorum": True, "pre_vote": True}
+
+
+def beats(network: Network, node: int) -> list[int]:
+    """To whom a node sends heartbeats in its next Ready."""
+    return [m.to for m in network.hosts[node].take_ready() if isinstance(m, MsgHeartbeat)]
+
+
+# --- leader_heard, peer_heard ------------------------------------------------------------------
+
+
+def test_leader_heard_defers_the_election_from_the_proved_moment() -> None:
+    """The list confirms a moment in the past, not the present."""
+    network = Network(check_quorum=True)
+    network.elect(1)
+    node = network.node(2)
+    node.set_election_timeout(12)
+    network.tick(2, 9)
+    node.leader_heard(4)
+    assert node.ticks_until_due() == 8
+    network.tick(2, 7)
+    assert node.state is StateType.FOLLOWER
+    network.tick(2)
+    assert node.state is StateType.CANDIDATE
+
+
+def test_leader_heard_never_takes_back_what_is_newer() -> None:
+    """An old proof says nothing against a fresh message."""
+    network = Network()
+    network.elect(1)
+    network.tick(2, 2)
+    network.node(2).leader_heard(5)
+    assert network.node(2).raft.election_elapsed == 2
+
+
+def test_leader_heard_without_a_known_leader_changes_nothing() -> None:
+    """Whose life was proved?"""
+    node = Network().node(2)
+    node.tick(3)
+    node.leader_heard(0)
+    assert node.raft.election_elapsed == 3
+
+
+def test_leader_heard_with_its_name_tells_a_restarted_follower_who_leads() -> None:
+    """The list names group, term and leader: as good as a heartbeat."""
+    network = Network()
+    network.elect(1)
+    network.crash(2)
+    node = network.node(2)
+    assert node.lead == 0
+    node.leader_heard(3, lead=1, term=1)
+    assert node.lead == 1
+    assert node.raft.election_elapsed == 3
+    node.leader_heard(0, lead=3, term=4)
+    assert (node.term, node.lead, node.vote) == (4, 3, 0)
+    node.leader_heard(0, lead=1, term=3)
+    assert (node.term, node.lead) == (4, 3)
+
+
+def test_peers_heard_on_other_ways_keep_check_quorum() -> None:
+    """Thesis §6.2: what counts is that a majority is there, not how it was heard."""
+    network = Network(**QUIET)
+    leader = network.elect(1)
+    for _ in range(5):
+        network.tick(1, ELECTION_TICKS - 1)
+        leader.peer_heard(2)
+        network.tick(1)
+    assert leader.is_leader
+    assert beats(network, 1) == []
+    network.tick(1, 2 * ELECTION_TICKS)
+    assert not leader.is_leader
+
+
+def test_stranger_heard_is_nothing() -> None:
+    """No member, no progress."""
+    network = Network()
+    network.elect(1).peer_heard(77)
+
+
+# --- quiet_heartbeats --------------------------------------------------------------------------
+
+
+def test_quiet_leader_sends_no_heartbeats_to_peers_in_step() -> None:
+    """O(1) a link for all unchanged groups."""
+    network = Network(**QUIET)
+    network.elect(1)
+    network.tick(1, 3)
+    assert beats(network, 1) == []
+
+
+def test_quiet_leader_sends_heartbeats_to_peers_out_of_step() -> None:
+    """Behind, or probed, or not told of the newest commit."""
+    network = Network(**QUIET)
+    leader = network.elect(1)
+    network.isolate(3)
+    network.propose(b"x")
+    network.settle()
+    network.tick(1)
+    assert beats(network, 1) == [3]
+    leader.report_unreachable(2)
+    network.tick(1)
+    assert beats(network, 1) == [2, 3]
+    progress = leader.progress(2)
+    assert progress is not None
+    progress.become_replicate()
+    progress.sent_commit = 0
+    network.tick(1)
+    assert 2 in beats(network, 1)
+
+
+def test_quiet_leader_with_a_read_to_confirm_asks_everybody() -> None:
+    """§8: the round needs answers."""
+    network = Network(**QUIET)
+    leader = network.elect(1)
+    leader.read_index(b"r")
+    assert beats(network, 1) == [2, 3]
+    network.tick(1)
+    assert beats(network, 1) == [2, 3]
+
+
+def test_quiet_cluster_heals_after_a_lost_append() -> None:
+    """Silence is for peers in step only."""
+    network = Network(**QUIET)
+    network.elect(1)
+    network.isolate(3)
+    network.propose(b"x")
+    network.settle()
+    network.heal()
+    network.tick(1)
+    network.settle()
+    assert network.node(3).applied == 3
+
+
+# --- campaign_soon, ticks_until_due, tick(n) ---------------------------------------------------
+
+
+def test_campaign_soon_is_due_in_that_many_ticks() -> None:
+    """Fast failover: followers of a dead leader campaign shortly."""
+    network = Network(**QUIET)
+    network.elect(1)
+    node = network.node(2)
+    node.forget_leader()
+    node.campaign_soon(3)
+    assert node.ticks_until_due() == 3
+    network.tick(2, 2)
+    assert node.state is StateType.FOLLOWER
+    network.tick(2)
+    assert node.state is StateType.PRE_CANDIDATE
+
+
+def test_campaign_soon_is_called_off_when_the_leader_is_heard() -> None:
+    """It was a hiccup of one link."""
+    network = Network()
+    network.elect(1)
+    for proof in ("message", "list"):
+        network.node(2).campaign_soon(3)
+        if proof == "message":
+            network.step(MsgApp(2, 1, 1, 1, 2, [], 2))
+        else:
+            network.node(2).leader_heard(0)
+        network.tick(2, 5)
+        assert network.node(2).state is StateType.FOLLOWER
+
+
+def test_leader_has_nothing_to_campaign_for() -> None:
+    """It leads."""
+    network = Network()
+    leader = network.elect(1)
+    leader.campaign_soon(1)
+    network.tick(1, 3)
+    assert leader.term == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tick_does_nothing_before_ticks_until_due_and_something_then(seed: int) -> None:
+    """A timer wheel may call a group only when something is due."""
+    network = Network(seed=seed, heartbeat_ticks=3)
+    for _ in range(10):
+        for host in network.hosts.values():
+            node = host.node
+            due = node.ticks_until_due()
+            assert due != NEVER_DUE
+            if due > 1:
+                node.tick(due - 1)
+                assert not node.has_ready()
+                assert node.ticks_until_due() == 1
+            node.tick()
+            assert node.has_ready()
+            network.settle()
+
+
+def test_many_ticks_at_once_act_once() -> None:
+    """After a gap of the loop: one heartbeat round, one campaign."""
+    network = Network()
+    leader = network.elect(1)
+    leader.tick(25)
+    assert beats(network, 1) == [2, 3]
+    network.node(2).tick(100)
+    assert network.node(2).term == 2
+
+
+def test_nodes_that_time_does_not_move_are_never_due() -> None:
+    """A learner; a quiet leader without check-quorum whose peers are in step."""
+    network = Network(2, learners=1, quiet_heartbeats=True)
+    leader = network.elect(1)
+    assert network.node(3).ticks_until_due() == NEVER_DUE
+    assert leader.ticks_until_due() == NEVER_DUE
+    network.propose(b"x")
+    assert leader.ticks_until_due() == 1
+
+
+def test_quiet_leader_is_due_for_check_quorum_and_the_end_of_a_transfer() -> None:
+    """Not for heartbeats that nobody needs."""
+    network = Network(**QUIET)
+    leader = network.elect(1)
+    assert leader.ticks_until_due() == ELECTION_TICKS
+    network.tick(1, 4)
+    assert leader.ticks_until_due() == ELECTION_TICKS - 4
+
+
+# --- Views and settings ------------------------------------------------------------------------
+
+
+def test_views_of_a_leader_and_of_a_follower() -> None:
+    """What a host asks many times a second."""
+    network = Network()
+    leader = network.elect(1)
+    follower = network.node(2)
+    assert (leader.is_leader, leader.lead, leader.own_term_committed) == (True, 1, True)
+    assert (follower.is_leader, follower.lead, follower.own_term_committed) == (False, 1, False)
+    assert follower.progress(1) is None
+    assert leader.voters() == {1, 2, 3}
+    status = leader.status()
+    assert list(status.progress) == [1, 2, 3]
+    assert (status.applied, status.hard_state.commit, leader.stable) == (2, 2, 2)
+    assert follower.status().progress == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"heartbeat_ticks": 0},
+        {"election_ticks": 1, "heartbeat_ticks": 1},
+        {"max_inflight_msgs": 0},
+        {"max_uncommitted_entries_size": 0},
+        {"max_size_per_msg": 10, "max_inflight_bytes": 9},
+        {"max_size_per_msg": -1},
+        {"max_committed_size_per_ready": -1},
+    ],
+)
+def test_impossible_setting_is_refused(settings: dict[str, int]) -> None:
+    """One past every limit of the settings."""
+    with pytest.raises(InvalidConfig):
+        Network(**settings)

@@ -1,0 +1,255 @@
+"""Snapshots (§7) and reads of entries that are not in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from raft.errors import SnapshotTemporarilyUnavailable
+from raft.memory import MemoryStorage
+from raft.messages import MsgApp, MsgSnap
+from raft.node import RawNode
+from raft.progress import PROBE, REPLICATE, SNAPSHOT, Progress
+from raft.types import ColdRead, ConfState, Entry, Snapshot
+from tests.unit.raft.network import Network
+
+
+def behind(*, compacted: bool, **settings: object) -> Network:
+    """Node 3 missed ten entries; the leader has them compacted, or on disk only."""
+    network = Network(**settings)
+    network.elect(1)
+    network.isolate(3)
+    for number in range(10):
+        network.propose(b"%d" % number, records=2)
+        network.settle()
+    network.heal()
+    host = network.hosts[1]
+    if compacted:
+        host.compact(host.node.applied)
+    else:
+        host.storage.window(host.node.applied + 1)
+    host.node.report_unreachable(3)
+    return network
+
+
+def progress_of(node: RawNode, peer: int) -> Progress:
+    """A leader's view; it must have one."""
+    progress = node.progress(peer)
+    assert progress is not None
+    return progress
+
+
+def test_follower_behind_the_logs_start_gets_a_snapshot() -> None:
+    """§7: InstallSnapshot for followers that are too far behind."""
+    network = behind(compacted=True)
+    network.tick(1)
+    network.settle()
+    assert network.node(3).applied == network.node(1).applied == 12
+    assert network.node(3).next_offset() == 20
+    assert progress_of(network.node(1), 3).state is REPLICATE
+    network.propose(b"after")
+    network.settle()
+    assert network.hosts[3].applied[-1].base_offset == 20
+
+
+def test_follower_gets_one_snapshot_at_a_time() -> None:
+    """§7: nothing else is sent until it is in."""
+    network = behind(compacted=True)
+    network.tick(1)
+    network.settle(3)
+    network.collect(1)
+    network.settle(3)
+    network.deliver(len(network.messages) - 1)
+    network.propose(b"x")
+    network.tick(1, 3)
+    sent = [m for m in network.hosts[1].take_ready() if m.to == 3]
+    assert sum(isinstance(m, MsgSnap) for m in sent) == 1
+    assert not any(isinstance(m, MsgApp) for m in sent)
+    assert progress_of(network.node(1), 3).state is SNAPSHOT
+
+
+@pytest.mark.parametrize(("delivered", "next_index"), [(True, 13), (False, 3)])
+def test_reported_snapshot_resumes_behind_it_or_where_it_was(
+    delivered: bool, next_index: int
+) -> None:
+    """§7: the host tells what became of the transfer; a heartbeat's answer resumes."""
+    network = behind(compacted=True)
+    progress = progress_of(network.node(1), 3)
+    progress.become_snapshot(12)
+    network.node(1).report_snapshot(3, delivered)
+    assert progress.state is PROBE
+    assert progress.is_paused
+    assert progress.next == next_index
+
+
+def test_peer_that_was_not_heard_lately_gets_no_snapshot() -> None:
+    """Snapshots are for peers that are there to take them."""
+    network = behind(compacted=True)
+    progress_of(network.node(1), 3).recent_active = False
+    network.propose(b"x")
+    assert not any(isinstance(m, MsgSnap) for m in network.hosts[1].take_ready())
+
+
+def test_snapshot_that_is_being_made_is_asked_for_again() -> None:
+    """The storage may need time."""
+
+    class Busy(MemoryStorage):
+        """Has no snapshot ready."""
+
+        def snapshot(self) -> Snapshot:
+            """Not yet."""
+            raise SnapshotTemporarilyUnavailable
+
+    network = behind(compacted=True)
+    host = network.hosts[1]
+    ready_storage = host.node.raft.log.storage
+    busy = Busy()
+    host.node.raft.log.storage = busy
+    busy._snapshot = host.storage._snapshot
+    network.tick(1)
+    network.settle()
+    assert network.node(3).applied == 2
+    host.node.raft.log.storage = ready_storage
+    network.tick(1)
+    network.settle()
+    assert network.node(3).applied == 12
+
+
+def test_snapshot_older_than_the_commit_index_is_only_acknowledged() -> None:
+    """§7: an old snapshot brings nothing."""
+    network = Network()
+    network.elect(1)
+    network.propose(b"x")
+    network.settle()
+    network.step(MsgSnap(2, 1, 1, Snapshot(2, 1, network.start.conf_state)))
+    assert network.node(2).last_index == 3
+    [answer] = network.hosts[2].take_ready()
+    assert answer.index == 3  # type: ignore[union-attr]
+
+
+def test_snapshot_that_matches_the_log_moves_the_commit_index_only() -> None:
+    """§7: if the follower has the entry, what follows it is kept."""
+    network = Network()
+    log = [Entry(1, index) for index in (2, 3, 4)]
+    network.step(MsgApp(2, 1, 1, 1, 1, log, 1))
+    network.hosts[2].take_ready()
+    network.step(MsgSnap(2, 1, 1, Snapshot(3, 1, network.start.conf_state)))
+    assert (network.node(2).commit, network.node(2).last_index) == (3, 4)
+
+
+def test_snapshots_membership_supersedes_the_own_one() -> None:
+    """§6, §7: a stale configuration must not survive (disjoint quorums)."""
+    network = Network()
+    snapshot = Snapshot(9, 2, ConfState(voters=(2, 5), learners=(6,)), next_offset=4)
+    network.step(MsgSnap(2, 5, 2, snapshot))
+    assert network.node(2).membership.conf_state() == snapshot.conf_state
+    network.settle(2)
+    assert network.node(2).applied == 9
+
+
+def test_snapshot_older_than_the_own_admission_is_taken() -> None:
+    """A snapshot that stands for the log's start need not name this replica."""
+    network = Network()
+    network.add(4)
+    network.step(MsgSnap(4, 1, 1, Snapshot(9, 1, ConfState(voters=(1, 2, 3)))))
+    network.settle(4)
+    assert network.node(4).applied == 9
+    network.node(4).campaign()
+    assert network.node(4).term == 1
+
+
+def test_node_with_a_snapshot_under_way_does_not_campaign() -> None:
+    """Its log is not in one piece yet."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgSnap(2, 1, 1, Snapshot(9, 1, network.start.conf_state)))
+    network.collect(2)
+    network.node(2).campaign()
+    assert network.node(2).term == 1
+    network.storage_step(2)
+    network.node(2).campaign()
+    assert network.node(2).term == 2
+
+
+# --- Cold reads --------------------------------------------------------------------------------
+
+
+def test_entries_on_disk_are_asked_for_and_sent_when_they_come() -> None:
+    """The core never reads a disk: it asks, pauses that peer, and goes on with the others."""
+    network = behind(compacted=False)
+    leader = network.node(1)
+    network.tick(1)
+    network.collect(1)
+    network.settle(3)
+    while network.messages:
+        network.deliver()
+    ready = leader.ready()
+    leader.advance(ready)
+    # First an empty probe: no read before the logs are known to agree there.
+    assert ready.cold_reads == []
+    network.messages += ready.messages
+    network.settle(3)
+    while network.messages:
+        network.deliver()
+    ready = leader.ready()
+    leader.advance(ready)
+    [want] = ready.cold_reads
+    assert want == ColdRead(3, 3, 13, leader.raft.max_size_per_msg)
+    progress = progress_of(leader, 3)
+    assert progress.is_paused
+    network.propose(b"for the others")
+    ready = leader.ready()
+    leader.advance(ready)
+    assert {m.to for m in ready.messages} == {2}
+    network.messages += ready.messages
+    leader.entries_ready(3, network.hosts[1].storage.read_from_disk(3, 13, 1 << 20))
+    network.settle()
+    assert network.node(3).applied == network.node(1).applied == 13
+
+
+def test_cold_read_that_failed_is_asked_for_again() -> None:
+    """An empty answer means it could not be read now."""
+    network = behind(compacted=False)
+    leader = network.node(1)
+    progress = progress_of(leader, 3)
+    progress.become_replicate()
+    network.propose(b"x")
+    wants = leader.ready()
+    leader.advance(wants)
+    assert [want.peer for want in wants.cold_reads] == [3]
+    leader.entries_ready(3, [])
+    assert not progress.is_paused
+    network.messages.clear()
+    network.tick(1)
+    network.settle()
+    assert network.node(3).applied == 13
+
+
+def test_cold_read_answered_after_a_change_of_term_is_dropped() -> None:
+    """What was asked for in another term belongs to nobody."""
+    network = behind(compacted=False)
+    leader = network.node(1)
+    progress_of(leader, 3).become_replicate()
+    network.propose(b"x")
+    leader.advance(leader.ready())
+    stale = network.hosts[1].storage.read_from_disk(3, 13, 1 << 20)
+    network.settle()
+    network.elect(2)
+    leader.entries_ready(3, stale)
+    assert not leader.has_ready()
+
+
+def test_entries_to_apply_that_are_on_disk_are_asked_for() -> None:
+    """The same path serves the own state machine, after a restart."""
+    network = behind(compacted=False)
+    network.crash(1)
+    storage = network.hosts[1].storage
+    storage.window(8)
+    ready = network.node(1).ready()
+    assert ready.cold_reads == [ColdRead(1, 2, 8, network.node(1).raft.log.applying_bytes_max)]
+    network.node(1).advance(ready)
+    assert not network.node(1).has_ready()
+    network.node(1).entries_ready(1, storage.read_from_disk(2, 8, 1 << 20))
+    ready = network.node(1).ready()
+    assert [e.index for e in ready.committed_entries] == list(range(2, 8))
+    network.node(1).advance(ready)
+    ready = network.node(1).ready()
+    assert ready.committed_entries[0].index == 8
