@@ -77,7 +77,7 @@ conformance: $(DEV)
 	@exec $(BIN)/python -m tests.conformance.run $(DIR)
 
 sim: $(DEV)
-	@exec $(BIN)/vdl sim --seeds $(SEEDS) --seed $(FIRST)
+	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)

@@ -1,9 +1,9 @@
 """The state of a whole cluster, put together from what each of its servers says of itself.
 
 Kafka's Metadata says who the servers are and where the partitions are; each server's admin service
-says how its replicas stand. The admin address is part of `advertised.listeners`, which any Kafka
-client can read (DescribeConfigs of a broker): the listener named ADMIN. Nothing here fails because
-one server is down; then that server is what is wrong, and is shown so.
+says how its replicas stand. The admin address is part of a server's `advertised.listeners`, which
+any Kafka client can read (DescribeConfigs): the listener named ADMIN. Nothing here fails because one
+server is down; then that server is what is wrong, and is shown so.
 
 Must not know: how it is shown.
 """
@@ -113,42 +113,35 @@ class ClusterStatus:
 def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
     """Ask the first server of `bootstrap` that answers who the others are, then each of them.
     Raises Unreachable when none answers."""
-    metadata, admin_addresses = _discover(list(bootstrap))
+    metadata = _discover(list(bootstrap))
     status = ClusterStatus(metadata.cluster_id or "")
     answers: dict[int, ServerStatus] = {}
     for broker in sorted(metadata.brokers, key=lambda broker: int(broker.node_id)):
-        server = Server(
-            broker.node_id, str(Address(broker.host, broker.port)), rack=broker.rack or ""
-        )
+        address = Address(broker.host, broker.port)
+        server = Server(broker.node_id, str(address), rack=broker.rack or "")
         status.servers.append(server)
-        admin = admin_addresses.get(server.id)
-        if admin is None:
-            server.problem = "has no admin address"
-            continue
-        server.admin = str(admin)
-        answer = _ask_server(server, admin)
+        answer = _ask_server(server, address)
         if answer is not None:
             answers[server.id] = answer
     replicas = _replicas_by_group(answers)
     _add_topics(status, metadata, replicas)
-    _add_missing_servers(status)
     status.groups = [
         fill_group(Group(name), _servers_of(by_server), by_server)
         for name, by_server in sorted(replicas.items())
         if name == "catalog" or name.startswith("coordinator-")
     ]
+    _add_missing_servers(status)
     return status
 
 
-def _discover(bootstrap: list[Address]) -> tuple[Any, dict[int, Address]]:
-    """(Metadata of all topics, admin address by server) from the first server that answers."""
+def _discover(bootstrap: list[Address]) -> Any:
+    """Metadata of all topics, from the first server that answers."""
     problems = []
     for address in bootstrap:
         try:
             with KafkaClient(address) as client:
                 everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-                metadata = client.request(METADATA_KEY, everything)
-                return metadata, _admin_addresses(client, metadata)
+                return client.request(METADATA_KEY, everything)
         except Unreachable as error:
             problems.append(error)
     if len(problems) == 1:
@@ -156,20 +149,17 @@ def _discover(bootstrap: list[Address]) -> tuple[Any, dict[int, Address]]:
     raise Unreachable(bootstrap[0], "; ".join(str(problem) for problem in problems))
 
 
-def _admin_addresses(client: KafkaClient, metadata: Any) -> dict[int, Address]:
-    """Server id → where its admin service listens, from each broker's `advertised.listeners`."""
-    resources = [
-        DescribeConfigsResource(BROKER_RESOURCE, str(broker.node_id), ["advertised.listeners"])
-        for broker in metadata.brokers
-    ]
-    answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=resources))
-    found: dict[int, Address] = {}
+def _find_admin(server_id: int, address: Address) -> Address:
+    """Where a server's admin service listens, by its own word. Raises Unreachable."""
+    own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), ["advertised.listeners"])
+    with KafkaClient(address) as client:
+        answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=[own]))
     for result in answer.results:
         for config in result.configs:
             admin = admin_address(config.value or "")
-            if config.name == "advertised.listeners" and admin is not None:
-                found[int(result.resource_name)] = admin
-    return found
+            if admin is not None:
+                return admin
+    raise Unreachable(address, "has no admin service")
 
 
 def admin_address(advertised_listeners: str) -> Address | None:
@@ -184,13 +174,18 @@ def admin_address(advertised_listeners: str) -> Address | None:
     return None
 
 
-def _ask_server(server: Server, admin: Address) -> ServerStatus | None:
+def _ask_server(server: Server, address: Address) -> ServerStatus | None:
     """What the server says of itself, its summary put into `server`; None when it does not."""
     try:
+        admin = _find_admin(server.id, address)
+        server.admin = str(admin)
         with AdminClient((admin.host, admin.port), timeout_s=ADMIN_TIMEOUT_SECONDS) as client:
             answer = client.status()
+    except Unreachable as error:
+        server.problem = error.reason
+        return None
     except AdminError as error:
-        server.problem = error.details or error.code
+        server.problem = f"admin service: {error.details or error.code}"
         return None
     server.version = answer.version
     server.uptime_ms = answer.uptime_ms
@@ -231,11 +226,9 @@ def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByS
 def _add_missing_servers(status: ClusterStatus) -> None:
     """Servers that have replicas and are not among the brokers: they are down."""
     known = {server.id for server in status.servers}
+    partitions = [partition for topic in status.topics for partition in topic.partitions]
     placed = {
-        replica.server
-        for topic in status.topics
-        for partition in topic.partitions
-        for replica in partition.replicas
+        replica.server for group in (*status.groups, *partitions) for replica in group.replicas
     }
     status.servers += [Server(number, "", problem="is down") for number in sorted(placed - known)]
     status.servers.sort(key=lambda server: server.id)

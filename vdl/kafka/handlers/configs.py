@@ -172,6 +172,11 @@ def _broker_entries(ctx: RequestContext) -> Iterator[tuple[DescribeConfigsResour
     server_id = str(ctx.server.host.server_id)
     for name in ("broker.id", "node.id"):
         yield _broker_entry(name, ConfigType.INT, server_id, Source.STATIC_BROKER), ""
+    listeners = _advertised_listeners(ctx)
+    yield (
+        _broker_entry("advertised.listeners", ConfigType.STRING, listeners, Source.STATIC_BROKER),
+        "Where each listener of this server can be reached, the admin service's (ADMIN) among them",
+    )
     for name, kind, attribute in _BROKER_SETTINGS:
         value = getattr(options, attribute)
         changed = value != getattr(_DEFAULTS, attribute)
@@ -182,6 +187,17 @@ def _broker_entries(ctx: RequestContext) -> Iterator[tuple[DescribeConfigsResour
         source = _broker_source(config, options)
         entry = _broker_entry(config.broker_name, config.type, value, source)
         yield entry, config.documentation
+
+
+def _advertised_listeners(ctx: RequestContext) -> str:
+    """In Kafka's form, "NAME://host:port,...", as this server registered them."""
+    host = ctx.server.host
+    registered = host.catalog.servers.get(host.server_id)
+    listeners = registered.listeners if registered is not None else {}
+    return ",".join(
+        f"{name}://[{address}]:{port}" if ":" in address else f"{name}://{address}:{port}"
+        for name, (address, port) in sorted(listeners.items())
+    )
 
 
 def _broker_entry(

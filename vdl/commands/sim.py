@@ -1,0 +1,24 @@
+"""`vdl sim`: whole servers on virtual time, everything drawn from a seed."""
+
+from __future__ import annotations
+
+import click
+
+from vdl.sim.run import main as run
+
+
+@click.command()
+@click.option("--seed", type=int, help="One seed, told in detail; the same seed does the same.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--first", type=int, default=1, show_default=True, help="The first of --seeds.")
+@click.option("--echo", is_flag=True, help="Print every event as it happens (one seed).")
+@click.option(
+    "--history", default="", metavar="FILE",
+    help="Write what the clients did and saw, for `vdl check` (one seed).",
+)  # fmt: skip
+def sim(*, seed: int | None, seeds: int, first: int, echo: bool, history: str) -> int:
+    """Simulate whole clusters from seeds: crashes, pauses, partitions, and clients that remember.
+
+    Exits with 1 when anything that must hold did not; prints the command that does it again.
+    """
+    return run(seed=seed, seeds=seeds, first=first, echo=echo, history_path=history)
