@@ -1,0 +1,217 @@
+"""Ready: asynchronous and synchronous storage writes, and what depends on durability."""
+
+from __future__ import annotations
+
+import pytest
+
+from raft import describe
+from raft.messages import (
+    MsgApp,
+    MsgAppResp,
+    MsgHeartbeat,
+    MsgStorageAppend,
+    MsgStorageAppendResp,
+    MsgStorageApplyResp,
+    MsgVote,
+    MsgVoteResp,
+)
+from raft.types import ENTRY_OVERHEAD_BYTES, Entry
+from tests.unit.raft.network import Network
+
+
+def test_node_that_wants_nothing_is_not_ready() -> None:
+    """Only dirty groups are touched."""
+    network = Network()
+    assert not network.node(1).has_ready()
+    network.elect(1)
+    assert not network.node(1).has_ready()
+
+
+def test_has_ready_and_ready_agree() -> None:
+    """Whatever happened, a Ready is empty exactly when none was announced."""
+    network = Network(async_storage_writes=True)
+    network.node(1).campaign()
+    for _ in range(200):
+        for node in (1, 2, 3):
+            announced = network.node(node).has_ready()
+            before = len(network.hosts[node].readys)
+            network.collect(node)
+            text = describe.ready(network.hosts[node].readys[before])
+            assert announced is (text != "<empty Ready>")
+            network.storage_step(node)
+        if network.messages:
+            network.deliver()
+        if network.node(1).is_leader and network.node(1).last_index < 8:
+            network.propose(b"x")
+
+
+def test_vote_leaves_only_after_its_write() -> None:
+    """Figure 2: respond after updating stable storage."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgVote(2, 1, 1, 1, 1))
+    assert network.hosts[2].take_ready() == []
+    [work] = network.hosts[2].append_work
+    assert (work.term, work.vote, work.must_sync) == (1, 1, True)
+    assert work.responses == [MsgVoteResp(1, 2, 1)]
+
+
+def test_heartbeat_answer_does_not_wait_for_the_disk() -> None:
+    """It acknowledges nothing."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgHeartbeat(2, 1, 1, 1))
+    assert len(network.hosts[2].take_ready()) == 1
+
+
+def test_append_is_acknowledged_only_after_its_write() -> None:
+    """§5.3: an acknowledged entry is on stable storage."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
+    assert network.hosts[2].take_ready() == []
+    [work] = network.hosts[2].append_work
+    assert work.responses == [MsgAppResp(1, 2, 1, 2), MsgStorageAppendResp(2, -1, 1, 1, 2)]
+
+
+def test_repeated_append_is_acknowledged_behind_the_write_under_way() -> None:
+    """A write without entries of its own may still vouch for earlier ones: order is kept."""
+    network = Network(async_storage_writes=True)
+    append = MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1)
+    network.step(append)
+    network.hosts[2].take_ready()
+    network.step(append)
+    network.hosts[2].take_ready()
+    first, second = network.hosts[2].append_work
+    assert first.must_sync
+    assert not second.must_sync
+    assert second.responses[0] == MsgAppResp(1, 2, 1, 2)
+
+
+def test_commit_index_alone_needs_no_sync() -> None:
+    """Figure 2: commitIndex is volatile; it is learnt again."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
+    network.settle(2)
+    network.step(MsgApp(2, 1, 1, 1, 2, [], 2))
+    network.collect(2)
+    [work] = network.hosts[2].append_work
+    assert (work.term, work.vote, work.commit) == (1, 0, 2)
+    assert not work.must_sync
+
+
+def test_committed_entry_waits_for_the_own_disk_before_it_is_applied() -> None:
+    """Two others committed it; here it is applied once it is durable here."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 2))
+    network.collect(2)
+    assert network.node(2).commit == 2
+    assert not network.hosts[2].apply_work
+    network.storage_step(2)
+    network.collect(2)
+    assert [e.index for e in network.hosts[2].apply_work[0].entries] == [2]
+
+
+def test_pipelined_writes_are_given_out_without_waiting() -> None:
+    """Thesis §10.2.1: any number of writes under way."""
+    network = Network(async_storage_writes=True)
+    network.elect(1)
+    for _ in range(3):
+        network.propose(b"x")
+        network.collect(1)
+    assert [len(work.entries) for work in network.hosts[1].append_work] == [1, 1, 1]
+
+
+def test_answer_of_a_write_given_out_in_an_older_term_is_ignored() -> None:
+    """ABA: (1, 2) written, overwritten by (2, 2), written back; the first write's answer comes."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
+    network.collect(2)
+    network.step(MsgApp(2, 3, 2, 1, 1, [Entry(2, 2)], 1))
+    network.collect(2)
+    network.step(MsgApp(2, 1, 3, 1, 1, [Entry(1, 2), Entry(3, 3)], 1))
+    network.collect(2)
+    host = network.hosts[2]
+    host.complete_append()
+    network.deliver_to_self(2)
+    assert host.node.stable == 1
+    host.complete_append()
+    network.deliver_to_self(2)
+    assert host.node.stable == 1
+    host.complete_append()
+    network.deliver_to_self(2)
+    assert host.node.stable == 3
+    assert [host.storage.term(index) for index in (2, 3)] == [1, 3]
+
+
+def test_term_change_alone_asks_again_whether_the_tail_is_durable() -> None:
+    """The answers to earlier writes no longer count; a later write answers for all."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
+    network.collect(2)
+    network.step(MsgHeartbeat(2, 3, 2, 1))
+    network.collect(2)
+    answers = [work.responses[-1] for work in network.hosts[2].append_work]
+    assert answers == [
+        MsgStorageAppendResp(2, -1, 1, 1, 2),
+        MsgStorageAppendResp(2, -1, 2, 1, 2),
+    ]
+
+
+def test_crash_before_the_write_loses_the_entry_and_the_vote() -> None:
+    """Nobody was told otherwise."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgVote(2, 1, 1, 1, 1))
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
+    network.collect(2)
+    network.crash(2)
+    assert (network.node(2).term, network.node(2).vote, network.node(2).last_index) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_committed_entries_come_in_pages(limit: int) -> None:
+    """max_committed_size_per_ready bounds what is being applied at a time."""
+    network = Network(
+        async_storage_writes=True, max_committed_size_per_ready=limit * ENTRY_OVERHEAD_BYTES
+    )
+    log = [Entry(1, index) for index in range(2, 8)]
+    network.step(MsgApp(2, 1, 1, 1, 1, log, 7))
+    network.collect(2)
+    network.storage_step(2)
+    pages = []
+    while network.node(2).applied < 7:
+        network.collect(2)
+        [work] = network.hosts[2].apply_work
+        pages.append(len(work.entries))
+        assert not network.node(2).has_ready()
+        network.storage_step(2)
+    assert pages == [limit] * (6 // limit)
+
+
+def test_synchronous_ready_is_worked_off_before_the_next() -> None:
+    """write, send, apply, advance."""
+    network = Network(1)
+    node = network.node(1)
+    node.campaign()
+    ready = node.ready()
+    assert not any(isinstance(m, MsgStorageAppend) for m in ready.messages)
+    with pytest.raises(AssertionError):
+        node.ready()
+    node.advance(ready)
+    assert node.is_leader
+
+
+def test_synchronous_entries_are_applied_in_the_ready_that_writes_them() -> None:
+    """A synchronous host has made them durable by then."""
+    network = Network()
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 2))
+    ready = network.node(2).ready()
+    assert ready.entries == ready.committed_entries
+    assert ready.must_sync
+
+
+def test_answer_of_an_applier_moves_applied() -> None:
+    """The applier answers with what it was given."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 2))
+    network.settle(2)
+    assert network.node(2).applied == 2
+    network.step(MsgStorageApplyResp(2, -2, 0, []))
+    assert network.node(2).applied == 2
