@@ -2,8 +2,8 @@
 
 Kafka's Metadata says who the servers are and where the partitions are; each server's admin service
 says how its replicas stand. The admin address is part of a server's `advertised.listeners`, which
-any Kafka client can read (DescribeConfigs): the listener named ADMIN. Nothing here fails because one
-server is down; then that server is what is wrong, and is shown so.
+any Kafka client can read (DescribeConfigs): the listener named ADMIN. Nothing here fails because
+one server is down; then that server is what is wrong, and is shown so.
 
 Must not know: how it is shown.
 """
