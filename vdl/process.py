@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rpc.hello import Hello
 from rpc.links import Links
@@ -27,6 +28,7 @@ from rpc.transport import SocketTransport
 from segments.fs import RealFileSystem
 from segments.store import DiskStore
 from segments.workers import ThreadWorkers
+from vdl.administration import Administration
 from vdl.clock import Timer
 from vdl.config import Config
 from vdl.http import HttpServer
@@ -34,6 +36,9 @@ from vdl.kafka.listener import Listener
 from vdl.log import EventLog, start_logging
 from vdl.metrics import Health, Source, operations_routes
 from vdl.server import ADMIN_LISTENER, Server, ServerState
+
+if TYPE_CHECKING:
+    from rpc.admin_service import AdminService
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -44,11 +49,10 @@ _NS = 1e9
 class LoopClock:
     """`vdl.clock.Clock` over an asyncio loop."""
 
-    __slots__ = ("_loop", "call_soon")
+    __slots__ = ("_loop",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -58,6 +62,9 @@ class LoopClock:
 
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer:
         return self._loop.call_later(delay_ns / _NS, fn)
+
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        self._loop.call_soon(fn)
 
 
 class NoDialer:
@@ -81,6 +88,7 @@ class Process:
         self._ended: asyncio.Future[int] = loop.create_future()
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
+        self._admin: AdminService | None = None
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""
@@ -142,8 +150,14 @@ class Process:
         frontend = self.server.frontend
         assert frontend is not None
         for options in self._config.listeners:
-            listener = Listener(self._loop, frontend, options, self._log)
-            listener.open()
+            listener = Listener(self._loop, frontend, options, self._logger)
+            try:
+                listener.open()
+            except OSError as error:
+                self._log.error(
+                    "cannot_listen", listener=options.name, port=options.port, error=str(error)
+                )
+                os._exit(EXIT_FAILED)
             listener.start()
             self._listeners.append(listener)
         if self._config.admin is not None:
@@ -151,6 +165,12 @@ class Process:
 
     async def _open_admin(self) -> None:
         """The admin service, after the listeners: gRPC takes a while to load."""
+        from rpc.admin_service import AdminService
+
+        admin = self._config.admin
+        assert admin is not None
+        self._admin = AdminService(Administration(self.server))
+        await self._admin.start((admin.listen.host, admin.listen.port))
 
     async def _open_operations(self, server: Server) -> None:
         http = self._config.http
@@ -161,7 +181,7 @@ class Process:
             Source("server", lambda: server.numbers()),
         )
         routes = operations_routes(sources, lambda: _health(server))
-        self._http = HttpServer(routes, self._logger)
+        self._http = HttpServer(routes, self._log)
         await self._http.start(http.host, http.port)
 
     # --- ends ------------------------------------------------------------------------------------
@@ -184,9 +204,7 @@ class Process:
         self._log.error("disk_failed", error=f"{type(error).__name__}: {error}")
         os._exit(EXIT_FAILED)
 
-    def _loop_failed(
-        self, loop: asyncio.AbstractEventLoop, context: dict[str, object]
-    ) -> None:
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """An exception left a callback: state may be half changed, so nothing may follow."""
         del loop
         error = context.get("exception")

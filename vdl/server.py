@@ -83,6 +83,8 @@ class Server:
         self.state = ServerState.ASKING
         self.host: Host | None = None
         self.frontend: Frontend | None = None
+        self.whole_set_stops = False
+        """A stop that is announced for all servers: handing leaderships over would be in vain."""
         self.on_serving: Callable[[], None] = _nothing
         """Called once, when clients may be let in."""
         self._rng = rng
@@ -93,14 +95,14 @@ class Server:
             {server: str(address) for server, address in config.seeds.items()}
         )
         self._birth: Birth | None = None
-        self._incarnation = clock.wall_ms()
+        self.incarnation = clock.wall_ms()
         self.links = make_links(self._hello(""), self)
 
     def _hello(self, cluster_id: str) -> Hello:
         return Hello(
             server_id=self.config.server_id,
             directory_id=self.store.directory_id,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             cluster_id=cluster_id,
             config_digest=self._digest,
         )
@@ -286,6 +288,7 @@ class Server:
         if self.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         self.state = ServerState.STOPPING
+        transfer = transfer and not self.whole_set_stops
         wait_ms = self.config.host.transfer_stop_ms if transfer else 0
         self._drain(self.clock.now_ns() + wait_ms * MS, done)
 
@@ -322,6 +325,27 @@ class Server:
             "cluster_id": host.cluster_id if host is not None else "",
             "groups": len(host.groups) if host is not None else 0,
             "leading": sum(g.node.is_leader for g in host.groups.values()) if host else 0,
+        }
+
+    def numbers(self) -> dict[str, float]:
+        """Counters and gauges of the log-stream layer and the front end, for `/metrics`."""
+        host, frontend = self.host, self.frontend
+        if host is None or frontend is None:
+            return {}
+        stats = host.stats
+        return {
+            "groups": len(host.groups),
+            "leading": sum(group.node.is_leader for group in host.groups.values()),
+            "turns_total": stats.turns,
+            "raft_frames_sent_total": stats.frames_out,
+            "raft_messages_sent_total": stats.messages_out,
+            "raft_messages_received_total": stats.messages_in,
+            "raft_messages_dropped_total": stats.messages_dropped,
+            "leaderships_won_total": stats.elections,
+            "client_connections": len(frontend),
+            "client_connections_accepted_total": frontend.connections_accepted,
+            "client_connections_refused_total": frontend.connections_refused,
+            "handler_errors_total": frontend.handler_errors,
         }
 
 

@@ -111,7 +111,6 @@ class Host:
         self._due = DueGroups()
         self._due_timer_tick = 0
         self._alive: dict[int, Hello] = {}
-        self._stopping_peers: set[int] = set()
         self.leadership = Leadership(clock)
         self._boot = rng.getrandbits(62)
         self.catalog = Catalog()
@@ -419,7 +418,6 @@ class Host:
             return
         server = hello.server_id
         self._alive[server] = hello
-        self._stopping_peers.discard(server)
         for frame_type, buffers in self.leadership.link_up(server):
             self._transport.send(server, frame_type, buffers)
         for group in list(self._groups.values()):
@@ -467,9 +465,8 @@ class Host:
 
     def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
         """A link was refused for a stated reason."""
-        if reason is RejectReason.STOPPING:
-            self._stopping_peers.add(server_id)
-            return
+        if reason in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
+            return  # part of every planned stop and of every birth
         self._log.warning(
             "link_refused", peer=server_id, reason=reason.name, text=text, by_peer=by_peer
         )
@@ -540,6 +537,7 @@ class Host:
         def opened(applied: int) -> None:
             group = self._make_group(log, placement, state_group, applied)
             state_group.group = group
+            state_group.is_running = True
             self._state_groups[log.group_id] = state_group
             then()
             self._run_group(group)

@@ -84,6 +84,7 @@ class StateGroup:
         "_seq",
         "_server_id",
         "group",
+        "is_running",
         "machine",
         "observers",
     )
@@ -100,6 +101,8 @@ class StateGroup:
         mark_dirty: Callable[[Group], None],
     ) -> None:
         self.machine = machine
+        self.is_running = False
+        """Whether the replica has opened: before that `group` is not there."""
         self.observers: list[StateObserver] = []
         self._server_id = server_id
         self._boot = boot
@@ -129,7 +132,7 @@ class StateGroup:
     @property
     def leader_server(self) -> int:
         """Server id of the leader this replica knows, 0 for none."""
-        return server_of(self.group.node.lead)
+        return server_of(self.group.node.lead) if self.is_running else 0
 
     # --- proposing ---------------------------------------------------------------------------
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:

@@ -1,0 +1,85 @@
+"""A cluster comes into being exactly once, whoever was wiped and whoever is alone."""
+
+from vdl.logstream.birth import Birth, BirthRecord, BirthState, decode_record, encode_record
+
+DIGEST = b"d" * 32
+DIRECTORIES = {1: b"a" * 16, 2: b"b" * 16, 3: b"c" * 16}
+
+
+def birth_of(server_id: int, directory_id: bytes | None = None) -> Birth:
+    return Birth(
+        server_id=server_id,
+        directory_id=directory_id or DIRECTORIES[server_id],
+        seeds=(1, 2, 3),
+        digest=DIGEST,
+    )
+
+
+def record() -> BirthRecord:
+    return BirthRecord("cluster", tuple(DIRECTORIES.items()))
+
+
+def test_lowest_seed_founds_only_when_every_seed_is_empty() -> None:
+    """One silent seed may belong to a cluster: no founding without its word."""
+    birth = birth_of(1)
+    birth.seed_is_empty(2, DIRECTORIES[2], DIGEST)
+    assert not birth.may_found
+    birth.seed_is_empty(3, DIRECTORIES[3], DIGEST)
+    assert birth.may_found
+    assert birth.found("cluster") == record()
+    assert birth.state is BirthState.BORN
+
+
+def test_seed_that_left_before_founding_is_waited_for() -> None:
+    """What a server said counts only while its link is open."""
+    birth = birth_of(1)
+    for seed in (2, 3):
+        birth.seed_is_empty(seed, DIRECTORIES[seed], DIGEST)
+    birth.seed_left(3)
+    assert not birth.may_found
+
+
+def test_higher_seed_never_founds() -> None:
+    """Two founders would make two clusters."""
+    birth = birth_of(2)
+    for seed in (1, 3):
+        birth.seed_is_empty(seed, DIRECTORIES[seed], DIGEST)
+    assert not birth.may_found
+
+
+def test_seed_with_another_configuration_prevents_founding() -> None:
+    """Founders must agree on who they are."""
+    birth = birth_of(1)
+    birth.seed_is_empty(2, DIRECTORIES[2], DIGEST)
+    birth.seed_is_empty(3, DIRECTORIES[3], b"other")
+    assert not birth.may_found
+    assert birth.mismatched == {3}
+
+
+def test_founder_adopts_record_that_names_its_directory() -> None:
+    """A founder that was not told yet is told by any member."""
+    birth = birth_of(2)
+    assert birth.answered(record()) is BirthState.BORN
+    assert birth.record == record()
+
+
+def test_wiped_founder_is_a_newcomer() -> None:
+    """Same server id, another directory: it must not vote as its former self."""
+    birth = birth_of(2, directory_id=b"z" * 16)
+    assert birth.answered(record()) is BirthState.NEWCOMER
+    assert not birth.may_found
+
+
+def test_wiped_server_alone_waits() -> None:
+    """With the other two down as well there is nobody to say what exists: it waits."""
+    assert not birth_of(1, directory_id=b"z" * 16).may_found
+
+
+def test_single_server_founds_at_once() -> None:
+    """No seeds configured: a complete cluster of one."""
+    birth = Birth(server_id=1, directory_id=DIRECTORIES[1], seeds=(1,), digest=DIGEST)
+    assert birth.may_found
+
+
+def test_record_survives_encoding() -> None:
+    assert decode_record(encode_record(record())) == record()
