@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.log import Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,16 +224,6 @@ class Host(Protocol):
         """Too much is appended and not yet in segments: producers are not listened to now."""
 
     def coordinator_group(self, key: str) -> int: ...
-
-
-class Log(Protocol):
-    """Where events go: `vdl.log.Log`."""
-
-    def info(self, event: str, **fields: str | float | bool | None) -> None: ...
-
-    def warning(self, event: str, **fields: str | float | bool | None) -> None: ...
-
-    def error(self, event: str, **fields: str | float | bool | None) -> None: ...
 
 
 def _before_the_front_end(step: Callable[[], None]) -> None:

@@ -10,7 +10,8 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
   unsent bytes, idle time, time for one request to arrive. At a bound the connection is not read.
 * Answers that become known during a turn of the loop leave with one call per connection.
 * Bytes that make no sense end their connection, after what was asked before them is answered. A
-  handler that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else.
+  handler that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else; a bug in this
+  file costs one connection.
 
 Must not know: sockets, the event loop, what the requests do.
 """
@@ -37,6 +38,8 @@ _HEAD = Struct(">ii").pack
 _HEAD_FLEXIBLE = Struct(">iix").pack
 _API_VERSIONS = 18
 _SWEEP_NS = 1_000 * MS
+_QUIET_NS = 60_000 * MS
+_ORDINARY_ENDS = frozenset({"idle", "stopping"})
 
 
 class Transport(Protocol):
@@ -139,6 +142,12 @@ class ClientSession:
 
     def buffer_updated(self, count: int) -> None:
         """`count` bytes were put there."""
+        try:
+            self._take(count)
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend.session_failed(self, error)
+
+    def _take(self, count: int) -> None:
         self.last_active_ns = now_ns = self._frontend.context.clock.now_ns()
         connection = self._connection
         connection.buffer_updated(count)
@@ -200,6 +209,11 @@ class ClientSession:
             else:
                 self._close()
 
+    def close(self, reason: str) -> None:
+        """Close once what was answered has left; what is under way is dropped."""
+        self.ending = reason
+        self._close()
+
     def abort(self, reason: str) -> None:
         """Close now, whatever is under way."""
         self.ending = reason
@@ -210,9 +224,9 @@ class ClientSession:
     def stop(self) -> None:
         """The server stops: let started appends finish, drop everything else."""
         if any(not exchange.api.pipelined for exchange in self._started):
-            self.abort("the server stops")
+            self.abort("stopping")
         else:
-            self.end("the server stops")
+            self.end("stopping")
 
     @property
     def busy(self) -> bool:
@@ -388,6 +402,7 @@ class Frontend:
         context.defer = self.defer
         self._held_back: list[ClientSession] = []
         self._told: set[tuple[str, str]] = set()
+        self._quiet_until_ns: dict[str, int] = {}
         self._flush_scheduled = False
         self._hold_timer: Timer | None = None
         self._sweep_timer: Timer | None = None
@@ -429,12 +444,21 @@ class Frontend:
         if not self._by_host[info.peer_host]:
             del self._by_host[info.peer_host]
         if session.ending:
-            self.connections_ended[session.ending.partition(" ")[0]] += 1
-            self.context.log.info(
-                "connection_closed",
+            self._tell_ended(info, session.ending)
+
+    def _tell_ended(self, info: ConnectionInfo, reason: str) -> None:
+        """Count; log bad clients, but one in a while for each kind of badness."""
+        kind = reason.partition(" ")[0]
+        self.connections_ended[kind] += 1
+        now_ns = self.context.clock.now_ns()
+        if kind not in _ORDINARY_ENDS and now_ns >= self._quiet_until_ns.get(kind, 0):
+            self._quiet_until_ns[kind] = now_ns + _QUIET_NS
+            self.context.log.warning(
+                "client_disconnected",
                 peer=f"{info.peer_host}:{info.peer_port}",
                 client=info.client_software_name,
-                reason=session.ending,
+                reason=reason,
+                count=self.connections_ended[kind],
             )
 
     def _sweep(self) -> None:
@@ -483,7 +507,10 @@ class Frontend:
         marked, self._marked = self._marked, []
         for session in marked:
             if not session.closed:
-                session.proceed()
+                try:
+                    session.proceed()
+                except Exception as error:  # noqa: BLE001 - the connection edge
+                    self.session_failed(session, error)
 
     def hold_back(self, session: ClientSession) -> None:
         """For sessions: a Produce waits for the host to have room."""
@@ -512,20 +539,27 @@ class Frontend:
     def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
         """Count, log the first of its kind with its trace, and answer UNKNOWN_SERVER_ERROR."""
         api = exchange.api
-        self.handler_errors += 1
         self.stats[api.name].errors += 1
-        kind = (api.name, type(error).__name__)
+        self._tell_failed(f"{api.name} v{exchange.version}", error)
+        if exchange.request is None:
+            return Reply.CLOSE
+        return failure(api.key, exchange.request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    def session_failed(self, session: ClientSession, error: BaseException) -> None:
+        """A bug in the front end itself: it costs this connection, not the server."""
+        self._tell_failed("connection", error)
+        session.abort("failed in the server")
+
+    def _tell_failed(self, where: str, error: BaseException) -> None:
+        self.handler_errors += 1
+        kind = (where, type(error).__name__)
         if kind not in self._told:
             self._told.add(kind)
             self.context.log.error(
                 "handler_failed",
-                api=api.name,
-                version=exchange.version,
+                where=where,
                 traceback="".join(traceback.format_exception(error)),
             )
-        if exchange.request is None:
-            return Reply.CLOSE
-        return failure(api.key, exchange.request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     # --- stop ------------------------------------------------------------------------------------
     def stop(self) -> None:
@@ -535,10 +569,11 @@ class Frontend:
             session.stop()
 
     def close(self) -> None:
-        """Close every connection now."""
+        """Send what is known, close every connection."""
         self._stopping = True
+        self.flush()
         for session in list(self._sessions.values()):
-            session.abort("the server stops")
+            session.close("stopping")
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None

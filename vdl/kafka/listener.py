@@ -211,13 +211,13 @@ class Listener:
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 accepted, _address = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in _NO_DESCRIPTORS:
-                    raise
-                self._refuse_one()
-                return
+                if error.errno in _NO_DESCRIPTORS:
+                    self._refuse_one()
+                    return
+                continue  # an error of the connection that was about to be accepted
             self._begin(accepted)
 
     def _begin(self, accepted: socket.socket) -> None:
@@ -237,7 +237,7 @@ class Listener:
             await self._loop.connect_accepted_socket(self._new_protocol, accepted)
         except OSError as error:
             accepted.close()
-            self._log.info("a connection ended before it began: %s", error)
+            self._log.debug("connection_failed", extra={"fields": {"error": str(error)}})
 
     def _new_protocol(self) -> ClientProtocol:
         frontend = self._frontend
@@ -252,7 +252,7 @@ class Listener:
         assert self._socket is not None, "not open"
         self.refused_without_descriptor += 1
         if self.refused_without_descriptor == 1:
-            self._log.warning("out of file descriptors: connections are being refused")
+            self._log.warning("out_of_file_descriptors")
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1

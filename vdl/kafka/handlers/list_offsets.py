@@ -38,7 +38,7 @@ class _Pending:
         self.ctx = ctx
         self.response = response
         self.deadline_ns = deadline_ns
-        self.later: Later | None = None
+        self.later = Later()
         self.waiting = 0
 
     def leader(self, topic_name: str, index: int, epoch: int) -> LogStream:
@@ -60,20 +60,20 @@ class _Pending:
     def confirm(self, stream: LogStream, then: Callable[[bool], None]) -> None:
         """Have a quorum confirm that `stream` leads; `then` must call `answered` in the end."""
         self.waiting += 1
-        stream.read_index(deadline_ns=self.deadline_ns, done=then)
+        stream.read_index(
+            deadline_ns=self.deadline_ns,
+            done=lambda confirmed: self.later.run(lambda: then(confirmed)),
+        )
 
     def answered(self) -> None:
         """One partition less to wait for."""
         self.waiting -= 1
-        if not self.waiting and self.later is not None:
+        if not self.waiting:
             self.later.complete(self.response)
 
     def result(self) -> Any:
         """What the handler returns."""
-        if not self.waiting:
-            return self.response
-        later = self.later = Later()
-        return later
+        return self.later if self.waiting else self.response
 
 
 def handle_list_offsets(
@@ -133,7 +133,10 @@ def _confirmed_end(
         if pending.ctx.api_version >= _EPOCHS_FROM:
             answer.leader_epoch = stream.term
     else:
-        stream.offset_for_time(timestamp, partial(_found_time, pending, answer))
+        stream.offset_for_time(
+            timestamp,
+            lambda found: pending.later.run(partial(_found_time, pending, answer, found)),
+        )
         return
     pending.answered()
 

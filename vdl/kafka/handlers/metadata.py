@@ -204,7 +204,7 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
 
     def created(outcome: Outcome) -> None:
         if outcome.kind is not OutcomeKind.APPLIED:
-            later.run(answer)
+            answer()
             return
         topics = server.host.catalog.topics
         groups = [group for name in missing if name in topics for group in topics[name].partitions]
@@ -212,7 +212,9 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
         when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.run(answer))
 
     server.host.propose_catalog(
-        command, deadline_ns=ctx.deadline_ns(_CREATE_TIMEOUT_MS), done=created
+        command,
+        deadline_ns=ctx.deadline_ns(_CREATE_TIMEOUT_MS),
+        done=lambda outcome: later.run(lambda: created(outcome)),
     )
     return later
 

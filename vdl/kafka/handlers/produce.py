@@ -126,7 +126,15 @@ class _Produce:
             )
 
     def appended(self, group_id: int, answer: PartitionProduceResponse, appended: Appended) -> None:
-        """The fate of one partition's batch."""
+        """The fate of one partition's batch. Called from the host's turn, which a bug here must not
+        reach."""
+        try:
+            self.settle(group_id, answer, appended)
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            if self.later is not None and not self.later.done:
+                self.later.complete(error)
+
+    def settle(self, group_id: int, answer: PartitionProduceResponse, appended: Appended) -> None:
         error = appended.error
         answer.error_code = error
         answer.log_start_offset = appended.log_start_offset
