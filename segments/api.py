@@ -64,6 +64,14 @@ class CorruptRecord(StorageError):
         self.actual = actual
 
 
+class DiskFull(StorageError):
+    """No space left. What was asked for did not happen; the data is still in the journal."""
+
+
+class DirectoryInUse(StorageError):
+    """Another process holds the data directory."""
+
+
 class EntryLike(Protocol):
     """The shape of an entry; `raft.types.Entry` and `StoredEntry` both have it.
 
@@ -289,6 +297,10 @@ class Store(Protocol):
 
     def reset_log(self, log: Log, *, first_index: int, prev_term: int, next_offset: int) -> None:
         """Stage the installation of a snapshot: drop every entry, continue at `first_index`."""
+
+    def trim_log(self, log: Log, *, first_index: int) -> None:
+        """Stage the removal of every entry below `first_index` (≤ commit + 1): retention. Whole
+        segments that fall below it are deleted once the record is durable."""
 
     def submit(self, *, urgent: bool = True) -> int:
         """Close what was staged into the next block and hand it to the journal writer; blocks

@@ -1,0 +1,609 @@
+"""The in-memory twin of the disk engine, and workers that run when they are told to.
+
+`MemoryStore` keeps the storage contract with plain lists. It is written to be obviously right: the
+contract suite runs the disk engine beside it and compares. It keeps two states: what the owner sees,
+and a durable image to which the journal job applies the staged records. `crash()` throws the first
+away and gives a store opened over the second, exactly as a process killed at that moment would find
+its disk.
+
+`InlineWorkers` is a `Workers` without threads: jobs queue until pumped, time moves when told to.
+
+Must not know: files, formats, threads, time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from segments.api import (
+    Compacted,
+    EntryLike,
+    HardState,
+    Log,
+    MetaBatch,
+    OffsetOutOfRange,
+    Slices,
+    StorageError,
+    StoredEntry,
+    StoreOptions,
+    Unavailable,
+    Workers,
+)
+
+T = TypeVar("T")
+_base_offset = attrgetter("base_offset")
+
+
+class InlineTimer:
+    """A timer of `InlineWorkers`."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Callable[[], None]) -> None:
+        self.fn: Callable[[], None] | None = fn
+
+    def cancel(self) -> None:
+        self.fn = None
+
+
+class InlineWorkers:
+    """Jobs queue in order; `pump` runs them on the caller's thread. Time is `now_ms`."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.journal_jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self.pool_jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._timers: list[tuple[int, int, InlineTimer]] = []
+        self._timer_count = 0
+
+    def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.journal_jobs.append((job, done))
+
+    def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.pool_jobs.append((job, done))
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> InlineTimer:
+        timer = InlineTimer(fn)
+        self._timer_count += 1
+        heapq.heappush(self._timers, (self.now_ms + delay_ms, self._timer_count, timer))
+        return timer
+
+    def run_one(self, jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]]) -> None:
+        """Run the oldest job of `jobs` and its completion."""
+        job, done = jobs.popleft()
+        result: Any
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001 - a worker hands every failure to its owner
+            result = error
+        done(result)
+
+    def pump(self) -> None:
+        """Run all jobs, those they start, and the timers that are due, until nothing is left."""
+        while True:
+            if self.journal_jobs:
+                self.run_one(self.journal_jobs)
+            elif self.pool_jobs:
+                self.run_one(self.pool_jobs)
+            elif self._timers and self._timers[0][0] <= self.now_ms:
+                timer = heapq.heappop(self._timers)[2]
+                if timer.fn is not None:
+                    timer.fn()
+            else:
+                return
+
+    def advance(self, ms: int) -> None:
+        """Move time on by `ms`, running timers in order and pumping in between."""
+        end_ms = self.now_ms + ms
+        self.pump()
+        while self._timers and self._timers[0][0] <= end_ms:
+            self.now_ms = max(self.now_ms, self._timers[0][0])
+            self.pump()
+        self.now_ms = end_ms
+
+
+@dataclass(slots=True)
+class LogState:
+    """One log, as a list of entries. The same operations feed the live state and the image."""
+
+    log_id: int
+    group_id: int
+    replica_number: int
+    first_index: int
+    prev_term: int
+    start_offset: int
+    hard: HardState = field(default_factory=HardState)
+    entries: list[EntryLike] = field(default_factory=list)
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + len(self.entries) - 1
+
+    @property
+    def next_offset(self) -> int:
+        if not self.entries:
+            return self.start_offset
+        return self.entries[-1].base_offset + self.entries[-1].records
+
+    def append(self, entries: Sequence[EntryLike]) -> None:
+        del self.entries[entries[0].index - self.first_index :]
+        self.entries.extend(entries)
+
+    def reset(self, first_index: int, prev_term: int, next_offset: int) -> None:
+        self.first_index, self.prev_term, self.start_offset = first_index, prev_term, next_offset
+        self.entries.clear()
+        self.hard.commit = first_index - 1
+
+    def trim(self, first_index: int) -> None:
+        count = first_index - self.first_index
+        if count <= 0:
+            return
+        last_dropped = self.entries[count - 1]
+        self.prev_term = last_dropped.term
+        self.start_offset = last_dropped.base_offset + last_dropped.records
+        self.first_index = first_index
+        del self.entries[:count]
+
+
+@dataclass(slots=True)
+class MemoryImage:
+    """What survives a crash."""
+
+    directory_id: bytes
+    cluster_record: bytes = b""
+    next_log_id: int = 1
+    logs: dict[int, LogState] = field(default_factory=dict)
+    meta: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
+    applied: dict[int, int] = field(default_factory=dict)
+
+
+class MemoryLog:
+    """`Log` over a `LogState`. Everything is always in memory, so NotInMemory is never raised."""
+
+    __slots__ = ("_applied", "state")
+
+    def __init__(self, state: LogState, applied: int) -> None:
+        self.state = state
+        self._applied = applied
+
+    @property
+    def log_id(self) -> int:
+        return self.state.log_id
+
+    @property
+    def group_id(self) -> int:
+        return self.state.group_id
+
+    @property
+    def replica_number(self) -> int:
+        return self.state.replica_number
+
+    @property
+    def first_index(self) -> int:
+        return self.state.first_index
+
+    @property
+    def last_index(self) -> int:
+        return self.state.last_index
+
+    @property
+    def commit_index(self) -> int:
+        return self.state.hard.commit
+
+    @property
+    def hard_state(self) -> HardState:
+        hard = self.state.hard
+        return HardState(hard.term, hard.vote, hard.commit)
+
+    @property
+    def applied_index(self) -> int:
+        return self._applied
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.state.start_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.state.next_offset
+
+    @property
+    def lost(self) -> bool:
+        return False
+
+    def term(self, index: int) -> int:
+        state = self.state
+        if index == state.first_index - 1:
+            return state.prev_term
+        self._check(index)
+        return state.entries[index - state.first_index].term
+
+    def offset_after(self, index: int) -> int:
+        state = self.state
+        if index == state.first_index - 1:
+            return state.start_offset
+        self._check(index)
+        entry = state.entries[index - state.first_index]
+        return entry.base_offset + entry.records
+
+    def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+        state = self.state
+        if first == end:
+            return []
+        self._check(first)
+        self._check(end - 1)
+        found: list[EntryLike] = []
+        total = 0
+        for entry in state.entries[first - state.first_index : end - state.first_index]:
+            total += len(entry.data)
+            if found and total > bytes_max:
+                break
+            found.append(entry)
+        return found
+
+    def read(self, offset: int, end_index: int, bytes_max: int) -> Slices:
+        state = self.state
+        end_index = min(end_index, state.hard.commit)
+        end_offset = self.offset_after(end_index)
+        if not state.start_offset <= offset <= end_offset:
+            raise OffsetOutOfRange(f"offset {offset} not in [{state.start_offset}, {end_offset}]")
+        slices = Slices(first_offset=offset, end_offset=offset)
+        if offset == end_offset:
+            return slices
+        first = self.index_of(offset)
+        slices.first_offset = state.entries[first - state.first_index].base_offset
+        for index in range(first, end_index + 1):
+            entry = state.entries[index - state.first_index]
+            if not entry.records:
+                continue
+            if slices.buffers and slices.bytes + len(entry.data) > bytes_max:
+                break
+            slices.buffers.append(entry.data)
+            slices.bytes += len(entry.data)
+            slices.end_offset = entry.base_offset + entry.records
+        return slices
+
+    def index_of(self, offset: int) -> int:
+        state = self.state
+        if not state.start_offset <= offset < state.next_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} not in [{state.start_offset}, {state.next_offset})"
+            )
+        at = bisect_right(state.entries, offset, key=_base_offset) - 1
+        return state.first_index + at
+
+    def _check(self, index: int) -> None:
+        if index < self.state.first_index:
+            raise Compacted(f"index {index} is below {self.state.first_index}")
+        if index > self.state.last_index:
+            raise Unavailable(f"index {index} is above {self.state.last_index}")
+
+
+Record = Callable[[MemoryImage], None]
+"""A staged change, applied to the durable image by the journal job."""
+
+
+class MemoryStore:
+    """`Store` in memory. `image` is what a crash leaves."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        options: StoreOptions | None = None,
+        rng: random.Random | None = None,
+        image: MemoryImage | None = None,
+    ) -> None:
+        self.on_durable: Callable[[int], None] = lambda token: None
+        self.on_fatal: Callable[[BaseException], None] = lambda error: None
+        self.collect_meta: Callable[[], list[MetaBatch]] = list
+        self._workers = workers
+        self._options = options or StoreOptions()
+        if image is None:
+            image = MemoryImage((rng or random.Random(0)).randbytes(16))
+        self.image = image
+        self._logs: dict[int, MemoryLog] = {
+            log_id: MemoryLog(
+                _live(state, image.applied.get(log_id, 0)), image.applied.get(log_id, 0)
+            )
+            for log_id, state in image.logs.items()
+        }
+        self._next_log_id = image.next_log_id
+        self._staged: list[Record] = []
+        self._token = 0
+        self._durable_token = 0
+        self._writing = False
+        self._wanted = False
+        self._idle_armed = False
+        self._checkpoint_waiters: list[Callable[[], None]] = []
+        self._checkpointing = False
+        self._dead = False
+
+    # --- the contract ---------------------------------------------------------------------
+    @property
+    def directory_id(self) -> bytes:
+        return self.image.directory_id
+
+    @property
+    def logs(self) -> dict[int, Log]:
+        return dict(self._logs)
+
+    @property
+    def durable_token(self) -> int:
+        return self._durable_token
+
+    def cluster_record(self) -> bytes:
+        return self.image.cluster_record
+
+    def adopt_cluster(self, record: bytes) -> None:
+        self.image.cluster_record = bytes(record)
+
+    def create_log(
+        self,
+        group_id: int,
+        replica_number: int,
+        *,
+        first_index: int = 1,
+        prev_term: int = 0,
+        next_offset: int = 0,
+        on_created: Callable[[Log], None],
+    ) -> None:
+        log_id = self._next_log_id
+        self._next_log_id += 1
+        image_state = LogState(
+            log_id,
+            group_id,
+            replica_number,
+            first_index,
+            prev_term,
+            next_offset,
+            HardState(0, 0, first_index - 1),
+        )
+
+        def write() -> None:
+            self.image.logs[log_id] = image_state
+            self.image.next_log_id = log_id + 1
+
+        def written(result: BaseException | None) -> None:
+            if isinstance(result, BaseException) or self._dead:
+                return
+            log = MemoryLog(_live(image_state, 0), 0)
+            self._logs[log_id] = log
+            on_created(log)
+
+        self._workers.pool(write, written)
+
+    def delete_log(self, log_id: int) -> None:
+        del self._logs[log_id]
+
+        def write() -> None:
+            self.image.logs.pop(log_id, None)
+            self.image.meta.pop(log_id, None)
+            self.image.applied.pop(log_id, None)
+
+        self._workers.pool(write, lambda result: None)
+
+    def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
+        state = self._state(log)
+        if not entries:
+            return
+        first = entries[0].index
+        assert state.hard.commit < first <= state.last_index + 1, (state.hard.commit, first)
+        stored: list[EntryLike] = []
+        for entry in entries:
+            data = bytes(entry.data)
+            entry.data = memoryview(data)
+            stored.append(
+                StoredEntry(
+                    entry.term,
+                    entry.index,
+                    entry.kind,
+                    data,
+                    entry.base_offset,
+                    entry.records,
+                    entry.timestamp,
+                )
+            )
+        state.append(entries)
+        self._stage(state.log_id, lambda durable: durable.append(stored))
+
+    def set_hard_state(self, log: Log, state: HardState) -> None:
+        live = self._state(log)
+        assert state.commit <= live.last_index, (state.commit, live.last_index)
+        assert state.commit >= live.hard.commit, (state.commit, live.hard.commit)
+        live.hard = HardState(state.term, state.vote, state.commit)
+
+        def write(durable: LogState) -> None:
+            durable.hard = HardState(state.term, state.vote, state.commit)
+
+        self._stage(live.log_id, write)
+
+    def reset_log(self, log: Log, *, first_index: int, prev_term: int, next_offset: int) -> None:
+        state = self._state(log)
+        state.reset(first_index, prev_term, next_offset)
+        self._stage(
+            state.log_id, lambda durable: durable.reset(first_index, prev_term, next_offset)
+        )
+
+    def trim_log(self, log: Log, *, first_index: int) -> None:
+        state = self._state(log)
+        assert first_index <= state.hard.commit + 1, (first_index, state.hard.commit)
+        state.trim(first_index)
+        self._stage(state.log_id, lambda durable: durable.trim(first_index))
+
+    def submit(self, *, urgent: bool = True) -> int:
+        if not self._staged:
+            return self._token
+        if urgent:
+            self._wanted = True
+            self._write()
+        elif not self._idle_armed:
+            self._idle_armed = True
+            self._workers.call_later(self._options.idle_block_ms, self._idle)
+        return self._token if not self._staged else self._token + 1
+
+    def read_cold(
+        self,
+        log: Log,
+        offset: int,
+        end_index: int,
+        bytes_max: int,
+        done: Callable[[Slices | StorageError], None],
+    ) -> None:
+        self._cold(lambda: log.read(offset, end_index, bytes_max), done)
+
+    def entries_cold(
+        self,
+        log: Log,
+        first: int,
+        end: int,
+        bytes_max: int,
+        done: Callable[[list[StoredEntry] | StorageError], None],
+    ) -> None:
+        def find() -> list[StoredEntry]:
+            return [
+                StoredEntry(e.term, e.index, e.kind, e.data, e.base_offset, e.records, e.timestamp)
+                for e in log.entries(first, end, bytes_max)
+            ]
+
+        self._cold(find, done)
+
+    def index_of_timestamp(
+        self,
+        log: Log,
+        timestamp_ms: int,
+        end_index: int,
+        done: Callable[[int | StorageError], None],
+    ) -> None:
+        state = self._state(log)
+
+        def find() -> int:
+            for entry in state.entries:
+                if entry.index > end_index:
+                    break
+                if entry.timestamp >= timestamp_ms:
+                    return entry.index
+            return end_index + 1
+
+        self._cold(find, done)
+
+    def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:
+        items = self.image.meta.get(log.log_id, {})
+        return self.image.applied.get(log.log_id, 0), sorted(items.items())
+
+    def checkpoint(self, done: Callable[[], None] | None = None) -> None:
+        if done is not None:
+            self._checkpoint_waiters.append(done)
+        if self._checkpointing:
+            return
+        self._checkpointing = True
+        batches = self.collect_meta()
+
+        def write() -> None:
+            for batch in batches:
+                items = self.image.meta.setdefault(batch.log_id, {})
+                if batch.clear:
+                    items.clear()
+                for key, value in batch.items:
+                    if value is None:
+                        items.pop(key, None)
+                    else:
+                        items[key] = value
+                self.image.applied[batch.log_id] = batch.applied
+
+        def written(result: BaseException | None) -> None:
+            self._checkpointing = False
+            for batch in batches:
+                log = self._logs.get(batch.log_id)
+                if log is not None:
+                    log._applied = batch.applied
+            waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
+            for waiter in waiters:
+                waiter()
+
+        self._workers.pool(write, written)
+
+    def close(self, done: Callable[[], None]) -> None:
+        self.submit()
+        self._workers.journal(lambda: None, lambda result: done())
+
+    def stats(self) -> dict[str, float]:
+        return {"logs": float(len(self._logs)), "durable_token": float(self._durable_token)}
+
+    # --- crash ------------------------------------------------------------------------------
+    def crash(self, workers: Workers) -> MemoryStore:
+        """The store a restart finds: only what journal and pool jobs have written."""
+        self._dead = True
+        return MemoryStore(workers, self._options, image=self.image)
+
+    # --- writing ----------------------------------------------------------------------------
+    def _state(self, log: Log) -> LogState:
+        assert isinstance(log, MemoryLog), type(log)
+        assert self._logs.get(log.log_id) is log, log.log_id
+        return log.state
+
+    def _stage(self, log_id: int, change: Callable[[LogState], None]) -> None:
+        def write(image: MemoryImage) -> None:
+            state = image.logs.get(log_id)
+            if state is not None:
+                change(state)
+
+        self._staged.append(write)
+
+    def _write(self) -> None:
+        if self._writing or not self._staged:
+            return
+        records, self._staged = self._staged, []
+        self._writing, self._wanted = True, False
+        self._token += 1
+        token = self._token
+
+        def write() -> None:
+            for record in records:
+                record(self.image)
+
+        def written(result: BaseException | None) -> None:
+            if isinstance(result, BaseException):
+                self.on_fatal(result)
+                return
+            self._writing = False
+            self._durable_token = token
+            if self._wanted:
+                self._write()
+            self.on_durable(token)
+
+        self._workers.journal(write, written)
+
+    def _idle(self) -> None:
+        self._idle_armed = False
+        self._write()
+
+    def _cold(self, find: Callable[[], T], done: Callable[[T | StorageError], None]) -> None:
+        def finished(result: T | BaseException) -> None:
+            if isinstance(result, BaseException) and not isinstance(result, StorageError):
+                raise result
+            done(result)
+
+        self._workers.pool(find, finished)
+
+
+def _live(image: LogState, applied: int) -> LogState:
+    """A state of its own for the owner; commit is at least what was applied."""
+    hard = image.hard
+    commit = max(applied, min(hard.commit, image.last_index))
+    return LogState(
+        image.log_id,
+        image.group_id,
+        image.replica_number,
+        image.first_index,
+        image.prev_term,
+        image.start_offset,
+        HardState(hard.term, hard.vote, commit),
+        list(image.entries),
+    )

@@ -1,0 +1,77 @@
+"""The threads that block: one for the journal, a small pool for everything else.
+
+A job is a plain callable that touches only files and what it closed over; its result, or the
+exception it raised, is handed to `done` on the loop. The journal thread runs its jobs one at a time
+and in order. Threads hold no state of the store and take no locks.
+
+Must not know: what the jobs do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from segments.api import Timer
+
+T = TypeVar("T")
+_Job = tuple[Callable[[], Any], Callable[[Any], None]]
+
+
+class ThreadWorkers:
+    """`Workers` for a real server.
+
+    `call_soon_threadsafe(fn, argument)` and `call_later(delay_ms, fn)` are the loop's. After
+    `close` no job is taken; those already queued are finished first.
+    """
+
+    def __init__(
+        self,
+        call_soon_threadsafe: Callable[..., object],
+        call_later: Callable[[int, Callable[[], None]], Timer],
+        *,
+        pool_threads: int = 3,
+    ) -> None:
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._call_later = call_later
+        self._journal: SimpleQueue[_Job | None] = SimpleQueue()
+        self._pool: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads = [self._start("journal", self._journal)]
+        self._threads += [self._start(f"pool-{n}", self._pool) for n in range(pool_threads)]
+
+    def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._journal.put((job, done))
+
+    def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._pool.put((job, done))
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
+        return self._call_later(delay_ms, fn)
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads. Blocks."""
+        self._journal.put(None)
+        for _ in self._threads[1:]:
+            self._pool.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, name: str, queue: SimpleQueue[_Job | None]) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._run, args=(queue,), name=f"segments-{name}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _run(self, queue: SimpleQueue[_Job | None]) -> None:
+        while (item := queue.get()) is not None:
+            job, done = item
+            result: Any
+            try:
+                result = job()
+            except BaseException as error:  # noqa: BLE001 - the loop decides what a failure means
+                result = error
+            self._call_soon_threadsafe(done, result)
+            del item, job, done, result  # a chunk must not stay pinned until the next job
