@@ -1,0 +1,261 @@
+"""Consumer groups as the handlers see them: which coordinator is here, and how to ask it.
+
+A consumer group belongs to one coordinator group for ever, and is served by whichever server leads
+that. Requests that change a group are proposed and answered when applied here; Heartbeat is
+answered from the applied state; reads wait until a quorum has confirmed this leader.
+
+Rules:
+
+* Every request is answered once. Where it cannot be decided here, the answer makes the client look
+  for the coordinator again, and claims nothing about its fate.
+* Only the coordinator that leads draws member ids, before it proposes.
+
+Must not know: wire formats and versions (responses are built by whoever asks), other APIs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+from uuid import UUID
+
+from vdl.clock import Clock
+from vdl.errors import ErrorCode
+from vdl.kafka.api import Later
+from vdl.kafka.led_coordinator import (
+    GroupOptions,
+    Joined,
+    LedCoordinator,
+    Synced,
+    Waiter,
+    undecided,
+)
+from vdl.logstream.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.state import commands
+from vdl.state.consumer_group import GroupState
+from vdl.state.consumer_groups import JoinAnswer
+from vdl.state.coordinator import Coordinator
+
+
+class CoordinatorHost(Protocol):
+    """What is asked of the server."""
+
+    @property
+    def coordinator_count(self) -> int: ...
+    def coordinator_group(self, key: str) -> int: ...
+    def state_group(self, group_id: int) -> StateGroup | None: ...
+
+
+class GroupCoordinator:
+    """All coordinator groups of one server. Handlers ask it; it knows which of them are led here.
+
+    Every method takes the `Later` of its request, or a callback, and answers once.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: CoordinatorHost,
+        clock: Clock,
+        rng: random.Random,
+        config: GroupOptions,
+    ) -> None:
+        self._host = host
+        self._clock = clock
+        self._rng = rng
+        self._options = config
+        self._led: dict[int, LedCoordinator] = {}
+
+    def attach(self, state_group: StateGroup) -> None:
+        """Follow a coordinator replica of this server, from before it first serves."""
+        state_group.observers.append(self)
+
+    # --- StateObserver ---------------------------------------------------------------------
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
+        led = self._led.get(group.group_id)
+        if led is not None and result.events:
+            led.happened(result.events)
+
+    def on_serving(self, group: StateGroup) -> None:
+        assert group.group_id not in self._led, group.group_id
+        self._led[group.group_id] = LedCoordinator(group, self._clock, self._options)
+
+    def on_stopped_serving(self, group: StateGroup) -> None:
+        led = self._led.pop(group.group_id, None)
+        if led is not None:
+            led.close()
+
+    # --- who is responsible ------------------------------------------------------------------
+    def find(self, group_id: str) -> LedCoordinator | ErrorCode:
+        """The coordinator of a consumer group, if it is here: else 16, or 14 while it loads."""
+        number = self._host.coordinator_group(group_id)
+        led = self._led.get(number)
+        if led is not None and led.state_group.serving:
+            return led
+        state_group = self._host.state_group(number)
+        if state_group is not None and state_group.is_leader:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.NOT_COORDINATOR
+
+    def all_here(self) -> list[tuple[StateGroup, LedCoordinator | ErrorCode]]:
+        """Every coordinator group this server leads, in order; the error of those that load."""
+        found: list[tuple[StateGroup, LedCoordinator | ErrorCode]] = []
+        for number in range(1, 1 + self._host.coordinator_count):
+            state_group = self._host.state_group(number)
+            if state_group is None or not state_group.is_leader:
+                continue
+            led = self._led.get(number)
+            found.append((state_group, led or ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        return found
+
+    def new_member_id(self, client_id: str, group_instance_id: str | None) -> str:
+        """An id no member ever had: the instance's or the client's name, and luck."""
+        unique = UUID(int=self._rng.getrandbits(128), version=4)
+        return f"{client_id if group_instance_id is None else group_instance_id}-{unique}"
+
+    def holds_first_rebalance(self) -> bool:
+        """Whether the first rebalance of an empty group waits for more members."""
+        return self._options.group_initial_rebalance_delay_ms > 0
+
+    # --- membership ------------------------------------------------------------------------
+    def join(
+        self, command: commands.JoinGroup, later: Later, respond: Callable[[Joined], Any]
+    ) -> None:
+        """JoinGroup: answered when the generation is set, or at once if nothing changes."""
+        waiter = Waiter(later, respond)
+        led = self.find(command.group_id)
+        if not isinstance(led, LedCoordinator):
+            waiter.complete(Joined(led, command.member_id))
+            return
+        led.heard_of(command.group_id, command.member_id)
+
+        def applied(outcome: Outcome) -> None:
+            if outcome.kind is not OutcomeKind.APPLIED:
+                waiter.complete(Joined(undecided(led, outcome), command.member_id))
+                return
+            answer: JoinAnswer = outcome.result
+            member_id = answer.member_id
+            if answer.error is not ErrorCode.NONE:
+                waiter.complete(Joined(answer.error, member_id))
+                return
+            live = led.live(command.group_id)
+            group = live.group
+            live.heard_of(member_id, group.members[member_id].session_timeout_ms)
+            if group.state is GroupState.PREPARING_REBALANCE:
+                live.await_join(member_id, waiter)
+            else:
+                waiter.complete(Joined(ErrorCode.NONE, member_id, group, answer.leader_before))
+
+        led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+
+    def sync(
+        self, command: commands.SyncGroup, later: Later, respond: Callable[[Synced], Any]
+    ) -> None:
+        """SyncGroup: the leader's assignment is proposed; followers wait for it."""
+        waiter = Waiter(later, respond)
+        led = self.find(command.group_id)
+        if not isinstance(led, LedCoordinator):
+            waiter.complete(Synced(led))
+            return
+        error = led.machine.groups.check_sync(
+            command.group_id,
+            command.generation,
+            command.member_id,
+            command.group_instance_id,
+            protocol_type=command.protocol_type,
+            protocol_name=command.protocol_name,
+        )
+        if error is not ErrorCode.NONE:
+            waiter.complete(Synced(error))
+            return
+        led.heard_of(command.group_id, command.member_id)
+        group = led.machine.group(command.group_id)
+        assert group is not None, command.group_id
+        leads = group.leader == command.member_id
+        if group.state is GroupState.COMPLETING_REBALANCE and leads:
+
+            def applied(outcome: Outcome) -> None:
+                if outcome.kind is not OutcomeKind.APPLIED:
+                    waiter.complete(Synced(undecided(led, outcome)))
+                elif outcome.result.error is not ErrorCode.NONE:
+                    waiter.complete(Synced(outcome.result.error))
+                else:
+                    self._sync_now(led, command, waiter)
+
+            led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+        else:
+            self._sync_now(led, command, waiter)
+
+    def _sync_now(
+        self, led: LedCoordinator, command: commands.SyncGroup, waiter: Waiter[Synced]
+    ) -> None:
+        live = led.live(command.group_id)
+        live.note_synced(command.member_id)
+        if live.group.state is GroupState.STABLE:
+            waiter.complete(live.assignment_of(command.member_id))
+        else:
+            live.await_sync(command.member_id, waiter)
+
+    def heartbeat(
+        self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
+    ) -> ErrorCode:
+        """Heartbeat: answered from the applied state, at once."""
+        led = self.find(group_id)
+        if not isinstance(led, LedCoordinator):
+            return led
+        error = led.machine.groups.check_heartbeat(
+            group_id, generation, member_id, group_instance_id
+        )
+        if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            led.heard_of(group_id, member_id)
+        return error
+
+    # --- commands that are answered when applied -----------------------------------------------
+    def propose(
+        self,
+        group_id: str,
+        command: Any,
+        done: Callable[[ErrorCode, Any], None],
+        *,
+        member_id: str = "",
+    ) -> None:
+        """Propose to the coordinator of `group_id`: `done(NONE, the machine's answer)`, or the
+        error that says why there is none: 15 when its fate is open."""
+        led = self.find(group_id)
+        if not isinstance(led, LedCoordinator):
+            done(led, None)
+            return
+        if member_id:
+            led.heard_of(group_id, member_id)
+
+        def applied(outcome: Outcome) -> None:
+            if outcome.kind is OutcomeKind.APPLIED:
+                done(ErrorCode.NONE, outcome.result)
+            else:
+                done(undecided(led, outcome), None)
+
+        led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+
+    # --- reads -----------------------------------------------------------------------------
+    def read(self, group_id: str, done: Callable[[ErrorCode, Coordinator | None], None]) -> None:
+        """The state of the coordinator of `group_id`, which reflects everything acknowledged
+        before this call; or the error that says why it cannot be read here."""
+        led = self.find(group_id)
+        if isinstance(led, LedCoordinator):
+            self.read_led(led, done)
+        else:
+            done(led, None)
+
+    def read_led(
+        self, led: LedCoordinator, done: Callable[[ErrorCode, Coordinator | None], None]
+    ) -> None:
+        """The same for a coordinator that is known to be here."""
+
+        def confirmed(current: bool) -> None:
+            if current:
+                done(ErrorCode.NONE, led.machine)
+            else:
+                done(ErrorCode.NOT_COORDINATOR, None)
+
+        led.state_group.read_index(deadline_ns=led.deadline_ns(), done=confirmed)
