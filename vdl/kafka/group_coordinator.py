@@ -98,15 +98,14 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return ErrorCode.NOT_COORDINATOR
 
-    def all_here(self) -> list[tuple[StateGroup, LedCoordinator | ErrorCode]]:
-        """Every coordinator group this server leads, in order; the error of those that load."""
-        found: list[tuple[StateGroup, LedCoordinator | ErrorCode]] = []
+    def all_here(self) -> list[LedCoordinator | ErrorCode]:
+        """Every coordinator group this server leads, in order; 14 for one that loads."""
+        found: list[LedCoordinator | ErrorCode] = []
         for number in range(1, 1 + self._host.coordinator_count):
             state_group = self._host.state_group(number)
             if state_group is None or not state_group.is_leader:
                 continue
-            led = self._led.get(number)
-            found.append((state_group, led or ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+            found.append(self._led.get(number) or ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return found
 
     def new_member_id(self, client_id: str, group_instance_id: str | None) -> str:

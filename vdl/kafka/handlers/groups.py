@@ -1,0 +1,430 @@
+"""Consumer groups of the classic protocol: finding the coordinator, membership, administration.
+
+FindCoordinator (key 10) v0–6: v1 key types, v4 several keys (KIP-699). Groups only: there are no
+    transactions and no share groups here, and asking for their coordinator is an invalid request,
+    as it is for any key type a broker does not know.
+JoinGroup (11) v0–9: v1 rebalance timeout (KIP-62), v4 member id required (KIP-394), v5 static
+    members (KIP-345), v7 protocol type (KIP-559), v8 reason (KIP-800), v9 skip assignment
+    (KIP-814).
+SyncGroup (14) v0–5, Heartbeat (12) v0–4, LeaveGroup (13) v0–5: v3 several members (KIP-345).
+DescribeGroups (15) v0–6: v6 says when there is no such group (KIP-1043).
+ListGroups (16) v0–5: v4 by state (KIP-518), v5 by type (KIP-848). DeleteGroups (42) v0–2.
+
+A client that is told to look for the coordinator again finds it where FindCoordinator says; this
+server names itself only after a quorum confirmed that it leads.
+
+Must not know: how groups are stored, what timers run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.api import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.handlers.partitions import endpoint
+from vdl.kafka.led_coordinator import Joined, Synced
+from vdl.kafka.wire import delete_groups as delete_wire
+from vdl.kafka.wire import describe_groups as describe_wire
+from vdl.kafka.wire import find_coordinator as find_wire
+from vdl.kafka.wire import heartbeat as heartbeat_wire
+from vdl.kafka.wire import join_group as join_wire
+from vdl.kafka.wire import leave_group as leave_wire
+from vdl.kafka.wire import list_groups as list_wire
+from vdl.kafka.wire import sync_group as sync_wire
+from vdl.state import commands
+from vdl.state.consumer_group import ConsumerGroup, GroupState
+from vdl.state.consumer_groups import GroupsDeleted, LeaveAnswer
+from vdl.state.coordinator import Coordinator
+
+GROUP_KEY = 0
+"""FindCoordinator's key type for consumer groups."""
+
+_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
+"""Read, delete and describe, as a bit field: what anybody may do with a group (KIP-430)."""
+
+_STATE_NAMES = {
+    GroupState.EMPTY: "Empty",
+    GroupState.PREPARING_REBALANCE: "PreparingRebalance",
+    GroupState.COMPLETING_REBALANCE: "CompletingRebalance",
+    GroupState.STABLE: "Stable",
+}
+
+
+def group_coordinator(ctx: RequestContext) -> GroupCoordinator:
+    """This server's coordinator."""
+    groups = ctx.server.groups
+    assert isinstance(groups, GroupCoordinator), groups
+    return groups
+
+
+# --- FindCoordinator -----------------------------------------------------------------------------
+
+
+def handle_find_coordinator(
+    ctx: RequestContext, request: find_wire.FindCoordinatorRequest
+) -> Later:
+    """Where the coordinator of each key is. KIP-699 for several."""
+    single = ctx.api_version < 4
+    keys = [request.key] if single else request.coordinator_keys
+    found = [find_wire.Coordinator(key=key, node_id=-1, port=-1) for key in keys]
+    later = Later()
+    waiting = len(found) + 1
+
+    def answered() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if waiting:
+            return
+        response = find_wire.FindCoordinatorResponse(coordinators=found)
+        if single:
+            (only,) = found
+            response.error_code, response.error_message = only.error_code, only.error_message
+            response.node_id, response.host, response.port = only.node_id, only.host, only.port
+        later.complete(response)
+
+    for coordinator in found:
+        if request.key_type == GROUP_KEY:
+            _find(ctx, coordinator, answered)
+        else:
+            coordinator.error_code = ErrorCode.INVALID_REQUEST
+            coordinator.error_message = f"no coordinators of key type {request.key_type} here"
+            answered()
+    answered()
+    return later
+
+
+def _find(
+    ctx: RequestContext, coordinator: find_wire.Coordinator, answered: Callable[[], None]
+) -> None:
+    """Fill in who coordinates the group; a server that believes it is itself makes sure."""
+    host = ctx.server.host
+    number = host.coordinator_group(coordinator.key)
+    server_id, _ = host.leader_of(number)
+
+    def tell(current: bool) -> None:
+        address = endpoint(ctx, server_id) if current else None
+        if address is None:
+            coordinator.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            coordinator.error_message = "the coordinator is not known at the moment"
+        else:
+            coordinator.node_id = server_id
+            coordinator.host, coordinator.port = address
+        answered()
+
+    if server_id != host.server_id:
+        tell(server_id >= 0)
+        return
+    state_group = host.state_group(number)
+    assert state_group is not None, number
+    deadline_ns = ctx.server.clock.now_ns() + ctx.server.config.read_timeout_ms * MS
+    state_group.read_index(deadline_ns=deadline_ns, done=tell)
+
+
+# --- membership ----------------------------------------------------------------------------------
+
+
+def handle_join_group(
+    ctx: RequestContext, request: join_wire.JoinGroupRequest
+) -> Later | join_wire.JoinGroupResponse:
+    """Answered when the generation is set: at most the rebalance timeout later."""
+    version = ctx.api_version
+
+    def respond(joined: Joined) -> join_wire.JoinGroupResponse:
+        return _join_response(joined, version)
+
+    config = ctx.server.config
+    low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+    if not request.group_id:
+        return respond(Joined(ErrorCode.INVALID_GROUP_ID, request.member_id))
+    if not low <= request.session_timeout_ms <= high:
+        return respond(Joined(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
+    groups = group_coordinator(ctx)
+    rebalance_timeout_ms = request.rebalance_timeout_ms
+    if version < 1 or rebalance_timeout_ms < 0:
+        rebalance_timeout_ms = request.session_timeout_ms
+    new_member_id = ""
+    if not request.member_id:
+        new_member_id = groups.new_member_id(ctx.client_id, request.group_instance_id)
+    command = commands.JoinGroup(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        new_member_id=new_member_id,
+        group_instance_id=request.group_instance_id,
+        client_id=ctx.client_id,
+        client_host=f"/{ctx.connection.peer_host}",
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=rebalance_timeout_ms,
+        protocol_type=request.protocol_type,
+        protocols=[
+            commands.Protocol(protocol.name, bytes(protocol.metadata))
+            for protocol in request.protocols
+        ],
+        known_member_id_required=version >= 4,
+        members_max=config.group_max_size,
+        hold_first_rebalance=groups.holds_first_rebalance(),
+    )
+    later = Later()
+    groups.join(command, later, respond)
+    return later
+
+
+def _join_response(joined: Joined, version: int) -> join_wire.JoinGroupResponse:
+    group = joined.group
+    if group is None:
+        return join_wire.JoinGroupResponse(
+            error_code=joined.error,
+            member_id=joined.member_id,
+            protocol_name=None if version >= 7 else "",
+        )
+    leader = group.leader or ""
+    skips = False
+    if joined.leader_before is not None:
+        # A static member is back in a group that did not rebalance: if it leads, it must not
+        # assign again. Older clients are kept from it by naming the leader as it was (KIP-814).
+        if version >= 9:
+            skips = leader == joined.member_id
+        else:
+            leader = joined.leader_before
+    return join_wire.JoinGroupResponse(
+        generation_id=group.generation,
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol_name,
+        leader=leader,
+        skip_assignment=skips,
+        member_id=joined.member_id,
+        members=_subscriptions(group) if leader == joined.member_id else [],
+    )
+
+
+def _subscriptions(group: ConsumerGroup) -> list[join_wire.JoinGroupResponseMember]:
+    """What the leader assigns partitions by."""
+    return [
+        join_wire.JoinGroupResponseMember(
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
+            metadata=member.metadata(group.protocol_name),
+        )
+        for member in group.members.values()
+    ]
+
+
+def handle_sync_group(
+    ctx: RequestContext, request: sync_wire.SyncGroupRequest
+) -> Later | sync_wire.SyncGroupResponse:
+    """Answered when the leader has handed in the assignment."""
+    if not request.group_id:
+        return _sync_response(Synced(ErrorCode.INVALID_GROUP_ID))
+    if ctx.api_version >= 5 and not (request.protocol_type and request.protocol_name):
+        # KIP-559: from v5 both have to be said.
+        return _sync_response(Synced(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+    command = commands.SyncGroup(
+        group_id=request.group_id,
+        generation=request.generation_id,
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
+        protocol_type=request.protocol_type,
+        protocol_name=request.protocol_name,
+        assignments=[
+            (assignment.member_id, bytes(assignment.assignment))
+            for assignment in request.assignments
+        ],
+    )
+    later = Later()
+    group_coordinator(ctx).sync(command, later, _sync_response)
+    return later
+
+
+def _sync_response(synced: Synced) -> sync_wire.SyncGroupResponse:
+    if synced.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        # Clients do not expect that here; told to rejoin, they come back when it is over.
+        return sync_wire.SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    if synced.group is None:
+        return sync_wire.SyncGroupResponse(error_code=synced.error)
+    return sync_wire.SyncGroupResponse(
+        protocol_type=synced.group.protocol_type,
+        protocol_name=synced.group.protocol_name,
+        assignment=synced.assignment,
+    )
+
+
+def handle_heartbeat(
+    ctx: RequestContext, request: heartbeat_wire.HeartbeatRequest
+) -> heartbeat_wire.HeartbeatResponse:
+    """A coordinator that is still loading has nothing against anybody: members go on."""
+    if not request.group_id:
+        return heartbeat_wire.HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    error = group_coordinator(ctx).heartbeat(
+        request.group_id,
+        request.generation_id,
+        request.member_id,
+        request.group_instance_id,
+    )
+    if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        error = ErrorCode.NONE
+    return heartbeat_wire.HeartbeatResponse(error_code=error)
+
+
+def handle_leave_group(
+    ctx: RequestContext, request: leave_wire.LeaveGroupRequest
+) -> Later | leave_wire.LeaveGroupResponse:
+    """One member until v2, several with an error each from v3."""
+    if not request.group_id:
+        return leave_wire.LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    if ctx.api_version < 3:
+        leaving = [commands.LeavingMember(request.member_id)]
+    else:
+        leaving = [
+            commands.LeavingMember(member.member_id, member.group_instance_id)
+            for member in request.members
+        ]
+    later = Later()
+
+    def done(error: ErrorCode, answer: LeaveAnswer | None) -> None:
+        response = leave_wire.LeaveGroupResponse(error_code=error)
+        if answer is not None and ctx.api_version < 3:
+            response.error_code = answer.errors[0]
+        elif answer is not None:
+            response.members = [
+                leave_wire.MemberResponse(member.member_id, member.group_instance_id, code)
+                for member, code in zip(leaving, answer.errors, strict=True)
+            ]
+        later.complete(response)
+
+    command = commands.LeaveGroup(request.group_id, leaving)
+    group_coordinator(ctx).propose(request.group_id, command, done)
+    return later
+
+
+# --- administration ------------------------------------------------------------------------------
+
+
+def handle_describe_groups(
+    ctx: RequestContext, request: describe_wire.DescribeGroupsRequest
+) -> Later:
+    """State and members of each group, after a quorum confirmed its coordinator."""
+    groups = group_coordinator(ctx)
+    described = [describe_wire.DescribedGroup(group_id=group_id) for group_id in request.groups]
+    later = Later()
+    waiting = len(described) + 1
+
+    def answered() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            later.complete(describe_wire.DescribeGroupsResponse(groups=described))
+
+    def fill(target: describe_wire.DescribedGroup) -> None:
+        def read(error: ErrorCode, machine: Coordinator | None) -> None:
+            if machine is None:
+                target.error_code = error
+            else:
+                _describe(target, machine.group(target.group_id), ctx.api_version)
+                if request.include_authorized_operations:
+                    target.authorized_operations = _GROUP_OPERATIONS
+            answered()
+
+        groups.read(target.group_id, read)
+
+    for target in described:
+        fill(target)
+    answered()
+    return later
+
+
+def _describe(
+    target: describe_wire.DescribedGroup, group: ConsumerGroup | None, version: int
+) -> None:
+    if group is None:
+        target.group_state = "Dead"
+        if version >= 6:
+            target.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            target.error_message = f"Group {target.group_id} not found."
+        return
+    target.group_state = _STATE_NAMES[group.state]
+    target.protocol_type = group.protocol_type
+    # Subscriptions and assignments mean something together only, once the generation is whole.
+    stable = group.state is GroupState.STABLE
+    if stable:
+        target.protocol_data = group.protocol_name or ""
+    target.members = [
+        describe_wire.DescribedGroupMember(
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            member_metadata=member.metadata(group.protocol_name) if stable else b"",
+            member_assignment=member.assignment if stable else b"",
+        )
+        for member in group.members.values()
+    ]
+
+
+def handle_list_groups(ctx: RequestContext, request: list_wire.ListGroupsRequest) -> Later:
+    """The groups this server coordinates; a client asks every server."""
+    states = {state.lower() for state in request.states_filter}
+    types = {kind.lower() for kind in request.types_filter}
+    groups = group_coordinator(ctx)
+    response = list_wire.ListGroupsResponse()
+    later = Later()
+    here = groups.all_here()
+    waiting = len(here) + 1
+
+    def read(error: ErrorCode, machine: Coordinator | None) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if machine is None:
+            response.error_code = error
+        else:
+            response.groups += [
+                list_wire.ListedGroup(
+                    group_id=group_id,
+                    protocol_type=group.protocol_type,
+                    group_state=_STATE_NAMES[group.state],
+                    group_type="classic",
+                )
+                for group_id, group in sorted(machine.groups.groups.items())
+                if (not states or _STATE_NAMES[group.state].lower() in states)
+                and (not types or "classic" in types)
+            ]
+        if not waiting:
+            later.complete(response)
+
+    for led in here:
+        if isinstance(led, ErrorCode):
+            read(led, None)
+        else:
+            groups.read_led(led, read)
+    waiting -= 1
+    if not waiting:
+        later.complete(response)
+    return later
+
+
+def handle_delete_groups(ctx: RequestContext, request: delete_wire.DeleteGroupsRequest) -> Later:
+    """Groups without members, and their offsets (KIP-229)."""
+    groups = group_coordinator(ctx)
+    results = [delete_wire.DeletableGroupResult(group_id) for group_id in request.groups_names]
+    later = Later()
+    waiting = len(results) + 1
+
+    def answered() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            later.complete(delete_wire.DeleteGroupsResponse(results=results))
+
+    def delete(target: delete_wire.DeletableGroupResult) -> None:
+        def done(error: ErrorCode, answer: GroupsDeleted | None) -> None:
+            target.error_code = error if answer is None else answer.errors[0]
+            answered()
+
+        groups.propose(target.group_id, commands.DeleteGroups([target.group_id]), done)
+
+    for target in results:
+        delete(target)
+    answered()
+    return later

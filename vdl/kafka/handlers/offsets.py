@@ -1,0 +1,247 @@
+"""OffsetCommit (key 8) v2–9 and OffsetFetch (key 9) v1–9: the positions of consumer groups.
+
+OffsetCommit: v2 retention of its own until v4, v6 leader epoch (KIP-320), v7 static members
+    (KIP-345), v9 also for the newer group protocol, whose member epoch is the generation here.
+OffsetFetch: v2 all topics of a group, v5 leader epoch, v7 require stable (KIP-447), v8 several
+    groups (KIP-709), v9 member epochs, which a classic group does not check.
+v10 of both names topics by id and is not spoken.
+
+A position is committed with the id of the topic it was read from. When the topic that has the name
+now is another one, there is no position. Without transactions every position is stable.
+
+An OffsetFetch waits until a quorum confirmed this coordinator: an old position would make a
+consumer read again, or commit backwards.
+
+Must not know: who may commit (the state machine decides that), group membership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vdl.errors import ErrorCode
+from vdl.kafka.api import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.groups import group_coordinator
+from vdl.kafka.handlers.partitions import find_topic
+from vdl.kafka.wire import offset_commit as commit_wire
+from vdl.kafka.wire import offset_fetch as fetch_wire
+from vdl.state import commands
+from vdl.state.coordinator import CommitAnswer, Coordinator
+from vdl.state.offsets import CommittedOffset, Offsets
+
+NO_OFFSET = -1
+
+# --- OffsetCommit --------------------------------------------------------------------------------
+
+
+def handle_offset_commit(
+    ctx: RequestContext, request: commit_wire.OffsetCommitRequest
+) -> Later | commit_wire.OffsetCommitResponse:
+    """All partitions that are in order are committed together; the others say what is not."""
+    response, offsets, waiting = _sort_out(ctx, request)
+    if not offsets:
+        return response
+    later = Later()
+
+    def done(error: ErrorCode, answer: CommitAnswer | None) -> None:
+        code = error if answer is None else answer.error
+        for partition in waiting:
+            partition.error_code = code
+        later.complete(response)
+
+    command = commands.CommitOffsets(
+        group_id=request.group_id,
+        generation=request.generation_id_or_member_epoch,
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
+        offsets=offsets,
+        retention_ms=request.retention_time_ms if ctx.api_version <= 4 else -1,
+    )
+    group_coordinator(ctx).propose(request.group_id, command, done, member_id=request.member_id)
+    return later
+
+
+def _sort_out(
+    ctx: RequestContext, request: commit_wire.OffsetCommitRequest
+) -> tuple[
+    commit_wire.OffsetCommitResponse,
+    list[commands.OffsetCommit],
+    list[commit_wire.OffsetCommitResponsePartition],
+]:
+    """The response with what is refused filled in; what to commit; the partitions that say how
+    that went."""
+    metadata_max = ctx.server.config.offset_metadata_max_bytes
+    response = commit_wire.OffsetCommitResponse()
+    offsets: list[commands.OffsetCommit] = []
+    waiting: list[commit_wire.OffsetCommitResponsePartition] = []
+    for asked in request.topics:
+        answered = commit_wire.OffsetCommitResponseTopic(name=asked.name)
+        response.topics.append(answered)
+        topic = find_topic(ctx, asked.name)
+        for position in asked.partitions:
+            partition = commit_wire.OffsetCommitResponsePartition(position.partition_index)
+            answered.partitions.append(partition)
+            metadata = position.committed_metadata or ""
+            if topic is None or not 0 <= position.partition_index < len(topic.partitions):
+                partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata) > metadata_max:
+                partition.error_code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                waiting.append(partition)
+                offsets.append(
+                    commands.OffsetCommit(
+                        topic=asked.name,
+                        topic_id=topic.topic_id,
+                        partition=position.partition_index,
+                        offset=position.committed_offset,
+                        leader_epoch=position.committed_leader_epoch,
+                        metadata=metadata,
+                    )
+                )
+    return response, offsets, waiting
+
+
+# --- OffsetFetch ---------------------------------------------------------------------------------
+
+
+def handle_offset_fetch(ctx: RequestContext, request: fetch_wire.OffsetFetchRequest) -> Later:
+    """The committed positions; -1 where there is none."""
+    if ctx.api_version >= 8:
+        return _fetch_groups(ctx, request)
+    later = Later()
+    asked = _asked(request.topics)
+
+    def read(error: ErrorCode, machine: Coordinator | None) -> None:
+        if machine is None:
+            later.complete(_refused(request, error, ctx.api_version))
+            return
+        response = fetch_wire.OffsetFetchResponse()
+        for name, indexes in _wanted(ctx, machine.offsets, request.group_id, asked):
+            topic = fetch_wire.OffsetFetchResponseTopic(name=name)
+            response.topics.append(topic)
+            for index in indexes:
+                found = _current(ctx, machine.offsets, request.group_id, name, index)
+                topic.partitions.append(
+                    fetch_wire.OffsetFetchResponsePartition(
+                        index, found.offset, found.leader_epoch, found.metadata
+                    )
+                )
+        later.complete(response)
+
+    group_coordinator(ctx).read(request.group_id, read)
+    return later
+
+
+def _fetch_groups(ctx: RequestContext, request: fetch_wire.OffsetFetchRequest) -> Later:
+    """v8+: each group from its own coordinator, here or not."""
+    groups = group_coordinator(ctx)
+    response = fetch_wire.OffsetFetchResponse()
+    later = Later()
+    waiting = len(request.groups) + 1
+
+    def answered() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            later.complete(response)
+
+    def fill(group: fetch_wire.OffsetFetchRequestGroup) -> None:
+        target = fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id)
+        response.groups.append(target)
+        asked = _asked(group.topics)
+
+        def read(error: ErrorCode, machine: Coordinator | None) -> None:
+            target.error_code = error
+            if machine is not None:
+                _fill_group(ctx, target, machine.offsets, asked)
+            answered()
+
+        groups.read(group.group_id, read)
+
+    for group in request.groups:
+        fill(group)
+    answered()
+    return later
+
+
+def _fill_group(
+    ctx: RequestContext,
+    target: fetch_wire.OffsetFetchResponseGroup,
+    offsets: Offsets,
+    asked: list[tuple[str, list[int]]] | None,
+) -> None:
+    for name, indexes in _wanted(ctx, offsets, target.group_id, asked):
+        topic = fetch_wire.OffsetFetchResponseTopics(name=name)
+        target.topics.append(topic)
+        for index in indexes:
+            found = _current(ctx, offsets, target.group_id, name, index)
+            topic.partitions.append(
+                fetch_wire.OffsetFetchResponsePartitions(
+                    index, found.offset, found.leader_epoch, found.metadata
+                )
+            )
+
+
+_NONE = CommittedOffset(
+    offset=NO_OFFSET, leader_epoch=-1, metadata="", topic_id=bytes(16), committed_ms=-1
+)
+
+
+def _current(
+    ctx: RequestContext, offsets: Offsets, group_id: str, name: str, index: int
+) -> CommittedOffset:
+    """The position in the topic that has this name now, `_NONE` if there is none.
+
+    A topic this server does not know may be younger than its catalog: then the position stands.
+    """
+    found = offsets.get(group_id, name, index)
+    if found is None:
+        return _NONE
+    topic = find_topic(ctx, name)
+    if topic is not None and topic.topic_id != found.topic_id:
+        return _NONE
+    return found
+
+
+def _asked(
+    topics: Iterable[fetch_wire.OffsetFetchRequestTopic | fetch_wire.OffsetFetchRequestTopics]
+    | None,
+) -> list[tuple[str, list[int]]] | None:
+    """(topic, partitions) asked for; None for all."""
+    if topics is None:
+        return None
+    return [(topic.name, topic.partition_indexes) for topic in topics]
+
+
+def _wanted(
+    ctx: RequestContext,
+    offsets: Offsets,
+    group_id: str,
+    asked: list[tuple[str, list[int]]] | None,
+) -> list[tuple[str, list[int]]]:
+    """What to answer: what was asked for, or everything the group has a position in."""
+    if asked is not None:
+        return asked
+    found: dict[str, list[int]] = {}
+    for name, index in sorted(offsets.of(group_id)):
+        if _current(ctx, offsets, group_id, name, index) is not _NONE:
+            found.setdefault(name, []).append(index)
+    return list(found.items())
+
+
+def _refused(
+    request: fetch_wire.OffsetFetchRequest, error: ErrorCode, version: int
+) -> fetch_wire.OffsetFetchResponse:
+    """v1 says an error at each partition, v2 to v7 once, and clients of those look at both."""
+    response = fetch_wire.OffsetFetchResponse(error_code=error)
+    for asked in request.topics or ():
+        topic = fetch_wire.OffsetFetchResponseTopic(name=asked.name)
+        response.topics.append(topic)
+        topic.partitions = [
+            fetch_wire.OffsetFetchResponsePartition(
+                index, NO_OFFSET, -1, "", error if version < 2 else ErrorCode.NONE
+            )
+            for index in asked.partition_indexes
+        ]
+    return response
