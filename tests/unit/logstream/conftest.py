@@ -1,0 +1,193 @@
+"""Three hosts in one thread on virtual time, over the in-memory store and the in-process network.
+
+Everything above the disk and below the front end is the real thing.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from rpc.hello import Hello
+from rpc.links import Links
+from rpc.memory import Network
+from segments.memory import MemoryStore
+from vdl.clock import MS
+from vdl.logstream.birth import BirthRecord
+from vdl.logstream.host import Host
+from vdl.logstream.options import HostOptions
+from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.logstream.stream import Appended, LogStream
+from vdl.records import BatchFields, Record, build_batch, read_header
+from vdl.sim.clock import NodeClock, SimTimer, VirtualTime
+from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer
+
+T = TypeVar("T")
+SYNC_NS = 300_000
+SERVERS = (1, 2, 3)
+
+
+class DelayWorkers:
+    """Jobs that take `SYNC_NS` each; the journal's one after the other. `held` stops the journal."""
+
+    def __init__(self, clock: NodeClock) -> None:
+        self._clock = clock
+        self._free_at = 0
+        self.held: list[Callable[[], None]] | None = None
+
+    def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        if self.held is not None:
+            self.held.append(lambda: self.journal(job, done))
+            return
+        now_ns = self._clock.now_ns()
+        self._free_at = max(self._free_at, now_ns) + SYNC_NS
+        self._clock.call_later(self._free_at - now_ns, lambda: done(job()))
+
+    def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._clock.call_later(SYNC_NS, lambda: done(job()))
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> SimTimer:
+        return self._clock.call_later(delay_ms * MS, fn)
+
+    def hold(self) -> None:
+        """The disk hangs."""
+        self.held = []
+
+    def release(self) -> None:
+        """It goes on."""
+        held, self.held = self.held or [], None
+        for job in held:
+            job()
+
+
+class SilentLog:
+    """A log nobody reads."""
+
+    def info(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None: ...
+    def error(self, event: str, **fields: Any) -> None: ...
+
+
+class Node:
+    """One server: its store survives crashes, everything else is made anew."""
+
+    host: Host
+    clock: NodeClock
+    workers: DelayWorkers
+    links: Links
+
+    def __init__(self, cluster: "Cluster", server_id: int) -> None:
+        self.cluster = cluster
+        self.id = server_id
+        self.store: MemoryStore | None = None
+        self.start()
+
+    def start(self) -> None:
+        cluster = self.cluster
+        self.clock = NodeClock(cluster.time)
+        self.workers = DelayWorkers(self.clock)
+        image = self.store.image if self.store is not None else None
+        self.store = MemoryStore(self.workers, rng=random.Random(self.id), image=image)
+        node = self
+
+        class Relay:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(node.host, name)
+
+        hello = Hello(
+            server_id=self.id,
+            directory_id=cluster.record.directory_of(self.id) or b"",
+            incarnation=cluster.time.now_ns,
+            cluster_id=cluster.record.cluster_id,
+        )
+        self.links = Links(
+            hello, cluster.network.dialer(self.id), self.clock, random.Random(self.id), Relay()
+        )
+        self.host = Host(
+            server_id=self.id,
+            record=cluster.record,
+            store=self.store,
+            transport=self.links,
+            clock=self.clock,
+            rng=random.Random(self.id + 100),
+            options=cluster.options,
+            log=SilentLog(),
+            cache_bytes_max=128 << 20,
+        )
+        cluster.network.listen(self.id, ("node", self.id), self.links.accepted)
+        self.host.start()
+        for other in SERVERS:
+            if other != self.id:
+                self.links.set_peer(other, ("node", other))
+
+    def crash(self) -> None:
+        """kill -9: what was not durable is gone."""
+        self.clock.stop()
+        self.cluster.network.crash(self.id)
+        self.cluster.network.stop_listening(("node", self.id))
+
+
+class Cluster:
+    """The hosts, and what tests ask of them."""
+
+    def __init__(self) -> None:
+        self.time = VirtualTime()
+        self.time.now_ns = 10**12
+        world = NodeClock(self.time)
+        self.network = Network(world, lambda source, target, size: 200_000)
+        self.options = HostOptions(held_appends_max=3)
+        self.record = BirthRecord("cluster", tuple((i, bytes([i]) * 16) for i in SERVERS))
+        self.nodes = {i: Node(self, i) for i in SERVERS}
+        self.run(100)
+        for i in SERVERS:
+            directory_id = self.record.directory_of(i) or b""
+            self.propose(RegisterServer(i, directory_id, "", {}, True))
+
+    def run(self, ms: float) -> None:
+        self.time.run_until(self.time.now_ns + int(ms * MS))
+
+    def deadline(self, ms: int = 1_000) -> int:
+        return self.time.now_ns + ms * MS
+
+    def propose(self, command: Any, *, via: int = 1) -> Any:
+        outcomes: list[Outcome] = []
+        self.nodes[via].host.propose_catalog(
+            command, deadline_ns=self.deadline(), done=outcomes.append
+        )
+        self.run(200)
+        assert [outcome.kind for outcome in outcomes] == [OutcomeKind.APPLIED]
+        return outcomes[0].result
+
+    def create_topic(self, name: str = "events", *, via: int = 1) -> int:
+        """A topic of one partition on all servers; its group id."""
+        new = NewTopic(name, name.encode().ljust(16), assignments=[list(SERVERS)])
+        result = self.propose(CreateTopics([new]), via=via)
+        return int(result.topics[0].group_ids[0])
+
+    def delete_topic(self, name: str = "events") -> None:
+        self.propose(DeleteTopics([name]))
+
+    def leader(self, group_id: int) -> LogStream:
+        """The serving leader's stream."""
+        for node in self.nodes.values():
+            stream = node.host.stream(group_id) if not node.clock.stopped else None
+            if stream is not None and stream.serving:
+                return stream
+        raise AssertionError("nobody serves")
+
+    def append(
+        self, stream: LogStream, value: bytes = b"v", *, ms: int = 1_000, **fields: Any
+    ) -> list[Appended]:
+        """Append one record; the list has its fate once it is known."""
+        fates: list[Appended] = []
+        batch = build_batch([Record(value=value)], BatchFields(**fields))
+        stream.append(
+            memoryview(batch), read_header(batch), deadline_ns=self.deadline(ms), done=fates.append
+        )
+        return fates
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    yield Cluster()

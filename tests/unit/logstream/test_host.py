@@ -1,0 +1,124 @@
+"""Elections, failover, forwarding and the life of replicas, over three real hosts."""
+
+from typing import Any
+
+from vdl.clock import MS
+
+
+def leaders_seen(cluster: Any, group_id: int) -> set[tuple[int, int]]:
+    return {
+        node.host.leader_of(group_id) for node in cluster.nodes.values() if not node.clock.stopped
+    }
+
+
+def test_first_replica_leads_after_start(cluster: Any) -> None:
+    """No election timeout is waited for when everybody is there."""
+    assert leaders_seen(cluster, 0) == {(1, 1)}
+    assert [cluster.nodes[1].host.leader_of(group)[0] for group in range(1, 4)] == [2, 3, 1]
+
+
+def test_refused_link_fails_over_within_an_election_timeout(cluster: Any) -> None:
+    """A process that is gone is not waited for."""
+    group_id = cluster.create_topic()
+    leader = cluster.leader(group_id).leader_server
+    cluster.nodes[leader].crash()
+    crashed_ns = cluster.time.now_ns
+    while {server for server, _ in leaders_seen(cluster, group_id)} & {leader, -1}:
+        cluster.run(1)
+    assert cluster.time.now_ns - crashed_ns < 200 * MS
+
+
+def test_silent_leader_is_deposed_by_the_election_timeout(cluster: Any) -> None:
+    """A cut leader sends nothing and is refused by nobody: timeouts decide (§5.2)."""
+    group_id = cluster.create_topic()
+    leader = cluster.leader(group_id).leader_server
+    for server in (1, 2, 3):
+        if server != leader:
+            cluster.network.cut(leader, server)
+            cluster.network.cut(server, leader)
+    cluster.run(4_000)
+    others = [node.host for node in cluster.nodes.values() if node.id != leader]
+    assert len({host.leader_of(group_id) for host in others}) == 1
+    assert others[0].leader_of(group_id)[0] not in (leader, -1)
+    assert not cluster.nodes[leader].host.stream(group_id).is_leader
+
+
+def test_idle_cluster_keeps_its_leaders_and_terms(cluster: Any) -> None:
+    """List heartbeats alone keep every follower quiet and every leader in office."""
+    group_id = cluster.create_topic()
+    before = [leaders_seen(cluster, group) for group in (0, 1, 2, group_id)]
+    cluster.run(30_000)
+    assert [leaders_seen(cluster, group) for group in (0, 1, 2, group_id)] == before
+
+
+def test_restarted_server_catches_up(cluster: Any) -> None:
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    behind = next(server for server in (1, 2, 3) if server != stream.leader_server)
+    cluster.nodes[behind].crash()
+    cluster.run(50)
+    for _ in range(20):
+        cluster.append(stream)
+        cluster.run(2)
+    cluster.nodes[behind].start()
+    cluster.run(1_000)
+    assert cluster.nodes[behind].host.stream(group_id).high_watermark == 20
+
+
+def test_whole_cluster_killed_keeps_what_was_acknowledged(cluster: Any) -> None:
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    fates = [cluster.append(stream, bytes([n])) for n in range(10)]
+    cluster.run(1)
+    acknowledged = sum(1 for one in fates if one)
+    for node in cluster.nodes.values():
+        node.crash()
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(3_000)
+    assert cluster.leader(group_id).high_watermark >= acknowledged
+
+
+def test_catalog_command_is_forwarded_to_its_leader(cluster: Any) -> None:
+    """Any server takes a command; it is answered when applied where it was asked."""
+    group_id = cluster.create_topic(via=3)
+    assert cluster.nodes[3].host.catalog.groups[group_id].topic == "events"
+
+
+def test_deleted_topic_leaves_no_replica_and_does_not_come_back(cluster: Any) -> None:
+    """A server that was down while the topic was deleted deletes its replica when it hears."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    away = next(server for server in (2, 3) if server != stream.leader_server)
+    cluster.nodes[away].crash()
+    cluster.run(50)
+    cluster.delete_topic()
+    cluster.nodes[away].start()
+    cluster.run(3_000)
+    for node in cluster.nodes.values():
+        assert node.host.stream(group_id) is None
+        assert all(log.group_id != group_id for log in node.store.logs.values())
+
+
+def test_recreated_topic_has_a_new_group(cluster: Any) -> None:
+    """Group ids are never reused: the new topic starts at offset 0."""
+    first = cluster.create_topic()
+    cluster.append(cluster.leader(first))
+    cluster.run(10)
+    cluster.delete_topic()
+    second = cluster.create_topic()
+    assert second > first
+    assert cluster.leader(second).high_watermark == 0
+
+
+def test_stopping_server_hands_its_leaderships_over(cluster: Any) -> None:
+    """Thesis §3.10: nobody waits for a timeout when a stop is planned."""
+    group_id = cluster.create_topic()
+    leader = cluster.leader(group_id).leader_server
+    host = cluster.nodes[leader].host
+    for _ in range(40):
+        if host.transfer_leaderships() == 0:
+            break
+        cluster.run(5)
+    assert all(not group.node.is_leader for group in host.groups.values())
+    assert cluster.leader(group_id).leader_server != leader

@@ -1,0 +1,204 @@
+"""Appends, acknowledgements and reads of a log stream, over three real hosts."""
+
+from typing import Any
+
+from vdl.errors import ErrorCode
+from vdl.logstream.stream import Appended, LogStream
+
+
+def error_of(fates: list[Appended]) -> ErrorCode | None:
+    assert len(fates) <= 1
+    return fates[0].error if fates else None
+
+
+def follower_servers(stream: LogStream) -> list[int]:
+    return [server for server in (1, 2, 3) if server != stream.leader_server]
+
+
+def test_append_is_acknowledged_after_a_majority_synced(cluster: Any) -> None:
+    """Raft §5.3: no disk but the leader's and one follower's is needed, and no fewer."""
+    stream = cluster.leader(cluster.create_topic())
+    followers = follower_servers(stream)
+    for server in followers:
+        cluster.nodes[server].workers.hold()
+    fates = cluster.append(stream)
+    cluster.run(100)
+    assert fates == []
+    assert stream.high_watermark == 0
+    cluster.nodes[followers[0]].workers.release()
+    cluster.run(5)
+    assert error_of(fates) is ErrorCode.NONE
+    assert stream.high_watermark == 1
+
+
+def test_append_commits_while_the_leaders_own_disk_hangs(cluster: Any) -> None:
+    """Thesis §10.2.1: two followers are a majority; the leader counts itself only when synced."""
+    stream = cluster.leader(cluster.create_topic())
+    cluster.nodes[stream.leader_server].workers.hold()
+    fates = cluster.append(stream)
+    cluster.run(5)
+    assert error_of(fates) is ErrorCode.NONE
+
+
+def test_offsets_are_dense_over_elections(cluster: Any) -> None:
+    """Raft's own entries consume no offset."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    first = cluster.append(stream)
+    cluster.run(5)
+    cluster.nodes[stream.leader_server].crash()
+    cluster.run(3_000)
+    second = cluster.append(cluster.leader(group_id))
+    cluster.run(5)
+    assert [first[0].base_offset, second[0].base_offset] == [0, 1]
+
+
+def test_append_on_a_follower_is_refused_as_never_appended(cluster: Any) -> None:
+    group_id = cluster.create_topic()
+    follower = follower_servers(cluster.leader(group_id))[0]
+    fates = cluster.append(cluster.nodes[follower].host.stream(group_id))
+    assert error_of(fates) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_deposed_leader_answers_appended_batches_as_unknown(cluster: Any) -> None:
+    """The batch may be in the next leader's log or not: neither success nor failure is claimed."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    leader = stream.leader_server
+    for server in follower_servers(stream):
+        cluster.network.cut(leader, server)
+        cluster.network.cut(server, leader)
+    fates = cluster.append(stream, ms=60_000)
+    cluster.run(4_000)
+    assert error_of(fates) is ErrorCode.REQUEST_TIMED_OUT
+    assert not stream.is_leader
+
+
+def test_batch_cut_off_on_a_deposed_leader_disappears(cluster: Any) -> None:
+    """§5.3: the new leader's log wins; what was never acknowledged may go."""
+    group_id = cluster.create_topic()
+    old = cluster.leader(group_id)
+    leader, others = old.leader_server, follower_servers(old)
+    for server in others:
+        cluster.network.cut(leader, server)
+        cluster.network.cut(server, leader)
+    cluster.append(old, b"lost")
+    cluster.run(4_000)
+    kept = cluster.append(cluster.leader(group_id), b"kept")
+    cluster.run(10)
+    assert error_of(kept) is ErrorCode.NONE
+    for server in others:
+        cluster.network.heal(leader, server)
+        cluster.network.heal(server, leader)
+    cluster.run(3_000)
+    streams = [node.host.stream(group_id) for node in cluster.nodes.values()]
+    assert [stream.high_watermark for stream in streams] == [1, 1, 1]
+    copies = {bytes(stream.read(0, 1 << 20).buffers[0]) for stream in streams}
+    assert len(copies) == 1
+    assert b"kept" in copies.pop()
+
+
+def test_append_without_majority_times_out_as_unknown(cluster: Any) -> None:
+    stream = cluster.leader(cluster.create_topic())
+    for server in follower_servers(stream):
+        cluster.nodes[server].workers.hold()
+    fates = cluster.append(stream, ms=300)
+    cluster.run(500)
+    assert error_of(fates) is ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_retried_batch_in_flight_waits_for_its_original(cluster: Any) -> None:
+    """KIP-98: a duplicate is answered with the original's offset, and not before it commits."""
+    stream = cluster.leader(cluster.create_topic())
+    for server in follower_servers(stream):
+        cluster.nodes[server].workers.hold()
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    first = cluster.append(stream, **producer)
+    again = cluster.append(stream, **producer)
+    cluster.run(50)
+    assert first == again == []
+    for server in follower_servers(stream):
+        cluster.nodes[server].workers.release()
+    cluster.run(10)
+    assert [error_of(first), error_of(again)] == [ErrorCode.NONE, ErrorCode.NONE]
+    assert first[0].base_offset == again[0].base_offset == 0
+    assert stream.high_watermark == 1
+
+
+def test_retried_batch_is_recognised_by_the_next_leader(cluster: Any) -> None:
+    """The window is a function of the committed log, so it survives failover."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    cluster.append(stream, **producer)
+    cluster.run(10)
+    cluster.nodes[stream.leader_server].crash()
+    cluster.run(3_000)
+    stream = cluster.leader(group_id)
+    again = cluster.append(stream, **producer)
+    cluster.run(10)
+    assert error_of(again) is ErrorCode.NONE
+    assert again[0].base_offset == 0
+    assert stream.high_watermark == 1
+
+
+def test_new_leader_holds_appends_until_its_own_term_applies(cluster: Any) -> None:
+    """§8: before its own-term entry a leader does not know what is committed."""
+    group_id = cluster.create_topic()
+    old = cluster.leader(group_id)
+    heir = follower_servers(old)[0]
+    stream = cluster.nodes[heir].host.stream(group_id)
+    host = cluster.nodes[old.leader_server].host
+    host.groups[group_id].node.transfer_leader(cluster.nodes[heir].host.groups[group_id].replica_id)
+    host.mark_dirty(host.groups[group_id])
+    while not stream.is_leader:
+        cluster.run(0.1)
+    assert not stream.serving
+    fates = cluster.append(stream)
+    assert fates == []
+    cluster.run(10)
+    assert stream.serving
+    assert error_of(fates) is ErrorCode.NONE
+
+
+def test_held_appends_are_bounded(cluster: Any) -> None:
+    """At the limit they wait, one past it is refused as never appended."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    group = cluster.nodes[stream.leader_server].host.groups[group_id]
+    group.serving = False
+    held = [cluster.append(stream) for _ in range(cluster.options.held_appends_max)]
+    refused = cluster.append(stream)
+    assert error_of(refused) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert held == [[], [], []]
+    cluster.nodes[stream.leader_server].host.mark_dirty(group)
+    cluster.run(10)
+    assert [fates[0].base_offset for fates in held] == [0, 1, 2]
+
+
+def test_long_poll_wakes_once_when_its_record_commits(cluster: Any) -> None:
+    stream = cluster.leader(cluster.create_topic())
+    calls: list[int] = []
+    stream.wait_for(0, lambda: calls.append(stream.high_watermark))
+    beyond = stream.wait_for(1, lambda: calls.append(-1))
+    cluster.append(stream)
+    cluster.run(10)
+    assert calls == [1]
+    beyond.cancel()
+    cluster.append(stream)
+    cluster.run(10)
+    assert calls == [1]
+
+
+def test_read_index_fails_on_a_leader_that_lost_its_majority(cluster: Any) -> None:
+    """§8: a leader that cannot reach a majority must not confirm a read."""
+    stream = cluster.leader(cluster.create_topic())
+    answers: list[bool] = []
+    stream.read_index(deadline_ns=cluster.deadline(), done=answers.append)
+    cluster.run(10)
+    assert answers == [True]
+    for server in follower_servers(stream):
+        cluster.network.cut(stream.leader_server, server)
+    stream.read_index(deadline_ns=cluster.deadline(200), done=answers.append)
+    cluster.run(400)
+    assert answers == [True, False]
