@@ -502,10 +502,17 @@ def transfer(raft: Raft, transferee: NodeId) -> None:
 
 
 def report_unreachable(raft: Raft, node: NodeId) -> None:
-    """The link to a replica failed: what was sent ahead is probably lost."""
+    """The link to a replica failed: what was sent ahead is probably lost.
+
+    A snapshot too: it travels on the same link, and nobody else would tell.
+    """
     progress = raft.progress.get(node)
-    if progress is not None and progress.state is REPLICATE:
+    if progress is None:
+        return
+    if progress.state is REPLICATE:
         progress.become_probe()
+    elif progress.state is SNAPSHOT:
+        report_snapshot(raft, node, ok=False)
 
 
 def report_snapshot(raft: Raft, node: NodeId, *, ok: bool) -> None:

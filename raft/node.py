@@ -291,7 +291,7 @@ class RawNode:
             progress.recent_active = True
 
     def report_unreachable(self, peer: NodeId) -> None:
-        """Messages to a peer were lost."""
+        """Messages to a peer, a snapshot included, were lost."""
         if self.raft.state is LEADER:
             leader.report_unreachable(self.raft, peer)
 

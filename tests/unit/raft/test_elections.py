@@ -288,6 +288,18 @@ def test_pre_vote_of_an_older_term_is_answered_with_the_newer_one() -> None:
     assert answer == MsgPreVoteResp(3, 2, 6, reject=True)
 
 
+def test_pre_vote_does_not_raise_the_voters_term() -> None:
+    """Thesis §9.6: a question changes nobody's term, whether granted or not."""
+    network = Network(pre_vote=True)
+    for index in (1, 0):
+        network.step(MsgPreVote(2, 3, 8, 1, index))
+    assert (network.node(2).term, network.node(2).vote) == (0, 0)
+    assert sent(network, 2) == [
+        MsgPreVoteResp(3, 2, 8),
+        MsgPreVoteResp(3, 2, 0, reject=True),
+    ]
+
+
 def test_granted_pre_vote_does_not_raise_the_askers_term() -> None:
     """Thesis §9.6: a grant carries the asked term, which nobody has reached."""
     network = Network(5, pre_vote=True)

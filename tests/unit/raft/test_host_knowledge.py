@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from raft.errors import InvalidConfig
@@ -10,7 +12,7 @@ from raft.node import NEVER_DUE
 from raft.types import StateType
 from tests.unit.raft.network import ELECTION_TICKS, Network
 
-QUIET = {"quiet_heartbeats": True, "check_quorum": True, "pre_vote": True}
+QUIET: dict[str, Any] = {"quiet_heartbeats": True, "check_quorum": True, "pre_vote": True}
 
 
 def beats(network: Network, node: int) -> list[int]:
@@ -31,9 +33,9 @@ def test_leader_heard_defers_the_election_from_the_proved_moment() -> None:
     node.leader_heard(4)
     assert node.ticks_until_due() == 8
     network.tick(2, 7)
-    assert node.state is StateType.FOLLOWER
+    assert network.node(2).state is StateType.FOLLOWER
     network.tick(2)
-    assert node.state is StateType.CANDIDATE
+    assert network.node(2).state is StateType.CANDIDATE
 
 
 def test_leader_heard_never_takes_back_what_is_newer() -> None:
@@ -155,9 +157,9 @@ def test_campaign_soon_is_due_in_that_many_ticks() -> None:
     node.campaign_soon(3)
     assert node.ticks_until_due() == 3
     network.tick(2, 2)
-    assert node.state is StateType.FOLLOWER
+    assert network.node(2).state is StateType.FOLLOWER
     network.tick(2)
-    assert node.state is StateType.PRE_CANDIDATE
+    assert network.node(2).state is StateType.PRE_CANDIDATE
 
 
 def test_campaign_soon_is_called_off_when_the_leader_is_heard() -> None:
@@ -260,7 +262,7 @@ def test_views_of_a_leader_and_of_a_follower() -> None:
         {"max_committed_size_per_ready": -1},
     ],
 )
-def test_impossible_setting_is_refused(settings: dict[str, int]) -> None:
+def test_impossible_setting_is_refused(settings: dict[str, Any]) -> None:
     """One past every limit of the settings."""
     with pytest.raises(InvalidConfig):
         Network(**settings)

@@ -175,7 +175,7 @@ def test_joint_change_needs_both_majorities_and_leaves_by_itself() -> None:
         network.add(node)
     leader.propose_conf_change(change((ADD, 4), (ADD, 5), (REMOVE, 2), (REMOVE, 3)))
     network.settle(1, 2)
-    assert leader.membership.is_joint
+    assert network.node(1).membership.is_joint
     # The old half agrees, the new one (1, 4, 5) cannot.
     network.propose(b"x")
     network.settle(1, 2, 3)
@@ -185,6 +185,25 @@ def test_joint_change_needs_both_majorities_and_leaves_by_itself() -> None:
     assert leader.commit == leader.last_index
     assert not leader.membership.is_joint
     assert leader.voters() == {1, 4, 5}
+
+
+def test_joint_change_needs_the_old_half_too() -> None:
+    """§6: a majority of C_new alone decides nothing."""
+    network = Network()
+    leader = network.elect(1)
+    for node in (4, 5):
+        network.add(node)
+    leader.propose_conf_change(change((ADD, 4), (ADD, 5), (REMOVE, 2), (REMOVE, 3), how=EXPLICIT))
+    network.settle()
+    network.isolate(2, 3)
+    [entry] = network.propose(b"x")
+    network.settle()
+    assert leader.commit == entry.index - 1
+    network.isolate(3, 5)
+    leader.report_unreachable(2)
+    network.tick(1)
+    network.settle()
+    assert leader.commit == entry.index
 
 
 def test_explicit_joint_change_waits_to_be_left() -> None:

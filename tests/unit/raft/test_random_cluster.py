@@ -6,6 +6,7 @@ Safety is checked after every event; at the end everything heals and the group m
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from raft.types import (
 from tests.unit.raft.network import ELECTION_TICKS, Network
 
 EVENTS = 3_000
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "asynchronous": {"async_storage_writes": True},
     "production": {
@@ -41,7 +42,7 @@ SETTINGS = {
 class RandomRun:
     """One seeded run."""
 
-    def __init__(self, seed: int, settings: dict[str, object]) -> None:
+    def __init__(self, seed: int, settings: dict[str, Any]) -> None:
         self.rng = Random(seed)
         self.network = Network(
             5, seed=seed, disable_proposal_forwarding=True, step_down_on_removal=True, **settings

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from raft.errors import SnapshotTemporarilyUnavailable
 from raft.memory import MemoryStorage
-from raft.messages import MsgApp, MsgSnap
+from raft.messages import MsgApp, MsgAppResp, MsgSnap
 from raft.node import RawNode
 from raft.progress import PROBE, REPLICATE, SNAPSHOT, Progress
 from raft.types import ColdRead, ConfState, Entry, Snapshot
 from tests.unit.raft.network import Network
 
 
-def behind(*, compacted: bool, **settings: object) -> Network:
+def behind(*, compacted: bool, **settings: Any) -> Network:
     """Node 3 missed ten entries; the leader has them compacted, or on disk only."""
     network = Network(**settings)
     network.elect(1)
@@ -79,6 +81,17 @@ def test_reported_snapshot_resumes_behind_it_or_where_it_was(
     assert progress.state is PROBE
     assert progress.is_paused
     assert progress.next == next_index
+
+
+def test_snapshot_lost_with_its_link_is_sent_again() -> None:
+    """§7: it travels on the link that failed, and nobody else would tell."""
+    network = behind(compacted=True)
+    progress = progress_of(network.node(1), 3)
+    progress.become_snapshot(12)
+    network.node(1).report_unreachable(3)
+    network.tick(1)
+    network.settle()
+    assert network.node(3).applied == 12
 
 
 def test_peer_that_was_not_heard_lately_gets_no_snapshot() -> None:
@@ -218,6 +231,43 @@ def test_cold_read_that_failed_is_asked_for_again() -> None:
     leader.entries_ready(3, [])
     assert not progress.is_paused
     network.messages.clear()
+    network.tick(1)
+    network.settle()
+    assert network.node(3).applied == 13
+
+
+def test_cold_read_overtaken_by_an_acknowledgement_is_not_sent() -> None:
+    """The peer has more than was thought: what was read does not belong behind `next`."""
+    network = behind(compacted=False)
+    leader = network.node(1)
+    progress = progress_of(leader, 3)
+    progress.become_replicate()
+    network.propose(b"x")
+    leader.advance(leader.ready())
+    network.messages.clear()
+    network.step(MsgAppResp(1, 3, 1, 8))
+    leader.entries_ready(3, network.hosts[1].storage.read_from_disk(3, 13, 1 << 20))
+    ready = leader.ready()
+    leader.advance(ready)
+    assert not any(isinstance(m, MsgApp) and m.entries and m.to == 3 for m in ready.messages)
+    assert [want.first for want in ready.cold_reads] == [9]
+
+
+def test_cold_read_overtaken_by_a_rejection_is_not_sent() -> None:
+    """The peer turned out to need something else meanwhile."""
+    network = behind(compacted=False)
+    leader = network.node(1)
+    progress = progress_of(leader, 3)
+    progress.become_replicate()
+    progress.next = 6
+    network.propose(b"x")
+    leader.advance(leader.ready())
+    network.messages.clear()
+    network.step(MsgAppResp(1, 3, 1, 5, reject=True, reject_hint=2, log_term=1))
+    leader.entries_ready(3, network.hosts[1].storage.read_from_disk(6, 13, 1 << 20))
+    for message in network.hosts[1].take_ready():
+        if isinstance(message, MsgApp) and message.to == 3 and message.entries:
+            assert message.entries[0].index == message.index + 1
     network.tick(1)
     network.settle()
     assert network.node(3).applied == 13
