@@ -21,12 +21,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from segments.api import Store
+from segments.fs import RealFileSystem
+from segments.store import DiskStore
+
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.transport import SocketTransport
-from segments.fs import RealFileSystem
-from segments.store import DiskStore
 from segments.workers import ThreadWorkers
 from vdl.administration import Administration
 from vdl.clock import Timer
@@ -84,7 +86,7 @@ class Process:
         self._log = EventLog(self._logger)
         self._clock = LoopClock(loop)
         # Luck spreads timers; identities are drawn from the system.
-        self._rng = random.Random(int.from_bytes(os.urandom(8)))  # noqa: S311
+        self._rng = random.Random(int.from_bytes(os.urandom(8)))
         self._ended: asyncio.Future[int] = loop.create_future()
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
@@ -116,7 +118,7 @@ class Process:
         server.on_serving = self._open_listeners
         for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
             loop.add_signal_handler(number, self._stop, transfer)
-        await self._open_operations(server)
+        await self._open_operations(server, store)
         server.start()
         gc.collect()
         gc.freeze()
@@ -161,7 +163,7 @@ class Process:
             listener.start()
             self._listeners.append(listener)
         if self._config.admin is not None:
-            self._loop.create_task(self._open_admin())  # noqa: RUF006 - see _loop_failed
+            self._loop.create_task(self._open_admin())
 
     async def _open_admin(self) -> None:
         """The admin service, after the listeners: gRPC takes a while to load."""
@@ -172,20 +174,20 @@ class Process:
         self._admin = AdminService(Administration(self.server))
         await self._admin.start((admin.listen.host, admin.listen.port))
 
-    async def _open_operations(self, server: Server) -> None:
+    async def _open_operations(self, server: Server, store: Store) -> None:
         http = self._config.http
         if http is None:
             return
         sources = (
-            Source("store", lambda: server.store.stats()),
-            Source("server", lambda: server.numbers()),
+            Source("store", store.stats),
+            Source("server", server.numbers),
         )
         routes = operations_routes(sources, lambda: _health(server))
         self._http = HttpServer(routes, self._log)
         await self._http.start(http.host, http.port)
 
     # --- ends ------------------------------------------------------------------------------------
-    def _stop(self, transfer: bool) -> None:  # noqa: FBT001 - a signal handler's argument
+    def _stop(self, transfer: bool) -> None:
         if self.server.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         self._log.info("stopping", transfer=transfer)
