@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from vdl.config_values import Address, parse_address
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+PIPE_COLUMNS = 200
 
 
 @click.command()
@@ -50,7 +54,8 @@ def _addresses(bootstrap: str) -> list[Address]:
 def _print_tables(cluster: ClusterStatus, *, show_all: bool) -> None:
     from rich.console import Console
 
-    console = Console()
+    # Into a file or a pipe: lines as long as they are.
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     console.print(f"cluster [bold]{cluster.cluster_id}[/]")
     console.print(_server_table(cluster))
     partitions = [partition for topic in cluster.topics for partition in topic.partitions]
