@@ -132,7 +132,7 @@ def _restore(raft: Raft, snapshot: Snapshot) -> bool:
     # The snapshot's membership supersedes whatever was known. It need not hold this replica: one
     # that stands for the log's start may be older than the change that added it.
     raft.progress = {}
-    raft.set_membership(members.restored(snapshot.conf_state))
+    raft.set_membership(members.restored(snapshot.conf_state), snapshot.index)
     return True
 
 

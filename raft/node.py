@@ -197,13 +197,16 @@ class RawNode:
     def apply_conf_change(self, entry: Entry) -> ConfState:
         """Apply a committed membership change; the host calls it for each such entry, in order.
 
-        Raises MalformedConfChange, InvalidConfChange: the log holds what it never should.
+        An entry that a snapshot has overtaken meanwhile changes nothing. Returns the membership
+        in effect. Raises MalformedConfChange, InvalidConfChange: the log holds what it never
+        should.
         """
         raft = self.raft
-        change = membership.decode_conf_change(entry.data)
-        raft.set_membership(membership.changed(raft.membership, change))
-        if raft.state is LEADER:
-            leader.membership_changed(raft)
+        if entry.index > raft.membership_index:
+            change = membership.decode_conf_change(entry.data)
+            raft.set_membership(membership.changed(raft.membership, change), entry.index)
+            if raft.state is LEADER:
+                leader.membership_changed(raft)
         return raft.membership.conf_state()
 
     def campaign(self) -> None:

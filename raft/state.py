@@ -66,6 +66,7 @@ class Raft:
         "max_size_per_msg",
         "max_uncommitted_bytes",
         "membership",
+        "membership_index",
         "msgs",
         "msgs_after_append",
         "outgoing_progress",
@@ -152,13 +153,15 @@ class Raft:
         """MsgApps were put off to the next Ready (`batch_appends`)."""
 
         self.membership = Membership()
+        self.membership_index: Index = self.log.applied
+        """The membership is that of after applying this index."""
         self.progress: dict[NodeId, Progress] = {}
         self.peers: tuple[tuple[NodeId, Progress], ...] = ()
         """Everybody else, ids ascending: the order messages are sent in."""
         self.incoming_progress: tuple[Progress, ...] = ()
         self.outgoing_progress: tuple[Progress, ...] = ()
         self.is_voter = False
-        self.set_membership(members.restored(conf_state))
+        self.set_membership(members.restored(conf_state), self.log.applied)
         self.reset(self.term)
 
     # --- Views ---------------------------------------------------------------------------------
@@ -220,9 +223,10 @@ class Raft:
             self.election_ticks
         )
 
-    def set_membership(self, membership: Membership) -> None:
-        """Take on a membership: keep what is known of members that stay, begin with new ones."""
+    def set_membership(self, membership: Membership, index: Index) -> None:
+        """Take on the membership as of `index`: keep what is known of members that stay."""
         self.membership = membership
+        self.membership_index = index
         self.progress = track(
             self.progress,
             membership,

@@ -348,13 +348,11 @@ def test_window_in_bytes_lets_one_message_go_beyond() -> None:
     """At the limit full, one short of it not."""
     window = Inflights(10, bytes_max=5)
     full = []
-    for act in (
-        lambda: window.add(1, 4),
-        lambda: window.add(2, 100),
-        lambda: window.free_to(1),
-        lambda: window.free_to(2),
-    ):
-        act()
+    for last, payload_bytes in ((1, 4), (2, 100)):
+        window.add(last, payload_bytes)
+        full.append(window.is_full)
+    for index in (1, 2):
+        window.free_to(index)
         full.append(window.is_full)
     assert full == [False, True, True, False]
     assert len(window) == 0

@@ -7,12 +7,24 @@ from typing import Any
 import pytest
 
 from raft.errors import SnapshotTemporarilyUnavailable
+from raft.membership import encode_conf_change
 from raft.memory import MemoryStorage
 from raft.messages import MsgApp, MsgAppResp, MsgSnap
 from raft.node import RawNode
 from raft.progress import PROBE, REPLICATE, SNAPSHOT, Progress
-from raft.types import ColdRead, ConfState, Entry, Snapshot
+from raft.types import (
+    ColdRead,
+    ConfChange,
+    ConfChangeSingle,
+    ConfChangeType,
+    ConfState,
+    Entry,
+    EntryKind,
+    Snapshot,
+)
 from tests.unit.raft.network import Network
+
+REMOVE_1 = encode_conf_change(ConfChange((ConfChangeSingle(ConfChangeType.REMOVE_NODE, 1),)))
 
 
 def behind(*, compacted: bool, **settings: Any) -> Network:
@@ -157,6 +169,21 @@ def test_snapshots_membership_supersedes_the_own_one() -> None:
     assert network.node(2).membership.conf_state() == snapshot.conf_state
     network.settle(2)
     assert network.node(2).applied == 9
+
+
+def test_membership_change_applied_late_does_not_undo_a_snapshots_membership() -> None:
+    """§7: entries given out to be applied may be overtaken by a snapshot that holds them."""
+    network = Network(async_storage_writes=True)
+    late = Entry(1, 2, EntryKind.CONF_CHANGE_V2, REMOVE_1)
+    network.step(MsgApp(2, 3, 1, 1, 1, [late], 2))
+    network.collect(2)
+    network.hosts[2].complete_append()
+    network.deliver_to_self(2)
+    network.collect(2)
+    assert network.hosts[2].apply_work
+    network.step(MsgSnap(2, 3, 1, Snapshot(9, 1, ConfState(voters=(1, 2)))))
+    network.settle(2)
+    assert network.node(2).voters() == {1, 2}
 
 
 def test_snapshot_older_than_the_own_admission_is_taken() -> None:
