@@ -26,7 +26,8 @@ STALE_READ_BOUND_NS = 5_000_000_000
 """How long after its acknowledgement (or after the last heal) a record may stay invisible."""
 
 RETRIED = "retried"
-"""The note on a send that was tried more than once without idempotence: it may be there twice."""
+"""The note on a send that was tried more than once. Without idempotence (`pid` -1) it may be there
+twice; with it, another server than the one that appended it may have acknowledged it."""
 
 
 @dataclass(slots=True)
@@ -317,7 +318,7 @@ def leader_epochs(evidence: Evidence) -> Iterator[Anomaly]:
                 yield Anomaly("epoch-regress", name, detail, [op.i])
         leader: dict[int, Op] = {}
         for op, send in key.sends:
-            if not op.ok or send.offset is None or send.offset not in key.final or not op.node:
+            if not op.ok or not op.node or op.note == RETRIED or send.offset not in key.final:
                 continue
             epoch = key.final[send.offset][1].leader_epoch
             other = leader.setdefault(epoch, op)

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from segments.api import Buffer, StorageError
+from segments.api import Buffer, DirectoryInUse
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
-
-
-class DirectoryInUse(StorageError):
-    """Another process of this machine holds the path's lock."""
 
 
 class SimFile:

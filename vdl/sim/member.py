@@ -346,8 +346,10 @@ class GroupMember:
             return
 
         def build(version: int) -> leave_group.LeaveGroupRequest:
-            members = [leave_group.MemberIdentity(known)] if version >= 3 else []
-            return leave_group.LeaveGroupRequest(self.group, known, members)
+            if version >= 3:
+                members = [leave_group.MemberIdentity(known)]
+                return leave_group.LeaveGroupRequest(self.group, members=members)
+            return leave_group.LeaveGroupRequest(self.group, known)
 
         self._ask(leave_group, build, _ignore_answer)
 

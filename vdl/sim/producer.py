@@ -53,6 +53,7 @@ RETRIABLE = frozenset(
     )
 )  # fmt: skip
 
+EXPIRY_PAUSE_NS = 100 * MS
 _RESET = frozenset(
     (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.PRODUCER_FENCED)
 )
@@ -87,7 +88,7 @@ class ProducerOptions:
     acks: int = -1
     in_flight_max: int = 5
     retries: int = 1_000
-    delivery_timeout_ms: int = 20_000
+    delivery_timeout_ms: int = 10_000
     request_timeout_ms: int = 3_000
     compression: Compression = Compression.NONE
 
@@ -133,6 +134,7 @@ class Producer:
         self._asking = False
         self._resetting = False
         self._pump_due = False
+        self._expiry_armed = False
         client.on_metadata.append(self._pump)
         if self.options.idempotent:
             self._ask_producer_id(0)
@@ -152,7 +154,7 @@ class Producer:
         batch = _Batch(records, done, deadline_ns)
         self._partitions.setdefault(tp, _Partition()).batches.append(batch)
         self.client.want([tp.topic])
-        self.client.clock.call_later(self.options.delivery_timeout_ms * MS, self._expire)
+        self._arm_expiry()
         self._schedule()
 
     def close(self) -> None:
@@ -369,23 +371,30 @@ class Producer:
         partition.muted = False
         self._schedule()
 
+    def _arm_expiry(self) -> None:
+        """One timer for the earliest deadline; what is in flight past it is looked at again."""
+        if self._expiry_armed or not self.unfinished:
+            return
+        self._expiry_armed = True
+        first_ns = min(p.batches[0].deadline_ns for p in self._partitions.values() if p.batches)
+        delay_ns = max(first_ns - self.client.clock.now_ns(), EXPIRY_PAUSE_NS)
+        self.client.clock.call_later(delay_ns, self._expire)
+
     def _expire(self) -> None:
-        """End what is past its deadline and not in flight."""
+        """End what is past its deadline, unless it is in flight: its answer, or the request's own
+        timeout, comes first."""
+        self._expiry_armed = False
         now_ns = self.client.clock.now_ns()
         gap = False
         for tp in sorted(self._partitions):
             partition = self._partitions[tp]
             for batch in list(partition.batches):
-                if batch.deadline_ns > now_ns:
-                    continue
-                if batch.in_flight:
-                    # Its answer, or the request's own timeout, comes first.
-                    self.client.clock.call_later(100 * MS, self._expire)
-                    continue
-                gap |= batch.sequence != NO_SEQUENCE
-                self._finish(partition, batch, self._given_up(batch))
+                if batch.deadline_ns <= now_ns and not batch.in_flight:
+                    gap |= batch.sequence != NO_SEQUENCE
+                    self._finish(partition, batch, self._given_up(batch))
         if gap and self.options.idempotent and not self.closed:
             self._reset_when_quiet()
+        self._arm_expiry()
 
     def _given_up(self, batch: _Batch, node: int = -1) -> Delivery:
         unknown = batch.uncertain or batch.in_flight

@@ -127,7 +127,7 @@ class ProducerLoad:
             op.node = f"n{delivery.node}"
             op.err = delivery.error
             op.pid = delivery.producer_id
-            if not options.idempotent and delivery.attempts > 1:
+            if delivery.attempts > 1:
                 op.note = RETRIED
             for i, value in enumerate(values):
                 known = delivery.fate is Fate.DELIVERED and delivery.offset >= 0
