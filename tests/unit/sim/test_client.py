@@ -1,0 +1,123 @@
+"""The client's protocol engine, its metadata, and the range assignor."""
+
+from __future__ import annotations
+
+import pytest
+
+from vdl.kafka.connection import Connection
+from vdl.kafka.wire import api_versions, heartbeat, metadata
+from vdl.kafka.wire.header import encode_response_header
+from vdl.kafka.wire.runtime import WireError
+from vdl.sim.client import ClientConnection, Failure, Message
+from vdl.sim.member import assign_range
+from vdl.sim.metadata import MetadataCache
+from vdl.sim.subscription import TopicPartition
+
+
+def response(module: object, message: object, version: int, correlation_id: int) -> bytes:
+    flexible = version >= module.FLEXIBLE_FROM and module is not api_versions  # type: ignore[attr-defined]
+    head = encode_response_header(correlation_id, is_flexible=flexible)
+    body = b"".join(module.encode_response(message, version))  # type: ignore[attr-defined]
+    return (len(head) + len(body)).to_bytes(4, "big") + head + body
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_pipelined_answers_reach_their_requests_whole_or_byte_by_byte(piece: int) -> None:
+    """Answers come in order, whatever the chunks."""
+    connection, answers = ClientConnection("c"), list[Message | Failure]()
+    for version in (0, 4):
+        connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), version, answers.append)
+    data = response(heartbeat, heartbeat.HeartbeatResponse(error_code=27), 0, 1)
+    data += response(heartbeat, heartbeat.HeartbeatResponse(error_code=25), 4, 2)
+    for start in range(0, len(data), piece):
+        connection.receive(data[start : start + piece])
+    assert [answer.error_code for answer in answers] == [27, 25]  # type: ignore[union-attr]
+
+
+def test_requests_are_what_a_server_reads() -> None:
+    """Header and body agree with the server's own reader, flexible or not."""
+    connection = ClientConnection("client-x")
+    connection.request(metadata, metadata.MetadataRequest(topics=None), 8, lambda answer: None)
+    connection.request(metadata, metadata.MetadataRequest(topics=None), 12, lambda answer: None)
+    server = Connection()
+    for buffer in connection.outgoing:
+        view = memoryview(buffer)
+        while view:
+            into = server.get_buffer(len(view))
+            count = min(len(into), len(view))
+            into[:count] = view[:count]
+            server.buffer_updated(count)
+            view = view[count:]
+    versions = []
+    while (request := server.next_request()) is not None:
+        assert request.client_id == "client-x"
+        assert metadata.decode_request(request.body, request.api_version).topics is None
+        versions.append(request.api_version)
+    assert versions == [8, 12]
+
+
+def test_answer_to_another_request_is_refused() -> None:
+    """A wrong correlation id means that nothing on the connection can be trusted."""
+    connection = ClientConnection("c")
+    connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 0, lambda answer: None)
+    with pytest.raises(WireError):
+        connection.receive(response(heartbeat, heartbeat.HeartbeatResponse(), 0, 7))
+
+
+def test_lost_connection_leaves_unknown_outcomes() -> None:
+    """What was sent may have been done."""
+    connection, answers = ClientConnection("c"), list[Message | Failure]()
+    connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 0, answers.append)
+    connection.close("reset")
+    assert answers == [Failure("reset", sent=True)]
+
+
+def partition(leader: int, epoch: int) -> metadata.MetadataResponse:
+    return metadata.MetadataResponse(
+        brokers=[metadata.MetadataResponseBroker(1, "s1", 9092)],
+        topics=[
+            metadata.MetadataResponseTopic(
+                name="t",
+                topic_id=b"i" * 16,
+                partitions=[metadata.MetadataResponsePartition(0, 0, leader, epoch)],
+            )
+        ],
+    )
+
+
+def test_metadata_of_an_older_epoch_is_ignored() -> None:
+    """KIP-320: a server that lags does not send clients back to a deposed leader."""
+    cache, tp = MetadataCache(), TopicPartition("t", 0)
+    assert not cache.update(partition(1, 5), whole=False)
+    cache.update(partition(2, 4), whole=False)
+    assert cache.leader(tp) == 1
+    cache.update(partition(3, 6), whole=False)
+    assert cache.leader(tp) == 3
+    recreated = partition(2, 0)
+    recreated.topics[0].topic_id = b"j" * 16
+    cache.update(recreated, whole=False)
+    assert cache.leader(tp) == 2
+    assert cache.names == {b"j" * 16: "t"}
+
+
+def test_metadata_without_a_leader_is_asked_for_again() -> None:
+    """`update` says that something is missing."""
+    cache = MetadataCache()
+    assert cache.update(partition(-1, 5), whole=False)
+    gone = metadata.MetadataResponse(
+        brokers=partition(1, 1).brokers,
+        topics=[metadata.MetadataResponseTopic(error_code=3, name="t")],
+    )
+    assert cache.update(gone, whole=False)
+    assert cache.missing == {"t"}
+    assert cache.partitions("t") == []
+
+
+def test_range_assignor_gives_each_partition_to_one_member() -> None:
+    """Kafka's range: contiguous, the first members get one more."""
+    assert assign_range([0, 1, 2, 3, 4], ["b", "a"]) == {"a": [0, 1, 2], "b": [3, 4]}
+    assert assign_range([0], ["b", "a", "c"]) == {"a": [0], "b": [], "c": []}
+    for members in range(1, 8):
+        for count in range(10):
+            given = assign_range(list(range(count)), [f"m{i}" for i in range(members)])
+            assert sorted(p for part in given.values() for p in part) == list(range(count))
