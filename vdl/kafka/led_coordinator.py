@@ -10,9 +10,10 @@ Rules:
 * Timers only propose; a change is decided where it is applied.
 * Events of applied commands answer who waits; a request is answered once, whatever happens.
 * A new leader gives every member a whole session: nobody is expelled for the time it took to elect.
-* The server that stood still must not blame its clients: what ran out meanwhile gets the same time
+* The server that stood still must not blame its clients: what ran out meanwhile gets its whole time
   again.
-* A member that waits here for its rebalance is alive; one whose connection is gone is not.
+* A member that waits here for its rebalance is alive, and has a whole session from the answer on;
+  one whose connection is gone is not.
 
 Must not know: requests, wire formats, other coordinator groups.
 """
@@ -195,10 +196,11 @@ class LiveGroup:
 
     # --- events ------------------------------------------------------------------------------
     def rebalance_started(self) -> None:
-        syncs, self.syncs = self.syncs, {}
-        for sync in syncs.values():
-            sync.complete(Synced(ErrorCode.REBALANCE_IN_PROGRESS))
         group = self.group
+        syncs, self.syncs = self.syncs, {}
+        for member_id, sync in syncs.items():
+            self.heard_of(member_id, group.members[member_id].session_timeout_ms)
+            sync.complete(Synced(ErrorCode.REBALANCE_IN_PROGRESS))
         timeout_ns = group.rebalance_timeout_ms * MS
         if group.held:
             self._hold_end_ns = self.led.clock.now_ns() + timeout_ns
@@ -257,10 +259,9 @@ class LiveGroup:
         self._session_timer = None
         now_ns = self.led.clock.now_ns()
         sessions = self.sessions
-        late_ns = now_ns - self._session_due_ns
-        if late_ns > STOOD_STILL_NS:
+        if now_ns - self._session_due_ns > STOOD_STILL_NS:
             for member_id in sessions:
-                sessions[member_id] += late_ns
+                sessions[member_id] = now_ns + self._session_ns(member_id)
         over = []
         for member_id, due_ns in sessions.items():
             if due_ns <= now_ns:
@@ -280,12 +281,24 @@ class LiveGroup:
         return (join is not None and join.is_present) or (sync is not None and sync.is_present)
 
     def _session_ns(self, member_id: str) -> int:
-        return self.group.members[member_id].session_timeout_ms * MS
+        group = self.group
+        member = group.members.get(member_id)
+        timeout_ms = group.pending[member_id] if member is None else member.session_timeout_ms
+        return timeout_ms * MS
 
     # --- the phases of a rebalance -------------------------------------------------------------
     def _set_phase(self, delay_ns: int, over: Callable[[], None]) -> None:
         self._cancel_phase()
-        self._phase_timer = self.led.clock.call_later(delay_ns, over)
+        clock = self.led.clock
+        due_ns = clock.now_ns() + delay_ns
+
+        def due() -> None:
+            if clock.now_ns() - due_ns > STOOD_STILL_NS:
+                self._set_phase(delay_ns, over)
+            else:
+                over()
+
+        self._phase_timer = clock.call_later(delay_ns, due)
 
     def _cancel_phase(self) -> None:
         if self._phase_timer is not None:

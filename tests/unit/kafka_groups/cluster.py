@@ -1,0 +1,305 @@
+"""Servers with real `StateGroup`s, coordinators and handlers over a log that a test commits.
+
+Commands go through the bytes of an entry and are applied on every server; a test decides when, who
+leads, and what an old leader's last words come to. Time is virtual. Responses go through the codec
+in the version asked for, so that what a client could not read is not passed off as an answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from raft.errors import DropReason, ProposalDropped
+from raft.types import Entry
+from vdl.clock import MS
+from vdl.kafka.api import API, Later
+from vdl.kafka.context import ConnectionInfo, Context, KafkaOptions, RequestContext
+from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.logstream.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.state import commands
+from vdl.state.catalog import Catalog
+from vdl.state.coordinator import Coordinator
+
+COORDINATORS = 2
+
+
+class TwinNode:
+    """What a state group asks of its Raft node."""
+
+    def __init__(self, log: GroupLog, server_id: int) -> None:
+        self.log = log
+        self.server_id = server_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.log.leader == self.server_id
+
+    @property
+    def term(self) -> int:
+        return self.log.term
+
+    @property
+    def lead(self) -> int:
+        return self.log.leader << 16 | 1
+
+    def propose(self, entries: list[Entry]) -> None:
+        if not self.is_leader:
+            raise ProposalDropped(DropReason.NO_LEADER)
+        if self.log.refusing:
+            raise ProposalDropped(DropReason.UNCOMMITTED_LIMIT)
+        self.log.uncommitted += [entry.data for entry in entries]
+
+
+class TwinReads:
+    """Read index rounds that a test confirms by committing."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[bool], None]] = []
+
+    def ask(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        self.asked.append(done)
+
+    def answer(self, current: bool) -> None:
+        asked, self.asked = self.asked, []
+        for done in asked:
+            done(current)
+
+
+class TwinGroup:
+    """One replica's side of a coordinator group."""
+
+    def __init__(self, log: GroupLog, server_id: int) -> None:
+        self.group_id = log.number
+        self.node = TwinNode(log, server_id)
+        self.reads = TwinReads()
+        self.serving = False
+
+
+class GroupLog:
+    """The log of one coordinator group, shared by its replicas."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.leader = 0
+        self.term = 0
+        self.committed: list[bytes] = []
+        self.uncommitted: list[Any] = []
+        self.refusing = False
+
+
+class TwinServer:
+    """One server: the catalog, the coordinator replicas, the handlers' context."""
+
+    def __init__(self, cluster: Cluster, server_id: int) -> None:
+        self.cluster = cluster
+        self.server_id = server_id
+        self.cluster_id = "cluster"
+        self.clock = NodeClock(cluster.time)
+        self.catalog = Catalog("cluster", coordinator_groups=COORDINATORS)
+        self.coordinator_count = COORDINATORS
+        self.state_groups: dict[int, StateGroup] = {}
+        self.groups = GroupCoordinator(
+            host=self, clock=self.clock, rng=random.Random(server_id), config=cluster.options
+        )
+        for log in cluster.logs.values():
+            state_group = StateGroup(
+                server_id=server_id,
+                boot=server_id,
+                machine=Coordinator(),
+                clock=self.clock,
+                mark_dirty=lambda _: None,
+            )
+            state_group.group = TwinGroup(log, server_id)  # type: ignore[assignment]
+            self.groups.attach(state_group)
+            self.state_groups[log.number] = state_group
+        self.context = Context(
+            host=self,
+            config=cluster.options,
+            clock=self.clock,
+            log=None,  # type: ignore[arg-type]
+            random_bytes=random.Random(server_id).randbytes,
+            groups=self.groups,
+        )
+
+    def leader_of(self, group_id: int) -> tuple[int, int]:
+        log = self.cluster.logs[group_id]
+        return (log.leader or -1, log.term)
+
+    def state_group(self, group_id: int) -> StateGroup | None:
+        return self.state_groups.get(group_id)
+
+    def stream(self, group_id: int) -> None:
+        raise AssertionError(group_id)
+
+    def coordinator_group(self, key: str) -> int:
+        return 1 + sum(key.encode()) % COORDINATORS
+
+    def alive_servers(self) -> list[int]:
+        return sorted(self.cluster.servers)
+
+    def propose_catalog(
+        self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        kind = self.cluster.catalog_outcome
+        if kind is OutcomeKind.APPLIED:
+            done(Outcome(kind, self.cluster.apply_catalog(command, self)))
+        else:
+            done(Outcome(kind))
+
+
+class Call:
+    """One request a client made."""
+
+    def __init__(self, answer: Any, key: int, version: int) -> None:
+        self.answer = answer
+        self.key = key
+        self.version = version
+
+    @property
+    def done(self) -> bool:
+        return not isinstance(self.answer, Later) or self.answer.done
+
+    @property
+    def response(self) -> Any:
+        """The response as a client of that version decodes it."""
+        assert self.done, "not answered"
+        answer = self.answer.response if isinstance(self.answer, Later) else self.answer
+        wire = API[self.key].wire
+        data = b"".join(bytes(b) for b in wire.encode_response(answer, self.version))
+        return wire.decode_response(memoryview(data), self.version)
+
+    def hang_up(self) -> None:
+        """The client's connection is gone."""
+        if isinstance(self.answer, Later):
+            self.answer.cancel()
+
+
+class Cluster:
+    """See the module. `commits` False: nothing is committed before `pump`."""
+
+    def __init__(self, servers: int = 1, **options: Any) -> None:
+        self.time = VirtualTime()
+        self.options = KafkaOptions(**({"group_initial_rebalance_delay_ms": 0} | options))
+        self.commits = True
+        self.catalog_outcome = OutcomeKind.APPLIED
+        self.logs = {number: GroupLog(number) for number in range(1, COORDINATORS + 1)}
+        self.servers: dict[int, TwinServer] = {}
+        for server_id in range(1, servers + 1):
+            self.servers[server_id] = TwinServer(self, server_id)
+        for server_id in self.servers:
+            listeners = {"PLAINTEXT": (f"host{server_id}", 9091 + server_id)}
+            self.apply_catalog(
+                commands.RegisterServer(server_id, bytes([server_id]) * 16, "", listeners, True)
+            )
+        for number in self.logs:
+            self.elect(number, 1)
+
+    # --- the catalog -------------------------------------------------------------------------
+    def apply_catalog(self, command: Any, asker: TwinServer | None = None) -> Any:
+        results = {s: self.servers[s].catalog.apply(command, 0, 0) for s in self.servers}
+        return results[asker.server_id if asker is not None else 1]
+
+    def create_topic(self, name: str, topic_id: bytes = b"", partitions: int = 4) -> None:
+        new = commands.NewTopic(name, topic_id or name.encode().ljust(16), partitions)
+        self.apply_catalog(commands.CreateTopics([new]))
+
+    # --- the logs ----------------------------------------------------------------------------
+    def elect(self, number: int, leader: int, *, keep: bool = True, serve: bool = True) -> None:
+        """A new leader; what the old one had not committed is kept or lost."""
+        log = self.logs[number]
+        old = self.servers.get(log.leader)
+        log.leader = leader
+        log.term += 1
+        if old is not None:
+            state_group = old.state_groups[number]
+            state_group.group.serving = False
+            state_group.group.reads.answer(False)  # type: ignore[attr-defined]
+            state_group.leadership_lost()
+        if not keep:
+            log.uncommitted.clear()
+        self._commit(log)
+        if serve:
+            self.serve(number)
+
+    def serve(self, number: int) -> None:
+        """The leader has applied the first entry of its own term."""
+        state_group = self.servers[self.logs[number].leader].state_groups[number]
+        state_group.group.serving = True
+        state_group.serving_started()
+
+    def _commit(self, log: GroupLog) -> None:
+        while log.uncommitted:
+            data = bytes(log.uncommitted.pop(0))
+            log.committed.append(data)
+            for server in self.servers.values():
+                server.state_groups[log.number].apply(
+                    [Entry(term=log.term, index=len(log.committed), data=data)]
+                )
+
+    def pump(self) -> None:
+        """Commit and apply everything proposed; confirm the leaders' reads."""
+        busy = True
+        while busy:
+            busy = False
+            for log in self.logs.values():
+                busy = busy or bool(log.uncommitted)
+                self._commit(log)
+                for server in self.servers.values():
+                    reads = server.state_groups[log.number].group.reads
+                    assert isinstance(reads, TwinReads)
+                    busy = busy or bool(reads.asked)
+                    reads.answer(log.leader == server.server_id)
+
+    def advance(self, ms: int) -> None:
+        """Let time pass; timers run, and what they propose is committed."""
+        until = self.time.now_ns + ms * MS
+        while self.time.step(until):
+            if self.commits:
+                self.pump()
+        self.time.run_until(until)
+
+    # --- clients -----------------------------------------------------------------------------
+    def call(
+        self, key: int, version: int, request: Any, *, server: int = 1, client_id: str = "client"
+    ) -> Call:
+        """A request as its handler gets it: through the codec."""
+        api = API[key]
+        wire = api.wire
+        data = b"".join(bytes(b) for b in wire.encode_request(request, version))
+        ctx = RequestContext(
+            server=self.servers[server].context,
+            connection=ConnectionInfo(1, "PLAINTEXT", "127.0.0.1", 1),
+            api_key=key,
+            api_version=version,
+            correlation_id=1,
+            client_id=client_id,
+            received_ns=self.time.now_ns,
+        )
+        call = Call(api.handler(ctx, wire.decode_request(memoryview(data), version)), key, version)
+        if self.commits:
+            self.pump()
+        return call
+
+    def coordinator_of(self, group_id: str) -> int:
+        """The server that leads the coordinator of a group."""
+        return self.logs[self.servers[1].coordinator_group(group_id)].leader
+
+    def machine(self, group_id: str) -> Coordinator:
+        """The coordinator's applied state, at its leader."""
+        number = self.servers[1].coordinator_group(group_id)
+        machine = self.servers[self.logs[number].leader].state_groups[number].machine
+        assert isinstance(machine, Coordinator)
+        return machine
+
+    def assert_replicas_equal(self) -> None:
+        """Every server has the same bytes, also one that starts from nothing but the log."""
+        for number, log in self.logs.items():
+            replay = Coordinator()
+            for index, data in enumerate(log.committed):
+                envelope = commands.decode(data)
+                replay.apply(envelope.command, envelope.now_ms, index + 1)
+            for server in self.servers.values():
+                assert server.state_groups[number].machine.items() == replay.items()
