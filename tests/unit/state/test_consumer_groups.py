@@ -84,9 +84,7 @@ class Script:
         """A stable group of `count` members; the first leads."""
         first = self.join(**fields).member_id
         self.sync(first, {})
-        ids = [first]
-        for _ in range(count - 1):
-            ids.append(self.join(**fields).member_id)
+        ids = [first, *(self.join(**fields).member_id for _ in range(count - 1))]
         for member in ids[:-1]:
             if count > 1:
                 self.join(member, **fields)

@@ -79,8 +79,10 @@ def handle_find_coordinator(
         waiting -= 1
         if waiting:
             return
-        response = find_wire.FindCoordinatorResponse(coordinators=found)
-        if single:
+        response = find_wire.FindCoordinatorResponse()
+        if not single:
+            response.coordinators = found
+        else:
             (only,) = found
             response.error_code, response.error_message = only.error_code, only.error_message
             response.node_id, response.host, response.port = only.node_id, only.host, only.port

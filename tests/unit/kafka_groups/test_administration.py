@@ -1,0 +1,209 @@
+"""FindCoordinator, DescribeGroups, ListGroups, DeleteGroups, InitProducerId."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka_groups.client import GROUP, join, leave, new_member, stable_group
+from tests.unit.kafka_groups.cluster import Call, Cluster
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import delete_groups as delete_wire
+from vdl.kafka.wire import describe_groups as describe_wire
+from vdl.kafka.wire import find_coordinator as find_wire
+from vdl.kafka.wire import init_producer_id as producer_wire
+from vdl.kafka.wire import list_groups as list_wire
+from vdl.logstream.state_group import OutcomeKind
+
+FIND, DESCRIBE, LIST, INIT, DELETE = 10, 15, 16, 22, 42
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(3)
+
+
+# --- FindCoordinator -----------------------------------------------------------------------------
+
+
+def find(cluster: Cluster, version: int, *keys: str, server: int = 1) -> Call:
+    request = find_wire.FindCoordinatorRequest(key=keys[0])
+    if version >= 4:
+        request = find_wire.FindCoordinatorRequest(coordinator_keys=list(keys))
+    return cluster.call(FIND, version, request, server=server)
+
+
+@pytest.mark.parametrize("version", range(7))
+@pytest.mark.parametrize("server", [1, 2])
+def test_every_server_names_the_coordinator(cluster: Cluster, version: int, server: int) -> None:
+    """The leader of the group's coordinator, at the address of the client's listener."""
+    response = find(cluster, version, GROUP, "group3", server=server).response
+    found = response.coordinators if version >= 4 else [response]
+    assert [(c.error_code, c.node_id, c.host, c.port) for c in found] == [
+        (0, 1, "host1", 9092) for _ in found
+    ]
+    if version >= 4:
+        assert [c.key for c in found] == [GROUP, "group3"]
+
+
+def test_coordinator_that_is_not_known_is_not_available(cluster: Cluster) -> None:
+    """15 while nobody leads."""
+    cluster.logs[cluster.servers[1].coordinator_group(GROUP)].leader = 0
+    (found,) = find(cluster, 6, GROUP, server=2).response.coordinators
+    assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    response = find(cluster, 3, GROUP, server=2).response
+    assert response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_server_names_itself_only_when_a_quorum_says_so(cluster: Cluster) -> None:
+    """A deposed leader would draw clients to itself."""
+    cluster.commits = False
+    call = find(cluster, 6, GROUP)
+    assert not call.done
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
+    (found,) = call.response.coordinators
+    assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("key_type", [1, 2, 7])
+def test_coordinator_of_another_kind_is_an_invalid_request(cluster: Cluster, key_type: int) -> None:
+    """No transactions, no share groups: final, so that no client waits for ever."""
+    request = find_wire.FindCoordinatorRequest(key_type=key_type, coordinator_keys=["x"])
+    (found,) = cluster.call(FIND, 6, request).response.coordinators
+    assert (found.error_code, found.node_id) == (ErrorCode.INVALID_REQUEST, -1)
+
+
+# --- describing, listing, deleting ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_stable_group_is_described_whole(cluster: Cluster, version: int) -> None:
+    """State, protocol, members with subscription and assignment."""
+    ids, _ = stable_group(cluster)
+    request = describe_wire.DescribeGroupsRequest([GROUP], version >= 3)
+    (group,) = cluster.call(DESCRIBE, version, request).response.groups
+    assert (group.error_code, group.group_state) == (0, "Stable")
+    assert (group.protocol_type, group.protocol_data) == ("consumer", "range")
+    assert [
+        (m.member_id, m.client_id, m.client_host, m.member_metadata, m.member_assignment)
+        for m in group.members
+    ] == [(member, "client", "/127.0.0.1", b"r", member.encode()) for member in ids]
+    if version >= 3:
+        assert group.authorized_operations == 0b1_0100_1000
+
+
+def test_group_in_a_rebalance_is_described_without_assignments(cluster: Cluster) -> None:
+    """Half a generation says nothing."""
+    (first, _), _ = stable_group(cluster)
+    join(cluster, first)
+    request = describe_wire.DescribeGroupsRequest([GROUP])
+    (group,) = cluster.call(DESCRIBE, 6, request).response.groups
+    assert group.group_state == "PreparingRebalance"
+    assert {(m.member_metadata, m.member_assignment) for m in group.members} == {(b"", b"")}
+
+
+def test_group_nobody_knows_is_dead_and_from_v6_not_found(cluster: Cluster) -> None:
+    """KIP-1043."""
+    request = describe_wire.DescribeGroupsRequest(["no"])
+    (old,) = cluster.call(DESCRIBE, 5, request).response.groups
+    assert (old.error_code, old.group_state) == (0, "Dead")
+    (new,) = cluster.call(DESCRIBE, 6, request).response.groups
+    assert (new.error_code, new.group_state) == (ErrorCode.GROUP_ID_NOT_FOUND, "Dead")
+
+
+def test_group_of_another_coordinator_is_described_there(cluster: Cluster) -> None:
+    """16 here."""
+    request = describe_wire.DescribeGroupsRequest([GROUP])
+    (group,) = cluster.call(DESCRIBE, 6, request, server=2).response.groups
+    assert group.error_code == ErrorCode.NOT_COORDINATOR
+
+
+def listed(cluster: Cluster, version: int = 5, server: int = 1, **filters: list[str]) -> list[str]:
+    response = cluster.call(
+        LIST, version, list_wire.ListGroupsRequest(**filters), server=server
+    ).response
+    assert response.error_code == 0
+    return [group.group_id for group in response.groups]
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_groups_are_listed_by_their_coordinators(cluster: Cluster, version: int) -> None:
+    """Each server lists its own; a client asks all."""
+    for name in (GROUP, "group3"):
+        new_member(cluster, group_id=name)
+    cluster.elect(cluster.servers[1].coordinator_group("group3"), 2)
+    assert listed(cluster, version) == [GROUP]
+    assert listed(cluster, version, server=2) == ["group3"]
+    assert listed(cluster, version, server=3) == []
+
+
+def test_groups_are_listed_by_state_and_type(cluster: Cluster) -> None:
+    """KIP-518, KIP-848: whatever the case of the letters."""
+    stable_group(cluster)
+    join(cluster, group_id="group3", version=3)
+    assert listed(cluster, states_filter=["stable"]) == [GROUP]
+    assert listed(cluster, states_filter=["CompletingRebalance", "Empty"]) == ["group3"]
+    assert sorted(listed(cluster, types_filter=["Classic"])) == [GROUP, "group3"]
+    assert listed(cluster, types_filter=["share"]) == []
+
+
+def test_list_of_a_loading_coordinator_is_an_error(cluster: Cluster) -> None:
+    """14: part of a list would be taken for the whole."""
+    cluster.elect(1, 2, serve=False)
+    response = cluster.call(LIST, 5, list_wire.ListGroupsRequest(), server=2).response
+    assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -> None:
+    """68, then 0, then 69 (KIP-229)."""
+    (first, second), _ = stable_group(cluster)
+
+    def delete() -> list[int]:
+        request = delete_wire.DeleteGroupsRequest([GROUP, "no"])
+        response = cluster.call(DELETE, version, request).response
+        return [result.error_code for result in response.results]
+
+    missing = ErrorCode.GROUP_ID_NOT_FOUND
+    assert delete() == [ErrorCode.NON_EMPTY_GROUP, missing]
+    leave(cluster, (first, None), (second, None))
+    assert delete() == [0, missing]
+    assert delete() == [missing, missing]
+    assert listed(cluster) == []
+
+
+# --- InitProducerId ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_producers_get_different_ids(cluster: Cluster, version: int) -> None:
+    """From any server; also one that says which id it had, having nothing to fence."""
+    request = producer_wire.InitProducerIdRequest(transactional_id=None)
+    ids = [
+        cluster.call(INIT, version, request, server=server).response.producer_id
+        for server in (1, 2, 3, 1)
+    ]
+    assert len(set(ids)) == 4
+    if version >= 3:
+        request.producer_id, request.producer_epoch = ids[0], 5
+        response = cluster.call(INIT, version, request).response
+        assert (response.error_code, response.producer_epoch) == (0, 0)
+        assert response.producer_id not in ids
+
+
+@pytest.mark.parametrize("name", ["", "tx"])
+def test_transactional_id_is_an_invalid_request(cluster: Cluster, name: str) -> None:
+    """42, final: no client waits for a coordinator that will never be."""
+    request = producer_wire.InitProducerIdRequest(transactional_id=name)
+    response = cluster.call(INIT, 4, request).response
+    assert (response.error_code, response.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.NOT_APPENDED, OutcomeKind.UNKNOWN])
+def test_producer_id_that_cannot_be_had_now_is_asked_for_again(
+    cluster: Cluster, kind: OutcomeKind
+) -> None:
+    """14: the one retriable error that sends no client looking for a transaction coordinator."""
+    cluster.catalog_outcome = kind
+    request = producer_wire.InitProducerIdRequest(transactional_id=None)
+    response = cluster.call(INIT, 4, request).response
+    assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

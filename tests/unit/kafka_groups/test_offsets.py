@@ -1,0 +1,329 @@
+"""OffsetCommit and OffsetFetch: who may commit, what is answered, what is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.kafka_groups.client import GROUP, join, leave, stable_group
+from tests.unit.kafka_groups.cluster import Call, Cluster
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import offset_commit as commit_wire
+from vdl.kafka.wire import offset_fetch as fetch_wire
+from vdl.state import commands
+
+COMMIT, FETCH = 8, 9
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster(3)
+    cluster.create_topic("t")
+    return cluster
+
+
+def commit(
+    cluster: Cluster,
+    offset: int = 10,
+    *,
+    version: int = 9,
+    server: int = 1,
+    topic: str = "t",
+    partition: int = 0,
+    metadata: str | None = "m",
+    **fields: Any,
+) -> Call:
+    position = commit_wire.OffsetCommitRequestPartition(partition, offset)
+    position.committed_metadata = metadata
+    if version >= 6:
+        position.committed_leader_epoch = 3
+    request = commit_wire.OffsetCommitRequest(
+        group_id=fields.pop("group_id", GROUP),
+        topics=[commit_wire.OffsetCommitRequestTopic(name=topic, partitions=[position])],
+        **fields,
+    )
+    return cluster.call(COMMIT, version, request, server=server)
+
+
+def commit_error(call: Call) -> ErrorCode:
+    ((partition,),) = (topic.partitions for topic in call.response.topics)
+    return ErrorCode(partition.error_code)
+
+
+def fetch(
+    cluster: Cluster,
+    *,
+    version: int = 9,
+    server: int = 1,
+    group_id: str = GROUP,
+    topics: dict[str, list[int]] | None = None,
+) -> Call:
+    if version >= 8:
+        asked = fetch_wire.OffsetFetchRequestGroup(group_id)
+        asked.topics = None
+        if topics is not None:
+            asked.topics = [
+                fetch_wire.OffsetFetchRequestTopics(name=n, partition_indexes=p)
+                for n, p in topics.items()
+            ]
+        request = fetch_wire.OffsetFetchRequest(groups=[asked])
+    else:
+        request = fetch_wire.OffsetFetchRequest(group_id=group_id, topics=None)
+        if topics is not None:
+            request.topics = [fetch_wire.OffsetFetchRequestTopic(n, p) for n, p in topics.items()]
+    return cluster.call(FETCH, version, request, server=server)
+
+
+def positions(call: Call) -> dict[tuple[str, int], int]:
+    response = call.response
+    topics = response.groups[0].topics if call.version >= 8 else response.topics
+    return {
+        (topic.name, partition.partition_index): partition.committed_offset
+        for topic in topics
+        for partition in topic.partitions
+    }
+
+
+@pytest.mark.parametrize("version", range(2, 10))
+def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, version: int) -> None:
+    """Offset, leader epoch (from v6 and v5) and metadata come back."""
+    assert commit_error(commit(cluster, 42, version=version)) is ErrorCode.NONE
+    for fetched in range(1, 10):
+        call = fetch(cluster, version=fetched, topics={"t": [0, 1]})
+        assert positions(call) == {("t", 0): 42, ("t", 1): -1}
+        response = call.response
+        topics = response.groups[0].topics if fetched >= 8 else response.topics
+        found = topics[0].partitions[0]
+        assert (found.metadata, found.error_code) == ("m", 0)
+        if fetched >= 5:
+            assert found.committed_leader_epoch == (3 if version >= 6 else -1)
+
+
+@pytest.mark.parametrize("version", [2, 7, 8, 9])
+def test_all_offsets_of_a_group_are_fetched_without_naming_topics(
+    cluster: Cluster, version: int
+) -> None:
+    """Topics None: everything the group has."""
+    cluster.create_topic("u")
+    commit(cluster, 1, topic="t", partition=2)
+    commit(cluster, 2, topic="u", partition=0)
+    commit(cluster, 3, group_id="other")
+    assert positions(fetch(cluster, version=version)) == {("t", 2): 1, ("u", 0): 2}
+
+
+def test_several_groups_are_fetched_from_their_own_coordinators(cluster: Cluster) -> None:
+    """v8 (KIP-709): a group whose coordinator is elsewhere is 16, the others are answered."""
+    names = [GROUP, "group2", "group3"]
+    for name in names:
+        commit(cluster, len(name), group_id=name)
+    elsewhere = cluster.servers[1].coordinator_group(GROUP)
+    assert len({cluster.servers[1].coordinator_group(name) for name in names}) == 2
+    cluster.elect(elsewhere, 2)
+    asked = [fetch_wire.OffsetFetchRequestGroup(name) for name in names]
+    for group in asked:
+        group.topics = None
+    call = cluster.call(FETCH, 9, fetch_wire.OffsetFetchRequest(groups=asked))
+    for group in call.response.groups:
+        here = cluster.servers[1].coordinator_group(group.group_id) != elsewhere
+        assert group.error_code == (0 if here else ErrorCode.NOT_COORDINATOR)
+        assert bool(group.topics) == here
+
+
+def test_group_nobody_knows_has_no_offsets_and_no_error(cluster: Cluster) -> None:
+    """A consumer that starts for the first time asks for just that."""
+    call = fetch(cluster, group_id="new", topics={"t": [0]})
+    assert positions(call) == {("t", 0): -1}
+    assert call.response.groups[0].error_code == 0
+
+
+def test_commit_without_a_group_is_for_groups_without_members(cluster: Cluster) -> None:
+    """Generation -1: a consumer with assigned partitions, or a tool."""
+    assert commit_error(commit(cluster, 1)) is ErrorCode.NONE
+    (member, _), _ = stable_group(cluster)
+    assert commit_error(commit(cluster, 2)) is ErrorCode.UNKNOWN_MEMBER_ID
+    leave(cluster, (member, None))
+    assert positions(fetch(cluster)) == {("t", 0): 1}
+
+
+def test_commit_is_for_members_in_their_generation(cluster: Cluster) -> None:
+    """22, 25, 82: no zombie moves a position."""
+    wrong = commit(cluster, generation_id_or_member_epoch=0, member_id="m")
+    assert commit_error(wrong) is ErrorCode.ILLEGAL_GENERATION
+    (member, _), generation = stable_group(cluster)
+
+    def error(**fields: Any) -> ErrorCode:
+        values = {"generation_id_or_member_epoch": generation, "member_id": member}
+        return commit_error(commit(cluster, **(values | fields)))
+
+    assert error() is ErrorCode.NONE
+    assert error(generation_id_or_member_epoch=generation - 1) is ErrorCode.ILLEGAL_GENERATION
+    assert error(generation_id_or_member_epoch=generation + 1) is ErrorCode.ILLEGAL_GENERATION
+    assert error(member_id="nobody") is ErrorCode.UNKNOWN_MEMBER_ID
+    assert error(group_instance_id="i") is ErrorCode.UNKNOWN_MEMBER_ID
+    static = join(cluster, group_instance_id="i")
+    assert error() is ErrorCode.NONE, "while others are awaited it may still commit"
+    assert error(group_instance_id="i") is ErrorCode.FENCED_INSTANCE_ID
+    assert not static.done
+
+
+def test_commit_while_the_assignment_is_awaited_is_told_to_rebalance(cluster: Cluster) -> None:
+    """27: the member is of this generation but owns nothing in it yet."""
+    member = join(cluster, version=3).response.member_id
+    call = commit(cluster, generation_id_or_member_epoch=1, member_id=member)
+    assert commit_error(call) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_commit_is_a_sign_of_life(cluster: Cluster) -> None:
+    """A member that only commits stays in its group."""
+    (member,), generation = stable_group(cluster, 1)
+    for _ in range(4):
+        cluster.advance(9_000)
+        call = commit(cluster, generation_id_or_member_epoch=generation, member_id=member)
+        assert commit_error(call) is ErrorCode.NONE
+
+
+def test_partitions_are_refused_one_by_one(cluster: Cluster) -> None:
+    """3 for what there is not, 12 one past the limit; the rest is committed."""
+    position = commit_wire.OffsetCommitRequestPartition
+    good, long, gone = position(0, 1), position(1, 2), position(4, 3)
+    good.committed_metadata, long.committed_metadata = "x" * 4096, "x" * 4097
+    topic = commit_wire.OffsetCommitRequestTopic
+    request = commit_wire.OffsetCommitRequest(
+        group_id=GROUP,
+        topics=[
+            topic(name="t", partitions=[good, long, gone]),
+            topic(name="no", partitions=[position(0, 4)]),
+        ],
+    )
+    answered = cluster.call(COMMIT, 9, request).response
+    assert [[p.error_code for p in t.partitions] for t in answered.topics] == [
+        [0, ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION],
+        [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION],
+    ]
+    assert positions(fetch(cluster)) == {("t", 0): 1}
+
+
+def test_metadata_that_is_null_is_empty(cluster: Cluster) -> None:
+    """As Kafka stores it."""
+    commit(cluster, 1, metadata=None)
+    group = fetch(cluster).response.groups[0]
+    assert group.topics[0].partitions[0].metadata == ""
+
+
+def test_topic_created_again_has_no_committed_offsets(cluster: Cluster) -> None:
+    """A position belongs to the topic it was read from, not to its name."""
+    commit(cluster, 500)
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    assert positions(fetch(cluster)) == {("t", 0): 500}, "perhaps the catalog here is behind"
+    cluster.create_topic("t", b"another topic id")
+    assert positions(fetch(cluster, topics={"t": [0]})) == {("t", 0): -1}
+    assert positions(fetch(cluster)) == {}
+    commit(cluster, 3)
+    assert positions(fetch(cluster)) == {("t", 0): 3}
+
+
+def test_offset_acknowledged_is_fetched_after_a_failover(cluster: Cluster) -> None:
+    """RELIABILITY lost-commit: what was answered is there, at whoever leads."""
+    commit(cluster, 7)
+    number = cluster.servers[1].coordinator_group(GROUP)
+    cluster.elect(number, 3, keep=False)
+    assert positions(fetch(cluster, server=3)) == {("t", 0): 7}
+    response = fetch(cluster, server=1).response
+    assert response.groups[0].error_code == ErrorCode.NOT_COORDINATOR
+    cluster.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("version", [1, 2, 7, 9])
+def test_fetch_waits_for_a_quorum(cluster: Cluster, version: int) -> None:
+    """A deposed coordinator must not answer an old position: 16 instead."""
+    commit(cluster, 7)
+    cluster.commits = False
+    call = fetch(cluster, version=version, topics={"t": [0]})
+    assert not call.done
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
+    response = call.response
+    if version >= 8:
+        assert response.groups[0].error_code == ErrorCode.NOT_COORDINATOR
+    else:
+        top = response.error_code if version >= 2 else None
+        assert top in (None, ErrorCode.NOT_COORDINATOR)
+        partition = response.topics[0].partitions[0]
+        assert partition.committed_offset == -1
+        if version < 2:
+            assert partition.error_code == ErrorCode.NOT_COORDINATOR
+
+
+def test_commit_whose_fate_is_open_is_retriable(cluster: Cluster) -> None:
+    """15: neither success nor a final failure."""
+    cluster.commits = False
+    call = commit(cluster, 7)
+    assert not call.done
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
+    assert commit_error(call) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_commit_elsewhere_or_while_loading_is_told_so(cluster: Cluster) -> None:
+    """16 and 14."""
+    number = cluster.servers[1].coordinator_group(GROUP)
+    assert commit_error(commit(cluster, server=2)) is ErrorCode.NOT_COORDINATOR
+    cluster.elect(number, 2, serve=False)
+    assert commit_error(commit(cluster, server=2)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+# --- retention -----------------------------------------------------------------------------------
+
+
+def test_offsets_of_a_dead_group_expire_and_so_does_the_group(cluster: Cluster) -> None:
+    """KIP-211: seven days after the last member left, not before."""
+    (member,), generation = stable_group(cluster, 1)
+    commit(cluster, 5, generation_id_or_member_epoch=generation, member_id=member)
+    leave(cluster, (member, None))
+    cluster.advance(7 * DAY_MS - 60_000)
+    assert positions(fetch(cluster)) == {("t", 0): 5}
+    cluster.advance(20 * 60_000)
+    assert positions(fetch(cluster)) == {}
+    assert cluster.machine(GROUP).group(GROUP) is None
+    cluster.assert_replicas_equal()
+
+
+def test_offsets_of_a_living_group_do_not_expire(cluster: Cluster) -> None:
+    """However old: a consumer of a quiet topic commits rarely."""
+    cluster = Cluster(1, offsets_retention_minutes=30)
+    cluster.create_topic("t")
+    (member,), generation = stable_group(cluster, 1)
+    commit(cluster, 5, generation_id_or_member_epoch=generation, member_id=member)
+    machine = cluster.machine(GROUP)
+    assert machine.expirable(cluster.servers[1].clock.wall_ms() + 100 * DAY_MS, 1) == []
+
+
+def test_offsets_of_no_group_expire_by_their_own_age() -> None:
+    """Each counts from its own commit."""
+    cluster = Cluster(1, offsets_retention_minutes=60)
+    cluster.create_topic("t")
+    commit(cluster, 1, partition=0)
+    cluster.advance(45 * 60_000)
+    commit(cluster, 2, partition=1)
+    cluster.advance(30 * 60_000)
+    assert positions(fetch(cluster)) == {("t", 1): 2}
+
+
+def test_offsets_with_a_retention_of_their_own_keep_to_it() -> None:
+    """OffsetCommit v2 to v4."""
+    cluster = Cluster(1)
+    cluster.create_topic("t")
+    commit(cluster, 1, version=4, retention_time_ms=60_000)
+    commit(cluster, 2, version=4, partition=1)
+    cluster.advance(11 * 60_000)
+    assert positions(fetch(cluster)) == {("t", 1): 2}
+
+
+def test_nothing_is_proposed_when_nothing_expires() -> None:
+    """An idle coordinator's log does not grow."""
+    cluster = Cluster(1)
+    cluster.create_topic("t")
+    commit(cluster, 1)
+    before = {number: len(log.committed) for number, log in cluster.logs.items()}
+    cluster.advance(DAY_MS)
+    assert {number: len(log.committed) for number, log in cluster.logs.items()} == before
