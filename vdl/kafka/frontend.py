@@ -118,7 +118,7 @@ class ClientSession:
         self.info = info
         self.closed = False
         self.ending = ""
-        """Why no further request is taken; empty while requests are."""
+        """Why no further request is read; empty while requests are."""
         self.last_active_ns = now_ns
         """When bytes last arrived, or an answer was given."""
         self.frame_since_ns = 0
@@ -159,7 +159,7 @@ class ClientSession:
                 self._bytes_in_flight += request.bytes
                 self.frame_since_ns = 0
         except WireError as error:
-            self.end(f"malformed request: {error!r}")
+            self.ending = f"malformed request: {error!r}"  # what came before it is answered first
         if not connection.mid_request:
             self.frame_since_ns = 0
         elif not self.frame_since_ns:
@@ -200,14 +200,13 @@ class ClientSession:
 
     # --- requests ----------------------------------------------------------------------------
     def end(self, reason: str) -> None:
-        """Take no further request; close when what has started is answered."""
-        if not self.ending:
-            self.ending = reason
-            self._waiting.clear()
-            if self._started or self._out:
-                self.mark()
-            else:
-                self._close()
+        """Start no further request; close when what has started is answered."""
+        self.ending = self.ending or reason
+        self._waiting.clear()
+        if self._started or self._out:
+            self.mark()
+        else:
+            self._close()
 
     def close(self, reason: str) -> None:
         """Close once what was answered has left; what is under way is dropped."""
@@ -253,7 +252,7 @@ class ClientSession:
         if self._out:
             out, self._out = self._out, []
             self._transport.send(out)
-        if self.ending and not self._started:
+        if self.ending and not self._started and not self._waiting:
             self._close()
             return
         self._regulate()

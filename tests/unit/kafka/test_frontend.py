@@ -128,6 +128,34 @@ def test_requests_before_bad_bytes_are_answered_first() -> None:
     assert client.closed
 
 
+def test_requests_that_wait_behind_bad_bytes_are_answered_first() -> None:
+    """Also when they arrived in one piece with the bytes that end the connection."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, poll())
+    body = b"".join(API[METADATA].wire.encode_request(MetadataRequest([]), 1))
+    client.session.receive(client.frame(METADATA, 1, body) + b"GET / HTTP/1.1")
+    world.run()
+    assert not client.closed
+    fill(stream)
+    world.run()
+    assert len(client.answers()) == 2
+    assert client.closed
+
+
+def test_requests_behind_one_that_makes_no_sense_are_not_started() -> None:
+    """The connection ends there, as it does in Kafka."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.session.receive(frame(header(METADATA, 1)))
+    client.request(PRODUCE, 9, produce())
+    world.run()
+    assert client.closed
+    assert stream.batches == []
+
+
 def test_equal_correlation_ids_are_echoed() -> None:
     """The id is the client's business."""
     client = World().client()

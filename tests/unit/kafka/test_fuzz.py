@@ -1,0 +1,92 @@
+"""Damaged requests of every API and version: an answer or a close, never a failing handler."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.unit.kafka.twin import Client, World, batch, fill
+from vdl.kafka.api import ROWS, Api
+from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
+from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
+from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.kafka.wire.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+DAMAGED_PER_VERSION = 40
+
+
+def sound_requests(version: int) -> dict[int, object]:
+    """One request an API that a version of it can carry; damage starts from there."""
+    data = [PartitionProduceData(0, memoryview(batch()))]
+    poll = FetchPartition(0, fetch_offset=0, partition_max_bytes=1000)
+    config = CreatableTopicConfig("retention.ms", "1")
+    return {
+        0: ProduceRequest(None, -1, 100, [TopicProduceData("t", bytes(16), data)]),
+        1: FetchRequest(max_wait_ms=10, topics=[FetchTopic("t", bytes(16), [poll])]),
+        2: ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", [ListOffsetsPartition(0)])]),
+        3: MetadataRequest([MetadataRequestTopic(name="t")]),
+        18: ApiVersionsRequest("fuzz", "1.0") if version >= 3 else ApiVersionsRequest(),
+        19: CreateTopicsRequest([CreatableTopic("n", 1, 1, [], [config])], 100),
+        20: DeleteTopicsRequest([], [] if version >= 6 else ["n"], 100),
+        23: OffsetForLeaderEpochRequest(
+            -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
+        ),
+        32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        60: DescribeClusterRequest(),
+        75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
+    }
+
+
+def damaged(body: bytes, rng: random.Random) -> bytes:
+    """Bytes changed, cut off, put in, or all of it noise."""
+    out = bytearray(body)
+    for _ in range(rng.randint(1, 3)):
+        match rng.randrange(5):
+            case 0 if out:
+                out[rng.randrange(len(out))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+            case 1 if out:
+                out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+            case 2:
+                del out[rng.randint(0, len(out)) :]
+            case 3:
+                position = rng.randint(0, len(out))
+                out[position:position] = rng.randbytes(rng.randint(1, 9))
+            case _:
+                out = bytearray(rng.randbytes(rng.randint(0, 60)))
+    return bytes(out)
+
+
+TESTED = [api for api in ROWS if api.key in sound_requests(0)]
+"""The rest asks for a coordinator, which the twin does not have."""
+
+
+@pytest.mark.parametrize("api", TESTED, ids=lambda api: api.name)
+def test_damaged_requests_never_fail_the_server(api: Api) -> None:
+    """Whatever the bytes: no handler raises, and the next connection is served."""
+    rng = random.Random(api.key)
+    world = World()
+    for stream in world.topic():
+        fill(stream, 3)
+    for version in range(api.min_version, api.max_version + 1):
+        sound = b"".join(api.wire.encode_request(sound_requests(version)[api.key], version))
+        for _ in range(DAMAGED_PER_VERSION):
+            client: Client = world.client()
+            client.session.receive(client.frame(api.key, version, damaged(sound, rng)))
+            world.run(20)
+            client.session.connection_lost()
+    told = [fields["traceback"] for level, _, fields in world.log.events if level == "error"]
+    assert not told, told[0]
+    client = world.client()
+    assert client.ask(18, 0, ApiVersionsRequest()).error_code == 0
