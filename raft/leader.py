@@ -338,6 +338,11 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         _go_back(raft, node, progress, msg)
         return
     index = msg.index
+    if raft.quiet_heartbeats and index < progress.sent_commit and node != raft.id:
+        # An append that begins below the follower's commit index is answered with that index, and
+        # its news of the commit index is not taken: as long as heartbeats are quiet nothing else
+        # would repeat it.
+        progress.sent_commit = index
     if not progress.maybe_update(index) and not (
         # A probe's answer without news still ends the probing.
         progress.match == index and progress.state is PROBE

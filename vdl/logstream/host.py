@@ -24,7 +24,7 @@ from zlib import crc32
 
 import segments.api as storage
 from raft.errors import StepPeerNotFound
-from raft.messages import Message, MsgApp, MsgHeartbeat, MsgSnap
+from raft.messages import Message, MsgApp, MsgAppResp, MsgHeartbeat, MsgSnap
 from raft.types import NodeId
 from rpc.birth import encode_answer
 from rpc.frames import decode_messages, encode_frames
@@ -375,6 +375,11 @@ class Host:
         else:
             group.catch_up(tick)
             self._tell_leader(group)
+            if node.lead and node.commit < node.last_index:
+                # Quiet for an election timeout, yet not all is committed here: the news may have
+                # been lost. An old acknowledgement makes the leader repeat it.
+                ask = MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=node.commit)
+                self._turn.send(group.group_id, ask)
             if node.ticks_until_due() <= 1:
                 node.tick(1)
         self.mark_dirty(group)
