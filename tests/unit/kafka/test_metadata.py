@@ -163,6 +163,11 @@ def test_describe_topic_partitions_answers_page_by_page() -> None:
     for _ in range(4):
         request = DescribeTopicPartitionsRequest([], 2, cursor)
         answer = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request)
+        assert all(
+            p.eligible_leader_replicas == p.last_known_elr == []
+            for topic in answer.topics
+            for p in topic.partitions
+        ), "Kafka's admin client cannot read null here"
         seen += [(t.name, p.partition_index) for t in answer.topics for p in t.partitions]
         cursor = answer.next_cursor
         if cursor is None:

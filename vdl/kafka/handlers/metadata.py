@@ -266,5 +266,8 @@ def _described(
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replica_nodes,
         isr_nodes=partition.isr_nodes,
+        # Null is allowed by the schema, but Kafka's own admin client cannot read it.
+        eligible_leader_replicas=[],
+        last_known_elr=[],
         offline_replicas=partition.offline_replicas,
     )
