@@ -1,0 +1,212 @@
+"""Random commands against a coordinator: its invariants hold after each, and replays are equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.consumer_group import ConsumerGroup, GroupState
+from vdl.state.consumer_groups import JoinCompleted, RebalanceStarted, SyncCompleted
+from vdl.state.coordinator import Coordinator
+
+GROUPS = ["g", "h"]
+PROTOCOLS = [
+    [commands.Protocol("range", b"1"), commands.Protocol("sticky", b"1")],
+    [commands.Protocol("sticky", b"2")],
+    [commands.Protocol("sticky", b"3"), commands.Protocol("range", b"3")],
+    [commands.Protocol("other", b"4")],
+]
+SECOND = 1_000
+
+
+class Life:
+    """One coordinator's log, its state, and what must never change about its past."""
+
+    def __init__(self) -> None:
+        self.machine = Coordinator()
+        self.disk: dict[bytes, bytes] = {}
+        self.log: list[tuple[commands.Envelope, bytes]] = []
+        self.now_ms = 0
+        self.drawn = 0
+
+    def generation(self, group_id: str) -> int:
+        group = self.machine.group(group_id)
+        return -1 if group is None else group.generation
+
+    def member(self, group_id: str, number: int) -> str:
+        """An existing member, an issued id, or nobody."""
+        group = self.machine.group(group_id)
+        known = [] if group is None else [*group.members, *group.pending]
+        return known[number % len(known)] if known and number < 9 else f"nobody{number}"
+
+    def apply(self, command: Any, wait_ms: int = 1) -> Any:
+        self.now_ms += wait_ms
+        envelope = commands.Envelope(1, 1, len(self.log), self.now_ms, command)
+        data = commands.encode(envelope)
+        self.log.append((envelope, data))
+        before = {name: self.generation(name) for name in GROUPS}
+        result = self.machine.apply(commands.decode(data).command, self.now_ms, len(self.log))
+        completed = {e.group_id for e in result.events if isinstance(e, JoinCompleted)}
+        for name in GROUPS:
+            group = self.machine.group(name)
+            if group is None:
+                continue
+            check(group)
+            step = group.generation - max(before[name], 0)
+            assert step == (1 if name in completed else 0), (before, group.generation)
+        return result
+
+    def checkpoint(self) -> None:
+        for key, value in self.machine.take_dirty():
+            if value is None:
+                self.disk.pop(key, None)
+            else:
+                self.disk[key] = value
+        assert sorted(self.disk.items()) == self.machine.items()
+
+    def restart(self) -> None:
+        self.checkpoint()
+        self.machine = Coordinator()
+        self.machine.load(sorted(self.disk.items()))
+
+
+def check(group: ConsumerGroup) -> None:
+    """What the rest of the code relies on."""
+    members = group.members
+    assert {m.member_id for m in members.values()} == set(members)
+    assert group.static_members == {
+        m.group_instance_id: m.member_id
+        for m in members.values()
+        if m.group_instance_id is not None
+    }
+    assert not set(group.pending) & set(members)
+    if members:
+        assert group.common_protocols()
+    if group.leader is not None:
+        assert group.leader in members
+    if group.state is GroupState.EMPTY:
+        assert not members
+        assert not group.held
+    elif group.state is GroupState.PREPARING_REBALANCE:
+        assert members or group.pending
+        assert not group.all_joined or group.held, "nobody is left to wait for"
+    else:
+        assert group.leader is not None
+        assert group.protocol_name in group.common_protocols()
+        assert not any(member.joined for member in members.values())
+
+
+def run(life: Life, step: tuple[str, int, int, int]) -> None:
+    kind, where, number, choice = step
+    name = GROUPS[where]
+    member = life.member(name, number)
+    generation = life.generation(name) - (choice == 3)
+    life.drawn += 1
+    match kind:
+        case "join new" | "join":
+            life.apply(
+                commands.JoinGroup(
+                    group_id=name,
+                    member_id=member if kind == "join" else "",
+                    new_member_id=f"m{life.drawn}",
+                    group_instance_id=f"i{number % 3}" if choice == 2 else None,
+                    client_id="c",
+                    client_host="/h",
+                    session_timeout_ms=10,
+                    rebalance_timeout_ms=20,
+                    protocol_type="consumer" if number else "connect",
+                    protocols=PROTOCOLS[number % len(PROTOCOLS)],
+                    known_member_id_required=choice == 1,
+                    members_max=4,
+                    hold_first_rebalance=choice == 0,
+                )
+            )
+        case "sync":
+            group = life.machine.group(name)
+            if choice and group is not None and group.leader is not None:
+                member = group.leader
+            result = life.apply(
+                commands.SyncGroup(name, generation, member, None, None, None, [(member, b"a")])
+            )
+            if SyncCompleted(name) in result.events:
+                group = life.machine.group(name)
+                assert group is not None
+                assert group.members[member].assignment == b"a"
+        case "leave":
+            life.apply(commands.LeaveGroup(name, [commands.LeavingMember(member)]))
+        case "leave instance":
+            life.apply(commands.LeaveGroup(name, [commands.LeavingMember("", f"i{number % 3}")]))
+        case "expire":
+            life.apply(commands.ExpireMembers(name, [member], generation if choice == 1 else -1))
+        case "complete":
+            result = life.apply(commands.CompleteJoin(name, generation))
+            assert result.events == [] or type(result.events[-1]) in (
+                JoinCompleted,
+                RebalanceStarted,
+            )
+        case "commit":
+            simple = choice == 0
+            before = life.machine.group(name)
+            allowed = before is None or (
+                before.state is GroupState.EMPTY if simple else member in before.members
+            )
+            offset = commands.OffsetCommit("t", b"i" * 16, number, life.drawn, 0, "")
+            result = life.apply(
+                commands.CommitOffsets(
+                    name,
+                    -1 if simple else generation,
+                    "" if simple else member,
+                    None,
+                    [offset],
+                    retention_ms=5 if number == 7 else -1,
+                )
+            )
+            if result.error is ErrorCode.NONE:
+                assert allowed
+                found = life.machine.offsets.get(name, "t", number)
+                assert found is not None
+                assert found.offset == life.drawn
+        case "delete":
+            life.apply(commands.DeleteGroups([name]))
+        case "expire offsets":
+            life.apply(commands.ExpireOffsets(SECOND), wait_ms=choice * SECOND)
+            assert life.machine.expirable(life.now_ms, SECOND) == []
+        case "checkpoint":
+            life.checkpoint()
+        case "restart":
+            life.restart()
+        case _:
+            raise AssertionError(kind)
+
+
+KINDS = [
+    "join new", "join new", "join", "join", "join", "sync", "sync", "leave", "leave instance",
+    "expire", "complete", "complete", "commit", "delete", "expire offsets", "checkpoint", "restart",
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(KINDS), st.integers(0, 1), st.integers(0, 9), st.integers(0, 3)),
+        max_size=70,
+    )
+)
+def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
+    steps: list[tuple[str, int, int, int]],
+) -> None:
+    """Over checkpoints and restarts, and from the log alone, every replica has the same bytes; a
+    generation is set once, and only then does its number rise."""
+    life = Life()
+    for step in steps:
+        run(life, step)
+    life.checkpoint()
+    replay = Coordinator()
+    for index, (_, data) in enumerate(life.log):
+        envelope = commands.decode(data)
+        replay.apply(envelope.command, envelope.now_ms, index)
+    assert replay.items() == life.machine.items()
