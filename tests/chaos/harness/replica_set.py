@@ -1,0 +1,204 @@
+"""A replica set of real server processes on loopback, started as a user starts it: `vdl up`.
+
+Ports are looked for below the range the system gives to outgoing connections, so that no client's
+own port can be one of ours. Data lies in a folder of its own; a test that fails moves it to
+`.cache/failed`, with the logs, and says so.
+
+Must not know: Kafka's protocol.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from vdl.commands.replica_set import LocalServer, find_replica_set, start_server
+
+ROOT = Path(__file__).resolve().parents[3]
+FAILED = ROOT / ".cache" / "failed"
+FAILED_KEPT_MAX = 5
+UP_SECONDS_MAX = 60
+PORTS = range(20_000, 32_000, 50)
+PORT_STEPS = (0, 10, 20, 30)
+"""Kafka, peers, administration, metrics: each server has one port of every kind."""
+POLL_SECONDS = 0.005
+
+
+def free_base_port(nodes: int, rng: random.Random) -> int:
+    """A base port whose whole set of ports nobody listens on."""
+    for base in rng.sample(PORTS, len(PORTS)):
+        if all(_is_free(base + step + node) for step in PORT_STEPS for node in range(nodes)):
+            return base
+    raise RuntimeError(f"no free ports in {PORTS}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+class ReplicaSet:
+    """Servers with ids 1..nodes below one folder. Built stopped; `up` starts it."""
+
+    def __init__(self, nodes: int = 3, *, directory: Path | None = None) -> None:
+        self.nodes = nodes
+        self._is_temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="vdl-test-"))
+        self.base_port = free_base_port(nodes, random.Random())
+        self._paused: set[int] = set()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self.address(server_id) for server_id in self.server_ids)
+
+    @property
+    def server_ids(self) -> range:
+        return range(1, self.nodes + 1)
+
+    def address(self, server_id: int) -> str:
+        return f"127.0.0.1:{self.base_port + server_id - 1}"
+
+    # --- the whole set ------------------------------------------------------------------------
+
+    def up(self) -> float:
+        """Start what does not run; return when all serve, with the seconds that took."""
+        began = time.monotonic()
+        self._vdl("up", "--nodes", str(self.nodes), "--base-port", str(self.base_port), "--detach")
+        return time.monotonic() - began
+
+    def down(self) -> None:
+        for server_id in sorted(self._paused):
+            self.resume(server_id)
+        self._vdl("down")
+
+    def _vdl(self, command: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "vdl.cli", command, "--data", str(self.directory), *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=UP_SECONDS_MAX,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"vdl {command} failed: {done.stdout}{done.stderr}")
+
+    def close(self, *, failed: str = "") -> None:
+        """Stop everything and remove the data, or keep it when the test named `failed` failed."""
+        for server_id in sorted(self._paused):
+            self.resume(server_id)
+        if find_replica_set(self.directory) is not None:
+            try:
+                self._vdl("down")
+            finally:
+                self.kill(*self.running())
+        if failed:
+            kept = _keep(self.directory, failed)
+            print(f"data and logs of the servers are in {kept}")
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    # --- one server -----------------------------------------------------------------------------
+
+    def server(self, server_id: int) -> LocalServer:
+        found = find_replica_set(self.directory)
+        assert found is not None, f"nothing was started in {self.directory}"
+        return found.servers[server_id - 1]
+
+    def running(self) -> list[int]:
+        """The ids of the servers whose process runs."""
+        return [number for number in self.server_ids if self.server(number).running_pid()]
+
+    def pid(self, server_id: int) -> int:
+        pid = self.server(server_id).running_pid()
+        assert pid, f"server {server_id} does not run"
+        return pid
+
+    def kill(self, *server_ids: int) -> None:
+        """SIGKILL, all of them as nearly at once as can be; returns when they are gone."""
+        pids = {server_id: self.pid(server_id) for server_id in server_ids}
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        for server_id in pids:
+            self.wait_stopped(server_id)
+
+    def terminate(self, server_id: int) -> None:
+        """SIGTERM: one server's planned stop. Does not wait."""
+        os.kill(self.pid(server_id), signal.SIGTERM)
+
+    def pause(self, server_id: int) -> None:
+        os.kill(self.pid(server_id), signal.SIGSTOP)
+        self._paused.add(server_id)
+
+    def resume(self, server_id: int) -> None:
+        self._paused.discard(server_id)
+        pid = self.server(server_id).running_pid()
+        if pid:
+            os.kill(pid, signal.SIGCONT)
+
+    def start(self, server_id: int) -> None:
+        """Start one server; does not wait until it serves."""
+        process = start_server(self.server(server_id))
+        # Ours to reap: a zombie would look like a running process.
+        _children[process.pid] = process
+
+    def wait_stopped(self, server_id: int, *, seconds_max: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds_max
+        while self._is_running(server_id):
+            assert time.monotonic() < deadline, f"server {server_id} did not end"
+            time.sleep(POLL_SECONDS)
+
+    def _is_running(self, server_id: int) -> bool:
+        pid = self.server(server_id).running_pid()
+        if pid in _children and _children[pid].poll() is not None:
+            return False
+        return pid != 0
+
+    def wait_serving(self, server_id: int, *, seconds_max: float = 20.0) -> None:
+        """Return when the server accepts clients."""
+        deadline = time.monotonic() + seconds_max
+        host, port = self.address(server_id).split(":")
+        while True:
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+            except OSError:
+                assert time.monotonic() < deadline, f"server {server_id} does not serve"
+                time.sleep(POLL_SECONDS)
+            else:
+                return
+
+    def wipe(self, server_id: int) -> None:
+        """Delete the data directory of a stopped server; its configuration stays."""
+        assert not self._is_running(server_id), f"server {server_id} runs"
+        shutil.rmtree(self.server(server_id).directory / "store")
+
+    def log(self, server_id: int) -> str:
+        return self.server(server_id).log_file.read_text(encoding="utf-8", errors="replace")
+
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Processes that were started here and not by `vdl up`."""
+
+
+def _keep(directory: Path, name: str) -> Path:
+    """Move a copy of a replica set's folder to where failures are kept; drop the oldest."""
+    FAILED.mkdir(parents=True, exist_ok=True)
+    kept = sorted(FAILED.iterdir(), key=lambda path: path.stat().st_mtime)
+    for old in kept[: max(0, len(kept) - FAILED_KEPT_MAX + 1)]:
+        shutil.rmtree(old)
+    target = FAILED / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    shutil.copytree(directory, target)
+    return target

@@ -1,0 +1,112 @@
+"""Which clients the suite runs, and how their drivers are built.
+
+All are the newest published versions, unmodified: the Python ones come from the `dev` extra, the
+Java and Go ones from Maven Central and the Go module proxy, once, into `.cache/clients`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.clients.driver import ROOT
+
+DRIVERS = Path(__file__).parent / "drivers"
+CACHE = ROOT / ".cache" / "clients"
+BUILD_SECONDS_MAX = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client library: its name in test ids, the command of its driver, what it needs."""
+
+    name: str
+    command: Callable[[], list[str]]
+    """Builds the driver where there is something to build."""
+    needs: str = ""
+    """The marker of tests that use it: `java`, `go` or none."""
+    sends_null_headers: bool = True
+    """Whether it can produce a header without a value, as the protocol allows."""
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", f"tests.clients.drivers.{module}"]
+
+
+def _java(version: str) -> list[str]:
+    """The driver compiled against the client library of this version."""
+    libraries = _java_libraries(version)
+    sources = sorted((DRIVERS / "java").rglob("*.java"))
+    classes = CACHE / f"java-{version}-{_digest(sources)}"
+    if not classes.exists():
+        partial = _fresh(classes)
+        command = ["javac", "-d", str(partial), "-cp", f"{libraries}/*", *map(str, sources)]
+        subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
+        partial.rename(classes)
+    # The serial collector and the first compiler only: these processes live for seconds.
+    flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m"]
+    flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    return ["java", *flags, "-cp", f"{classes}:{libraries}/*", "vdl.ClientDriver"]
+
+
+def _java_libraries(version: str) -> Path:
+    """The folder with the client library and what it needs, filled once."""
+    folder = CACHE / f"java-{version}-libraries"
+    if not folder.exists():
+        partial = _fresh(folder)
+        command = ["mvn", "-q", "-B", "-f", str(DRIVERS / "java" / "pom.xml")]
+        command += [f"-Dkafka.version={version}", "dependency:copy-dependencies"]
+        command += [f"-DoutputDirectory={partial}"]
+        subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
+        partial.rename(folder)
+    return folder
+
+
+def _go() -> list[str]:
+    sources = sorted(path for path in (DRIVERS / "go").iterdir() if path.is_file())
+    program = CACHE / f"go-{_digest(sources)}"
+    if not program.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = CACHE / "go.partial"
+        command = ["go", "build", "-o", str(partial), "."]
+        environment = os.environ | {"GOFLAGS": "-buildvcs=false"}
+        subprocess.run(
+            command, check=True, timeout=BUILD_SECONDS_MAX, cwd=DRIVERS / "go", env=environment
+        )
+        partial.rename(program)
+    return [str(program)]
+
+
+def _digest(sources: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _fresh(folder: Path) -> Path:
+    """An empty folder beside `folder`, to be renamed to it when complete."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+CLIENTS = (
+    Client("confluent-kafka", lambda: _python("librdkafka")),
+    Client("kafka-python", lambda: _python("kafka_python"), sends_null_headers=False),
+    Client("java-4.4", lambda: _java("4.4.0"), needs="java"),
+    Client("java-3.9", lambda: _java("3.9.2"), needs="java"),
+    Client("franz-go", _go, needs="go"),
+)
+
+
+def is_here(client: Client) -> bool:
+    """Whether this machine has what the client needs."""
+    return not client.needs or shutil.which(client.needs) is not None

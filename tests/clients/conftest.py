@@ -1,0 +1,102 @@
+"""One replica set and one pair of driver processes a client, for all tests of this folder.
+
+VDL_TEST_BOOTSTRAP names brokers to use instead of starting servers of our own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness.replica_set import ReplicaSet
+from tests.clients.clients import CLIENTS, Client
+from tests.clients.driver import Driver
+from tests.clients.topics import Topics
+
+
+@pytest.fixture(scope="session")
+def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the brokers are."""
+    given = os.environ.get("VDL_TEST_BOOTSTRAP")
+    if given:
+        yield given
+        return
+    replica_set = ReplicaSet(3)
+    try:
+        replica_set.up()
+        yield replica_set.bootstrap
+    finally:
+        replica_set.close(failed="clients" if request.session.testsfailed else "")
+
+
+@pytest.fixture(scope="session")
+def topics(bootstrap: str) -> Iterator[Topics]:
+    made = Topics(bootstrap)
+    yield made
+    made.delete_all()
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the drivers write what their clients complain about."""
+    return tmp_path_factory.mktemp("drivers")
+
+
+class Drivers:
+    """Driver processes by client, started when first wanted: a JVM takes its time."""
+
+    def __init__(self, bootstrap: str, logs: Path) -> None:
+        self._bootstrap = bootstrap
+        self._logs = logs
+        self._started: dict[str, list[Driver]] = {}
+
+    def of(self, client: Client, count: int) -> list[Driver]:
+        """`count` drivers of a client, without open consumers."""
+        started = self._started.setdefault(client.name, [])
+        command = client.command() if len(started) < count else []
+        while len(started) < count:
+            log = self._logs / f"{client.name}-{len(started)}.log"
+            started.append(Driver(client.name, command, self._bootstrap, log))
+        return started[:count]
+
+    def settle(self, client: Client, *, failed: bool) -> None:
+        """After a scenario: close what it left open. After a failed one the processes go: an
+        answer may still be under way."""
+        for driver in self._started.get(client.name, []):
+            if failed:
+                driver.stop()
+            else:
+                driver.ask("close")
+        if failed:
+            self._started.pop(client.name, None)
+
+    def stop(self) -> None:
+        for drivers in self._started.values():
+            for driver in drivers:
+                driver.stop()
+
+
+@pytest.fixture(scope="session")
+def drivers(bootstrap: str, logs: Path) -> Iterator[Drivers]:
+    started = Drivers(bootstrap, logs)
+    yield started
+    started.stop()
+
+
+def client_parameters() -> list[object]:
+    """The clients as parameters of a test, marked with the tools they need."""
+    return [
+        pytest.param(client, id=client.name, marks=getattr(pytest.mark, client.needs))
+        if client.needs
+        else pytest.param(client, id=client.name)
+        for client in CLIENTS
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test that takes `client` runs with every client."""
+    if "client" in metafunc.fixturenames:
+        metafunc.parametrize("client", client_parameters())

@@ -1,0 +1,98 @@
+"""What the two Python drivers share: the loop over command lines and the form of records.
+
+The protocol is that of tests/clients/driver.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+Fields = dict[str, Any]
+
+
+class NoOffset(Exception):
+    """No valid position, and the reset policy is `none`."""
+
+
+class Client(Protocol):
+    """A method for each command, with the command's fields as keyword arguments."""
+
+    def hello(self) -> Fields: ...
+    def produce(
+        self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
+    ) -> Fields: ...
+    def open(self, *, group: str | None, reset: str) -> None: ...
+    def subscribe(self, *, topics: list[str]) -> None: ...
+    def subscribe_pattern(self, *, pattern: str) -> None: ...
+    def assign(self, *, partitions: list[tuple[str, int]]) -> None: ...
+    def poll(self, *, timeout_ms: int) -> Fields: ...
+    def pause(self, *, partitions: list[tuple[str, int]]) -> None: ...
+    def resume(self, *, partitions: list[tuple[str, int]]) -> None: ...
+    def seek(self, *, topic: str, partition: int, offset: int) -> None: ...
+    def commit(self) -> None: ...
+    def committed(self, *, partitions: list[tuple[str, int]]) -> Fields: ...
+    def close(self) -> None: ...
+
+
+def run(client: Client) -> None:
+    """Answer commands until standard input ends."""
+    commands = {
+        "hello": client.hello,
+        "produce": client.produce,
+        "open": client.open,
+        "subscribe": client.subscribe,
+        "subscribe_pattern": client.subscribe_pattern,
+        "assign": client.assign,
+        "poll": client.poll,
+        "pause": client.pause,
+        "resume": client.resume,
+        "seek": client.seek,
+        "commit": client.commit,
+        "committed": client.committed,
+        "close": client.close,
+    }
+    for line in sys.stdin:
+        fields = json.loads(line)
+        command: Any = commands[fields.pop("do")]
+        try:
+            answer = command(**fields) or {}
+        except NoOffset as error:
+            answer = {"failed": "no_offset", "message": str(error)}
+        except Exception as error:  # noqa: BLE001 - whatever the client raises is the answer
+            answer = {"failed": "other", "message": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+    client.close()
+
+
+def unhex(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)
+
+
+def headers_from(fields: Fields) -> list[tuple[str, bytes | None]]:
+    """The headers of a record to produce."""
+    return [(name, unhex(value)) for name, value in fields["headers"]]
+
+
+def read_record(
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    key: bytes | None,
+    value: bytes | None,
+    timestamp: int,
+    headers: Iterable[tuple[str, bytes | None]],
+) -> Fields:
+    """The form of a record that was read."""
+    return {
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "key": None if key is None else key.hex(),
+        "value": None if value is None else value.hex(),
+        "timestamp": timestamp,
+        "headers": [[name, None if data is None else data.hex()] for name, data in headers],
+    }

@@ -1,0 +1,137 @@
+"""Driver of kafka-python, which is written in Python throughout."""
+
+from __future__ import annotations
+
+import sys
+
+import kafka
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+
+from tests.clients.drivers.command_loop import (
+    Fields,
+    NoOffset,
+    headers_from,
+    read_record,
+    run,
+    unhex,
+)
+
+CALL_SECONDS_MAX = 20
+
+
+class KafkaPython:
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap.split(",")
+        self._consumer: KafkaConsumer | None = None
+
+    def hello(self) -> Fields:
+        return {"client": "kafka-python", "version": kafka.__version__}
+
+    def produce(
+        self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
+    ) -> Fields:
+        producer = KafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            acks="all",
+            compression_type=None if compression == "none" else compression,
+            enable_idempotence=idempotent,
+            batch_size=batch_bytes,
+            linger_ms=5,
+            delivery_timeout_ms=CALL_SECONDS_MAX * 1000,
+            request_timeout_ms=CALL_SECONDS_MAX * 500,
+        )
+        try:
+            futures = [
+                producer.send(
+                    fields["topic"],
+                    value=unhex(fields["value"]),
+                    key=unhex(fields["key"]),
+                    headers=headers_from(fields),
+                    partition=fields["partition"],
+                    timestamp_ms=fields["timestamp"],
+                )
+                for fields in records
+            ]
+            producer.flush(CALL_SECONDS_MAX)
+            found = [future.get(timeout=CALL_SECONDS_MAX) for future in futures]
+        finally:
+            producer.close(timeout=CALL_SECONDS_MAX)
+        return {"offsets": [[metadata.partition, metadata.offset] for metadata in found]}
+
+    def open(self, *, group: str | None, reset: str) -> None:
+        self.close()
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            group_id=group,
+            auto_offset_reset=reset,
+            enable_auto_commit=False,
+            metadata_max_age_ms=500,
+            fetch_max_wait_ms=100,
+            heartbeat_interval_ms=500,
+        )
+
+    @property
+    def consumer(self) -> KafkaConsumer:
+        assert self._consumer is not None
+        return self._consumer
+
+    def subscribe(self, *, topics: list[str]) -> None:
+        self.consumer.subscribe(topics)
+
+    def subscribe_pattern(self, *, pattern: str) -> None:
+        self.consumer.subscribe(pattern=pattern)
+
+    def assign(self, *, partitions: list[tuple[str, int]]) -> None:
+        self.consumer.assign(_topic_partitions(partitions))
+
+    def poll(self, *, timeout_ms: int) -> Fields:
+        try:
+            polled = self.consumer.poll(timeout_ms=timeout_ms)
+        except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
+            raise NoOffset(str(error)) from error
+        records = [
+            read_record(
+                record.topic,
+                record.partition,
+                record.offset,
+                key=record.key,
+                value=record.value,
+                timestamp=record.timestamp,
+                headers=record.headers,
+            )
+            for batch in polled.values()
+            for record in batch
+        ]
+        owned = [[where.topic, where.partition] for where in self.consumer.assignment() or ()]
+        return {"records": records, "owned": owned}
+
+    def pause(self, *, partitions: list[tuple[str, int]]) -> None:
+        self.consumer.pause(*_topic_partitions(partitions))
+
+    def resume(self, *, partitions: list[tuple[str, int]]) -> None:
+        self.consumer.resume(*_topic_partitions(partitions))
+
+    def seek(self, *, topic: str, partition: int, offset: int) -> None:
+        self.consumer.seek(TopicPartition(topic, partition), offset)
+
+    def commit(self) -> None:
+        self.consumer.commit()
+
+    def committed(self, *, partitions: list[tuple[str, int]]) -> Fields:
+        return {
+            "offsets": [self.consumer.committed(where) for where in _topic_partitions(partitions)]
+        }
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+
+def _topic_partitions(partitions: list[tuple[str, int]]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition) for topic, partition in partitions]
+
+
+if __name__ == "__main__":
+    run(KafkaPython(sys.argv[1]))

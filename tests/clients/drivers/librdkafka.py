@@ -1,0 +1,165 @@
+"""Driver of confluent-kafka, the Python face of librdkafka."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from tests.clients.drivers.command_loop import (
+    Fields,
+    NoOffset,
+    headers_from,
+    read_record,
+    run,
+    unhex,
+)
+
+RECORDS_PER_POLL = 500
+CALL_SECONDS_MAX = 20.0
+RETRIED_BY_ITSELF = frozenset(
+    [
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._TRANSPORT,
+    ]
+)
+"""librdkafka tells of these and goes on."""
+RESET_POLICIES = {"earliest": "earliest", "latest": "latest", "none": "error"}
+
+
+class Librdkafka:
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._consumer: Consumer | None = None
+
+    def hello(self) -> Fields:
+        return {"client": "confluent-kafka", "version": confluent_kafka.version()}
+
+    def produce(
+        self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
+    ) -> Fields:
+        producer = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "acks": "all",
+                "compression.type": compression,
+                "enable.idempotence": idempotent,
+                "batch.size": batch_bytes,
+                "linger.ms": 5,
+                "message.timeout.ms": int(CALL_SECONDS_MAX * 1000),
+            }
+        )
+        offsets: list[tuple[int, int] | None] = [None] * len(records)
+        errors: list[str] = []
+
+        def acknowledged(index: int, error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                errors.append(str(error))
+            else:
+                offsets[index] = (message.partition(), message.offset())
+
+        for index, fields in enumerate(records):
+            producer.produce(
+                fields["topic"],
+                unhex(fields["value"]),
+                unhex(fields["key"]),
+                fields["partition"],
+                timestamp=fields["timestamp"],
+                headers=headers_from(fields),
+                on_delivery=lambda error, message, index=index: acknowledged(index, error, message),
+            )
+        producer.flush(CALL_SECONDS_MAX)
+        if errors or None in offsets:
+            raise RuntimeError(f"{offsets.count(None)} not acknowledged: {errors[:1]}")
+        return {"offsets": offsets}
+
+    def open(self, *, group: str | None, reset: str) -> None:
+        self.close()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                # librdkafka wants a group id even where it only assigns.
+                "group.id": group or "unused",
+                "enable.auto.commit": False,
+                "auto.offset.reset": RESET_POLICIES[reset],
+                "topic.metadata.refresh.interval.ms": 500,
+                "fetch.wait.max.ms": 100,
+                "heartbeat.interval.ms": 500,
+            }
+        )
+
+    @property
+    def consumer(self) -> Consumer:
+        assert self._consumer is not None
+        return self._consumer
+
+    def subscribe(self, *, topics: list[str]) -> None:
+        self.consumer.subscribe(topics)
+
+    def subscribe_pattern(self, *, pattern: str) -> None:
+        self.consumer.subscribe([pattern])
+
+    def assign(self, *, partitions: list[tuple[str, int]]) -> None:
+        self.consumer.assign(_topic_partitions(partitions))
+
+    def poll(self, *, timeout_ms: int) -> Fields:
+        messages = []
+        first = self.consumer.poll(timeout_ms / 1000)
+        if first is not None:
+            messages = [first, *self.consumer.consume(RECORDS_PER_POLL, 0.01)]
+        records = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise NoOffset(error.str())
+                if error.code() in RETRIED_BY_ITSELF:
+                    continue
+                raise KafkaException(error)
+            records.append(
+                read_record(
+                    message.topic(),
+                    message.partition(),
+                    message.offset(),
+                    key=message.key(),
+                    value=message.value(),
+                    timestamp=message.timestamp()[1],
+                    headers=message.headers() or [],
+                )
+            )
+        owned = [[where.topic, where.partition] for where in self.consumer.assignment()]
+        return {"records": records, "owned": owned}
+
+    def pause(self, *, partitions: list[tuple[str, int]]) -> None:
+        self.consumer.pause(_topic_partitions(partitions))
+
+    def resume(self, *, partitions: list[tuple[str, int]]) -> None:
+        self.consumer.resume(_topic_partitions(partitions))
+
+    def seek(self, *, topic: str, partition: int, offset: int) -> None:
+        self.consumer.seek(TopicPartition(topic, partition, offset))
+
+    def commit(self) -> None:
+        self.consumer.commit(asynchronous=False)
+
+    def committed(self, *, partitions: list[tuple[str, int]]) -> Fields:
+        found = self.consumer.committed(_topic_partitions(partitions), CALL_SECONDS_MAX)
+        return {"offsets": [None if where.offset < 0 else where.offset for where in found]}
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+
+def _topic_partitions(partitions: list[tuple[str, int]]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition) for topic, partition in partitions]
+
+
+if __name__ == "__main__":
+    run(Librdkafka(sys.argv[1]))
