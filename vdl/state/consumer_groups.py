@@ -24,7 +24,7 @@ from vdl.state.consumer_group import (
     StoredGroup,
     group_from,
 )
-from vdl.state.table import decode_value, encode_value
+from vdl.state.table import decode_value, digest_key, encode_value
 
 
 @dataclass(slots=True)
@@ -461,10 +461,11 @@ class ConsumerGroups:
         """(key, value) of every group that changed since the last call, None where it went."""
         dirty, self._dirty = self._dirty, set()
         taken: list[tuple[bytes, bytes | None]] = []
-        for group_id in sorted(dirty):
+        for group_id in dirty:
             group = self.groups.get(group_id)
             value = None if group is None else encode_value(group.stored())
             taken.append((group_key(group_id), value))
+        taken.sort()
         return taken
 
     def items(self) -> list[tuple[bytes, bytes]]:
@@ -492,7 +493,7 @@ def is_full(group: ConsumerGroup, members_max: int) -> bool:
 
 def group_key(group_id: str) -> bytes:
     """The key a group is stored under."""
-    return b"g" + group_id.encode()
+    return digest_key(b"g", group_id)
 
 
 def _update(member: Member, command: commands.JoinGroup) -> None:

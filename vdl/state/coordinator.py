@@ -127,4 +127,4 @@ class Coordinator:
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
         self.groups.load([value for key, value in items if key[:1] == b"g"])
-        self.offsets.load([(key, value) for key, value in items if key[:1] == b"o"])
+        self.offsets.load([value for key, value in items if key[:1] == b"o"])

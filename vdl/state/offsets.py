@@ -8,17 +8,12 @@ Must not know: groups beyond their id, which topics exist.
 
 from __future__ import annotations
 
-from struct import Struct
-
 import msgspec
 
 from vdl.state.commands import OffsetCommit
-from vdl.state.table import decode_value, encode_value
+from vdl.state.table import decode_value, digest_key, encode_value
 
 NO_EXPIRY = -1
-
-_LENGTH = Struct(">H")
-_PARTITION = Struct(">i")
 
 _Key = tuple[str, str, int]
 
@@ -40,6 +35,15 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.expires_ms != NO_EXPIRY:
             return self.expires_ms <= now_ms
         return max(idle_since_ms, self.committed_ms) + retention_ms <= now_ms
+
+
+class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A position as it is stored."""
+
+    group_id: str
+    topic: str
+    partition: int
+    position: CommittedOffset
 
 
 class Offsets:
@@ -107,39 +111,32 @@ class Offsets:
         taken: list[tuple[bytes, bytes | None]] = []
         for key in dirty:
             committed = self.get(*key)
-            taken.append((offset_key(*key), None if committed is None else encode_value(committed)))
+            taken.append((offset_key(*key), None if committed is None else _encode(key, committed)))
         taken.sort()
         return taken
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
         return sorted(
-            (offset_key(group_id, topic, partition), encode_value(committed))
+            (offset_key(group_id, *place), _encode((group_id, *place), committed))
             for group_id, positions in self._by_group.items()
-            for (topic, partition), committed in positions.items()
+            for place, committed in positions.items()
         )
 
-    def load(self, items: list[tuple[bytes, bytes]]) -> None:
+    def load(self, values: list[bytes]) -> None:
         """Replace everything."""
         self._by_group = {}
         self._dirty = set()
-        for key, value in items:
-            group_id, topic, partition = parse_offset_key(key)
-            positions = self._by_group.setdefault(group_id, {})
-            positions[topic, partition] = decode_value(value, CommittedOffset)
+        for value in values:
+            stored = decode_value(value, StoredOffset)
+            positions = self._by_group.setdefault(stored.group_id, {})
+            positions[stored.topic, stored.partition] = stored.position
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    """`o`, length of the group id (2), group id, topic, partition (4)."""
-    group = group_id.encode()
-    return b"".join(
-        (b"o", _LENGTH.pack(len(group)), group, topic.encode(), _PARTITION.pack(partition))
-    )
+    """The key a position is stored under."""
+    return digest_key(b"o", group_id, topic, partition)
 
 
-def parse_offset_key(key: bytes) -> tuple[str, str, int]:
-    """(group id, topic, partition) of `offset_key`."""
-    (length,) = _LENGTH.unpack_from(key, 1)
-    end = len(key) - _PARTITION.size
-    (partition,) = _PARTITION.unpack_from(key, end)
-    return key[3 : 3 + length].decode(), key[3 + length : end].decode(), partition
+def _encode(key: _Key, position: CommittedOffset) -> bytes:
+    return encode_value(StoredOffset(*key, position))

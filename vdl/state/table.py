@@ -1,13 +1,17 @@
-"""How machines keep what they store: values by key, with the keys that changed since last asked.
+"""The bytes machines store: canonical values, and keys of bounded length.
 
-A value is encoded when it is taken, not when it changes, so that a key touched by a thousand
-commands between two checkpoints is encoded once. Encoding is canonical: equal state, equal bytes.
+Equal state is equal bytes, on every replica. Values are encoded when a checkpoint takes them, not
+when they change: a key touched by a thousand commands in between is encoded once.
+
+Names that clients choose may be as long as they like; stores take keys of a few hundred bytes. So a
+key made of such names is their digest, and the value says the names.
 
 Must not know: what the values mean.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,3 +29,8 @@ def encode_value(value: Any) -> bytes:
 def decode_value(data: bytes, kind: type[Value]) -> Value:
     """Raises msgspec.DecodeError: the stored value is not of this shape."""
     return msgspec.msgpack.decode(data, type=kind)
+
+
+def digest_key(kind: bytes, *names: str | int) -> bytes:
+    """`kind` and 16 bytes that stand for the names; no two lists of names share them."""
+    return kind + blake2b(_ENCODER.encode(names), digest_size=16).digest()

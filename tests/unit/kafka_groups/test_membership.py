@@ -64,6 +64,8 @@ def test_lone_member_joins_and_leads(cluster: Cluster, version: int) -> None:
         ({"protocols": {}}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
         ({"protocol_type": ""}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
         ({"member_id": "nobody"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"protocols": {"range": bytes(1_048_589)}}, ErrorCode.MESSAGE_TOO_LARGE),
+        ({"protocols": {"range": bytes(1_048_588)}}, ErrorCode.MEMBER_ID_REQUIRED),
     ],
 )
 def test_join_that_cannot_be_is_refused_at_once(
@@ -227,6 +229,13 @@ def test_leader_that_does_not_sync_is_removed_in_time(cluster: Cluster) -> None:
     assert waiting.response.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     assert heartbeat(cluster, first, generation) is ErrorCode.UNKNOWN_MEMBER_ID
     assert join(cluster, second).response.leader == second
+
+
+def test_assignment_larger_than_a_batch_is_refused(cluster: Cluster) -> None:
+    """10: it would be one entry of the log."""
+    member, _ = new_member(cluster)
+    response = sync(cluster, member, 1, {member: bytes(1_048_589)}).response
+    assert response.error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_sync_without_protocol_is_refused_from_v5(cluster: Cluster) -> None:

@@ -327,3 +327,17 @@ def test_nothing_is_proposed_when_nothing_expires() -> None:
     before = {number: len(log.committed) for number, log in cluster.logs.items()}
     cluster.advance(DAY_MS)
     assert {number: len(log.committed) for number, log in cluster.logs.items()} == before
+
+
+def test_commit_larger_than_a_batch_is_refused_whole(cluster: Cluster) -> None:
+    """28, as when Kafka's own record of it would be too large."""
+    cluster.create_topic("wide", partitions=300)
+    parts = [commit_wire.OffsetCommitRequestPartition(p, 1) for p in range(300)]
+    for part in parts:
+        part.committed_metadata = "x" * 4000
+    topic = commit_wire.OffsetCommitRequestTopic(name="wide", partitions=parts)
+    request = commit_wire.OffsetCommitRequest(group_id=GROUP, topics=[topic])
+    (answered,) = cluster.call(COMMIT, 9, request).response.topics
+    codes = {part.error_code for part in answered.partitions}
+    assert codes == {ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+    assert positions(fetch(cluster)) == {}

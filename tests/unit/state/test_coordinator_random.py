@@ -210,3 +210,18 @@ def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
         envelope = commands.decode(data)
         replay.apply(envelope.command, envelope.now_ms, index)
     assert replay.items() == life.machine.items()
+
+
+def test_keys_are_short_whatever_clients_call_things() -> None:
+    """A store takes keys of a few hundred bytes; names have up to 32,767."""
+    life = Life()
+    name = "ü" * 16_000
+    offsets = [commands.OffsetCommit("t" * 249, b"i" * 16, n, 1, -1, "") for n in range(3)]
+    life.apply(commands.CommitOffsets(name, -1, "", None, offsets))
+    items = life.machine.items()
+    assert len(items) == 4
+    assert max(len(key) for key, _ in items) <= 32
+    copy = Coordinator()
+    copy.load(items)
+    assert copy.items() == items
+    assert copy.offsets.of(name) == life.machine.offsets.of(name)

@@ -18,7 +18,7 @@ Must not know: how groups are stored, what timers run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -144,6 +144,8 @@ def handle_join_group(
         return respond(Joined(ErrorCode.INVALID_GROUP_ID, request.member_id))
     if not low <= request.session_timeout_ms <= high:
         return respond(Joined(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
+    if _size(protocol.metadata for protocol in request.protocols) > config.message_max_bytes:
+        return respond(Joined(ErrorCode.MESSAGE_TOO_LARGE, request.member_id))
     groups = group_coordinator(ctx)
     rebalance_timeout_ms = request.rebalance_timeout_ms
     if version < 1 or rebalance_timeout_ms < 0:
@@ -223,6 +225,9 @@ def handle_sync_group(
     if ctx.api_version >= 5 and not (request.protocol_type and request.protocol_name):
         # KIP-559: from v5 both have to be said.
         return _sync_response(Synced(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+    size = _size(assignment.assignment for assignment in request.assignments)
+    if size > ctx.server.config.message_max_bytes:
+        return _sync_response(Synced(ErrorCode.MESSAGE_TOO_LARGE))
     command = commands.SyncGroup(
         group_id=request.group_id,
         generation=request.generation_id,
@@ -299,6 +304,11 @@ def handle_leave_group(
     command = commands.LeaveGroup(request.group_id, leaving)
     group_coordinator(ctx).propose(request.group_id, command, done)
     return later
+
+
+def _size(parts: Iterable[bytes | memoryview]) -> int:
+    """Bytes a request wants replicated: no more than a batch may have."""
+    return sum(map(len, parts))
 
 
 # --- administration ------------------------------------------------------------------------------

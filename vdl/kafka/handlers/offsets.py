@@ -40,6 +40,10 @@ def handle_offset_commit(
 ) -> Later | commit_wire.OffsetCommitResponse:
     """All partitions that are in order are committed together; the others say what is not."""
     response, offsets, waiting = _sort_out(ctx, request)
+    if sum(len(offset.metadata) for offset in offsets) > ctx.server.config.message_max_bytes:
+        for partition in waiting:
+            partition.error_code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        return response
     if not offsets:
         return response
     later = Later()
