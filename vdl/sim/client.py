@@ -62,7 +62,7 @@ class ClientOptions:
     retry_backoff_max_ms: int = 500
     reconnect_backoff_ms: int = 50
     metadata_max_age_ms: int = 5_000
-    connect_timeout_ms: int = 2_000
+    connect_timeout_ms: int = 1_000
     allow_auto_create: bool = True
     version_caps: dict[int, int] = field(default_factory=dict)
     """API key → highest version this client speaks."""
@@ -194,6 +194,8 @@ class _Link:
         connection, self.connection = self.connection, None
         dial, self._dial = self._dial, None
         self.ready = False
+        failures = self.client.failures
+        failures[self.address] = failures.get(self.address, 0) + 1
         self._unsent.clear()
         self._blocked = False
         if self._dial_timer is not None:
@@ -255,6 +257,7 @@ class _Link:
             for row in response.api_keys
         }
         self.ready = True
+        self.client.failures.pop(self.address, None)
         waiting, self._waiting = self._waiting, []
         for api, build, answer, timeout_ms in waiting:
             self._send(api, build, answer, timeout_ms)
@@ -360,6 +363,8 @@ class KafkaClient:
         self.metadata = MetadataCache()
         self.on_metadata: list[Callable[[], None]] = []
         self.protocol_errors: list[str] = []
+        self.failures: dict[Address, int] = {}
+        """Times a server was given up since it last answered."""
         self.closed = False
         self._links: dict[int, _Link] = {}
         for i, address in enumerate(bootstrap, 1):
@@ -398,10 +403,13 @@ class KafkaClient:
     def call_any(
         self, api: ModuleType, build: Callable[[int], Message], answer: Answer, timeout_ms: int = 0
     ) -> None:
-        """Ask some server, by preference one there is a connection to."""
-        nodes = sorted(self._links)
-        ready = [node for node in nodes if self._links[node].ready]
-        self.call(self.rng.choice(ready or nodes), api, build, answer, timeout_ms)
+        """Ask some server: one that failed least, by preference one there is a connection to."""
+        links = self._links
+        failed = {node: self.failures.get(links[node].address, 0) for node in sorted(links)}
+        fewest = min(failed.values())
+        nodes = [node for node, times in failed.items() if times == fewest]
+        nodes = [node for node in nodes if links[node].ready] or nodes
+        self.call(self.rng.choice(nodes), api, build, answer, timeout_ms)
 
     def backoff(self, attempts: int, again: Callable[[], None]) -> Timer:
         """Run `again` after the pause that follows `attempts` failures."""

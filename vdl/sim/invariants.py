@@ -1,7 +1,6 @@
 """What must hold in every world, watched while it runs and checked when it is over.
 
-* Election safety (Raft §5.2): at most one replica leads a term, over the whole run; a machine's
-  term never goes back, over restarts too.
+* Election safety (Raft §5.2): at most one replica leads a term, over the whole run.
 * The durability audit: when a client hears an acknowledgement, its records are in the durable image
   of a majority of the disks. The disks themselves say so: records are recognised in the bytes that
   became durable, whoever wrote them and why.
@@ -51,7 +50,6 @@ class Watch:
         self.audited = 0
         self._machines = machines
         self._leaders: dict[tuple[int, int], int] = {}
-        self._terms: dict[tuple[str, int, int], int] = {}
         self._durable: list[set[int]] = []
         for machine in machines:
             machine.on_start = self._started
@@ -77,20 +75,14 @@ class Watch:
 
         def news() -> None:
             others()
-            self._scan(life, host)
+            self._scan(host)
 
         host.on_leader_news = news
-        self._scan(life, host)
+        self._scan(host)
 
-    def _scan(self, life: Life, host: Host) -> None:
+    def _scan(self, host: Host) -> None:
         for group in host.groups.values():
-            node = group.node
-            place = (life.machine.name, group.group_id, group.log.log_id)
-            known = self._terms.get(place, 0)
-            if node.term < known:
-                self.violate("term-regress", f"{place} from {known} to {node.term}")
-            self._terms[place] = node.term
-            if node.is_leader:
+            if group.node.is_leader:
                 self._leads(group)
 
     def _leads(self, group: Group) -> None:
@@ -106,7 +98,7 @@ class Watch:
     def _down(self, life: Life) -> None:
         host = life.server.host
         if host is not None:
-            self._scan(life, host)
+            self._scan(host)
         self.judge(life)
 
     def judge(self, life: Life) -> None:

@@ -47,6 +47,9 @@ _LOST_COORDINATOR = frozenset(
     )
 )  # fmt: skip
 
+_UNKNOWN_OUTCOME = frozenset((ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE))
+"""Kafka answers a commit that it could not finish in time with the latter."""
+
 
 class MemberState(Enum):
     """Where a member stands."""
@@ -393,7 +396,7 @@ class GroupMember:
             error = max(errors - {0}, default=0)
             if error in _LOST_COORDINATOR:
                 self._coordinator_lost()
-            done(error, error != ErrorCode.REQUEST_TIMED_OUT and error > 0)
+            done(error, error > 0 and error not in _UNKNOWN_OUTCOME)
 
         if self._coordinator < 0:
             self._find()

@@ -89,7 +89,7 @@ class ProducerOptions:
     in_flight_max: int = 5
     retries: int = 1_000
     delivery_timeout_ms: int = 10_000
-    request_timeout_ms: int = 3_000
+    request_timeout_ms: int = 2_000
     compression: Compression = Compression.NONE
 
 
@@ -128,8 +128,8 @@ class Producer:
         self.producer_epoch = -1
         self.closed = False
         self.order_lost: list[TopicPartition] = []
-        """Partitions where the oldest batch was called out of order, which no server may say of a
-        batch it may have: it either has the batch, or expects it."""
+        """Partitions where the oldest batch was called out of order without an earlier one having
+        failed: a server either has that batch, or expects it."""
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._asking = False
         self._resetting = False
@@ -341,7 +341,7 @@ class Producer:
         )
         lost_order = error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not waits_for_earlier
         retriable = error in RETRIABLE or waits_for_earlier
-        if lost_order:
+        if lost_order and not self._resetting:
             self.order_lost.append(tp)
         if self.options.idempotent and (error in _RESET or lost_order):
             if error in _RESET and not batch.uncertain:

@@ -11,6 +11,7 @@ Must not know: how any part does its work.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,31 +144,42 @@ class World:
         self.env.clients.append(client)
         return client
 
-    # --- phases -----------------------------------------------------------------------------------
+    # --- the whole life ---------------------------------------------------------------------------
     def run(self) -> Outcome:
-        """Live through all phases; a phase that fails ends the run."""
+        """Birth, the drawn faults, healing, drain, verdict."""
+        return self.live(self._safety)
+
+    def live(self, story: Callable[[], None]) -> Outcome:
+        """As `run`, with `story` in place of the drawn faults. A phase that fails is the last."""
         try:
-            for phase in (self._birth, self._safety, self._liveness, self._drain):
-                if not phase():
-                    break
+            if self._birth():
+                self._start_load()
+                story()
+                if self._liveness():
+                    self._drain()
         except Exception as error:  # noqa: BLE001 - whatever a process dies of is the finding
-            self.watch.violate("exception", _describe(error))
-            self.trace.tail.append(_traceback(error))
+            self.watch.violate("exception", f"{type(error).__name__}: {error}")
+            self.trace.tail.append("".join(traceback.format_exception(error)))
+        self._judge()
+        return self._outcome()
+
+    def _judge(self) -> None:
+        """Ask everybody who kept count of what must not be."""
+        watch = self.watch
         for machine in self.machines:
             if machine.life is not None:
-                self.watch.judge(machine.life)
+                watch.judge(machine.life)
         for client in self.env.clients:
             for text in client.protocol_errors:
-                self.watch.violate("malformed-response", text)
+                watch.violate("malformed-response", text)
         for consumer in self.env.consumers:
             for text in consumer.corrupt:
-                self.watch.violate("corrupt-batch", text)
+                watch.violate("corrupt-batch", text)
         for producer in self.env.producers:
             for tp in producer.order_lost:
-                self.watch.violate("order-lost", f"oldest batch of {tp} called out of order")
+                watch.violate("order-lost", f"oldest batch of {tp} called out of order")
         for anomaly in report.find(self.recorder.ops):
-            self.watch.violate(anomaly.name, str(anomaly))
-        return self._outcome()
+            watch.violate(anomaly.name, str(anomaly))
 
     def _outcome(self) -> Outcome:
         ops = self.recorder.ops
@@ -187,7 +199,25 @@ class World:
             hash=self.trace.digest(),
         )
 
-    def _wait(self, limit_ns: int, condition: Callable[[], bool]) -> bool:
+    # --- for stories ------------------------------------------------------------------------------
+    def run_for(self, duration_ns: int) -> None:
+        self.time.run_until(self.time.now_ns + duration_ns)
+
+    def leader(self, partition: int = 0) -> Machine | None:
+        """The machine that serves a partition of the topic, as its own server sees it."""
+        for machine in self.machines:
+            host = machine.server.host if machine.server is not None else None
+            if host is None:
+                continue
+            for group_id in sorted(host.groups):
+                stream = host.stream(group_id)
+                if stream is None or not stream.serving:
+                    continue
+                if (stream.topic, stream.partition) == (TOPIC, partition):
+                    return machine
+        return None
+
+    def wait(self, limit_ns: int, condition: Callable[[], bool]) -> bool:
         """Let time pass until the condition holds, looked at every `POLL_NS`."""
         deadline_ns = self.time.now_ns + limit_ns
         while not condition():
@@ -214,21 +244,19 @@ class World:
                 client.backoff(3, create)
 
         create()
-        if not self._wait(BIRTH_NS, lambda: bool(created) and not self.watch.settled()):
+        if not self.wait(BIRTH_NS, lambda: bool(created) and not self.watch.settled()):
             self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
             return False
         self.note("born")
         return True
 
-    def _safety(self) -> bool:
+    def _safety(self) -> None:
         """Clients work while things go wrong."""
-        self._start_load()
         self.nemesis.start()
-        self.recorder.happened("nemesis", "fault").note = "begin"
-        self.time.run_until(self.time.now_ns + self.options.seconds * S)
-        return True
+        self.run_for(self.options.seconds * S)
 
     def _start_load(self) -> None:
+        self.recorder.happened("nemesis", "fault").note = "begin"
         options, rng = self.options, self._rng["client"]
 
         def luck() -> Random:
@@ -255,7 +283,7 @@ class World:
         self.nemesis.heal()
         self.note("healed")
         self.recorder.happened("nemesis", "fault").note = "heal"
-        if not self._wait(LEADERS_NS, lambda: not self.watch.unled()):
+        if not self.wait(LEADERS_NS, lambda: not self.watch.unled()):
             self.watch.violate(
                 "no-leader", f"{self.watch.unled()}, 10 election timeouts after heal"
             )
@@ -263,10 +291,10 @@ class World:
         self.time.run_until(self.time.now_ns + 1 * S)
         for load in self._loads:
             load.stop()
-        if not self._wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
+        if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
             self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
             return False
-        if not self._wait(SETTLE_NS, lambda: not self.watch.settled()):
+        if not self.wait(SETTLE_NS, lambda: not self.watch.settled()):
             self.watch.violate("not-settled", self.watch.settled())
             return False
         self.note("settled")
@@ -279,7 +307,7 @@ class World:
         drain = Drain(self)
         compared: list[bool] = []
         self.watch.compare(lambda: compared.append(True))
-        if not self._wait(SETTLE_NS, lambda: drain.complete and bool(compared)):
+        if not self.wait(SETTLE_NS, lambda: drain.complete and bool(compared)):
             what = "replicas could not be read" if drain.complete else drain.missing()
             self.watch.violate("not-drained", what)
             return False
@@ -380,13 +408,3 @@ def server_config(server_id: int, options: Options) -> Config:
             checkpoint_interval_ms=2_000,
         ),
     )
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _traceback(error: BaseException) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception(error))

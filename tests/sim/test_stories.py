@@ -1,0 +1,183 @@
+"""Directed worlds: one thing goes wrong, and what must follow is measured on virtual time.
+
+Every story ends in healing, a drain and all checks, like a seed. The limits are Raft's timers:
+election timeout 600 to 1,200 ms, heartbeats every 100 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from vdl.clock import MS
+from vdl.sim.machine import Machine
+from vdl.sim.options import Options
+from vdl.sim.world import World
+
+S = 1_000 * MS
+CALM = Options(partitions=1, plain_producers=0, members=0, sends_per_second=50)
+ELECTION_NS = 1_200 * MS
+
+
+def tell(story: Callable[[World, Machine], None], options: Options = CALM, seed: int = 1) -> World:
+    """A world in which `story` happens to the machine that leads; nothing may be violated."""
+    world = World(seed, options)
+
+    def told() -> None:
+        world.run_for(2 * S)
+        leader = world.leader()
+        assert leader is not None, "nobody leads in a calm world"
+        story(world, leader)
+
+    outcome = world.live(told)
+    assert outcome.violations == [], "\n".join([*outcome.trace.tail, *map(str, outcome.violations)])
+    return world
+
+
+def longest_gap_ns(world: World, since_ns: int, until_ns: int) -> int:
+    """Longest time without an acknowledgement."""
+    times = [op.t1 for op in world.recorder.ops if op.f == "send" and op.ok]
+    inside = [since_ns, *sorted(t for t in times if since_ns < t < until_ns), until_ns]
+    return max(later - earlier for earlier, later in pairwise(inside))
+
+
+def test_killed_leader_is_replaced_within_milliseconds() -> None:
+    """A refused link proves that the process is gone: nobody waits for the election timeout."""
+
+    def story(world: World, leader: Machine) -> None:
+        began = world.time.now_ns
+        leader.kill()
+        world.run_for(3 * S)
+        assert longest_gap_ns(world, began, world.time.now_ns) < 600 * MS
+        leader.start()
+        world.run_for(2 * S)
+
+    tell(story)
+
+
+def test_paused_leader_is_replaced_after_the_election_timeout() -> None:
+    """A stall is not proof: followers wait, elect, and the old leader steps back when it wakes."""
+
+    def story(world: World, leader: Machine) -> None:
+        began = world.time.now_ns
+        leader.pause()
+        world.run_for(6 * S)
+        assert longest_gap_ns(world, began, world.time.now_ns) < 3_500 * MS
+        assert world.leader() not in {None, leader}
+        leader.resume()
+        world.run_for(3 * S)
+
+    tell(story)
+
+
+def test_leader_that_is_not_heard_is_replaced() -> None:
+    """One-way cut, outbound: its heartbeats do not arrive."""
+
+    def story(world: World, leader: Machine) -> None:
+        others = [machine for machine in world.machines if machine is not leader]
+        for other in others:
+            world.network.cut(leader.name, other.name)
+        world.run_for(5 * S)
+        assert any(world_leads(other) for other in others)
+
+    tell(story)
+
+
+def test_leader_that_does_not_hear_steps_down() -> None:
+    """One-way cut, inbound: check-quorum deposes it within two election timeouts."""
+
+    def story(world: World, leader: Machine) -> None:
+        for other in world.machines:
+            if other is not leader:
+                world.network.cut(other.name, leader.name)
+        # Its links fall silent first (2 s), for as long lists of leaders may keep it in office.
+        world.run_for(2 * S + 2 * ELECTION_NS)
+        assert not world_leads(leader)
+
+    tell(story)
+
+
+def test_partitioned_leader_acknowledges_nothing() -> None:
+    """Without a majority nothing commits, and what it appended alone is not lost silently."""
+
+    def story(world: World, leader: Machine) -> None:
+        for other in world.machines:
+            if other is not leader:
+                world.network.cut(leader.name, other.name)
+                world.network.cut(other.name, leader.name)
+        began = world.time.now_ns
+        world.run_for(5 * S)
+        late = [
+            op for op in world.recorder.ops
+            if op.f == "send" and op.ok and op.node == f"n{leader.server_id}"
+            and op.t0 > began + 200 * MS
+        ]  # fmt: skip
+        assert late == []
+
+    tell(story)
+
+
+def test_power_cut_of_all_machines_loses_nothing_acknowledged() -> None:
+    """Every acknowledgement was durable on a majority: the audit and the drain agree."""
+
+    def story(world: World, leader: Machine) -> None:
+        for _ in range(3):
+            for machine in world.machines:
+                machine.power_cut()
+            world.run_for(500 * MS)
+            for machine in world.machines:
+                machine.start()
+            world.run_for(4 * S)
+
+    world = tell(story)
+    assert world.watch.audited > 100
+
+
+def test_planned_stop_hands_leadership_over_first() -> None:
+    """SIGTERM of the leader: the gap is a few round trips, not an election timeout."""
+
+    def story(world: World, leader: Machine) -> None:
+        began = world.time.now_ns
+        leader.stop(transfer=True)
+        world.run_for(2 * S)
+        assert longest_gap_ns(world, began, world.time.now_ns) < 500 * MS
+        assert leader.life is None
+
+    tell(story)
+
+
+def test_failed_sync_ends_the_process_and_nothing_is_acknowledged_on_it() -> None:
+    """The pages may be gone though a second sync would succeed: the process reads the disk anew."""
+
+    def story(world: World, leader: Machine) -> None:
+        leader.disk.fail_syncs = 1
+        world.run_for(2 * S)
+        assert leader.life is None
+        leader.power_cut()
+        leader.start()
+        world.run_for(2 * S)
+
+    tell(story)
+
+
+def test_one_server_alone_is_a_complete_broker() -> None:
+    """Replication 1: groups, idempotence and restarts included."""
+
+    def story(world: World, leader: Machine) -> None:
+        leader.power_cut()
+        leader.start()
+        world.run_for(2 * S)
+        leader.kill()
+        leader.start()
+        world.run_for(2 * S)
+
+    tell(story, Options(servers=1, members=1, partitions=2))
+
+
+def world_leads(machine: Machine) -> bool:
+    """Whether the machine's server believes that it leads any partition."""
+    server = machine.server
+    if server is None or server.host is None:
+        return False
+    groups = server.host.groups
+    return any(groups[g].node.is_leader and server.host.stream(g) is not None for g in groups)
