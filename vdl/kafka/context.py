@@ -94,8 +94,9 @@ class KafkaOptions:
     """`group.min.session.timeout.ms`."""
     group_max_session_timeout_ms: int = 1_800_000
     """`group.max.session.timeout.ms`."""
-    group_initial_rebalance_delay_ms: int = 3_000
-    """`group.initial.rebalance.delay.ms`."""
+    group_initial_rebalance_delay_ms: int = 100
+    """`group.initial.rebalance.delay.ms`. Kafka's 3 s make every first start slow; members that
+    are joining hold a rebalance open anyway."""
     group_max_size: int = 10_000
     """`group.max.size`."""
     offset_metadata_max_bytes: int = 4_096

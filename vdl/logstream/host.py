@@ -113,7 +113,7 @@ class Host:
         self._alive: dict[int, Hello] = {}
         self.leadership = Leadership(clock)
         self._boot = rng.getrandbits(62)
-        self.catalog = Catalog()
+        self.catalog = Catalog(record.cluster_id, coordinator_groups=record.coordinator_groups)
         catalog_group = StateGroup(
             server_id=server_id,
             boot=self._boot,
@@ -638,7 +638,9 @@ class Host:
 
     def _drop_early(self) -> None:
         """Forget messages for groups that turned out not to be here."""
-        for group_id in [g for g in self._early if 8 < g < self.catalog.next_group_id]:
+        for group_id in [
+            g for g in self._early if self.coordinator_count < g < self.catalog.next_group_id
+        ]:
             if group_id not in self.catalog.groups:
                 self._early_count -= len(self._early.pop(group_id))
 
