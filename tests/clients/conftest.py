@@ -18,18 +18,23 @@ from tests.clients.topics import Topics
 
 
 @pytest.fixture(scope="session")
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where the brokers are."""
-    given = os.environ.get("VDL_TEST_BOOTSTRAP")
-    if given:
-        yield given
+def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
+    """The servers started for these tests; None where others are used."""
+    if os.environ.get("VDL_TEST_BOOTSTRAP"):
+        yield None
         return
     replica_set = ReplicaSet(3)
     try:
         replica_set.up()
-        yield replica_set.bootstrap
+        yield replica_set
     finally:
         replica_set.close(failed="clients" if request.session.testsfailed else "")
+
+
+@pytest.fixture(scope="session")
+def bootstrap(servers: ReplicaSet | None) -> str:
+    """Where the brokers are."""
+    return os.environ["VDL_TEST_BOOTSTRAP"] if servers is None else servers.bootstrap
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ import os
 import time
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 CALL_SECONDS_MAX = 20.0
 CREATE_SECONDS_MAX = 15.0
@@ -54,6 +54,18 @@ class Topics:
         found: Any = self._admin.list_topics(name, timeout=CALL_SECONDS_MAX).topics[name]
         leader: int = found.partitions[partition].leader
         return leader
+
+    def address(self, server_id: int) -> tuple[str, int]:
+        """Where a server listens."""
+        found: Any = self._admin.list_topics(timeout=CALL_SECONDS_MAX).brokers[server_id]
+        return found.host, found.port
+
+    def end_offset(self, name: str, partition: int = 0) -> int:
+        """The offset the next record of a partition will get."""
+        where = TopicPartition(name, partition)
+        future = self._admin.list_offsets({where: OffsetSpec.latest()})[where]
+        offset: int = future.result(timeout=CALL_SECONDS_MAX).offset
+        return offset
 
     def delete_all(self) -> None:
         if not self._made:

@@ -127,6 +127,18 @@ class ReplicaSet:
         assert pid, f"server {server_id} does not run"
         return pid
 
+    def rss_bytes(self, server_id: int) -> int:
+        """Resident memory of the server's process."""
+        pages = Path(f"/proc/{self.pid(server_id)}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_seconds(self, server_id: int) -> float:
+        """User and system time the server's process has used."""
+        stat = Path(f"/proc/{self.pid(server_id)}/stat").read_text(encoding="ascii")
+        # The name, in parentheses, may hold spaces; utime and stime are fields 14 and 15.
+        fields = stat.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def kill(self, *server_ids: int) -> None:
         """SIGKILL, all of them as nearly at once as can be; returns when they are gone."""
         pids = {server_id: self.pid(server_id) for server_id in server_ids}
