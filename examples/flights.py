@@ -118,7 +118,7 @@ def consume(consumer: Consumer, topic: str, starts: dict[int, int]) -> dict[byte
     consumer.assign([TopicPartition(topic, number, start) for number, start in starts.items()])
     read: dict[bytes, list[bytes]] = defaultdict(list)
     while left > 0:
-        messages = consumer.consume(10_000, timeout=TIMEOUT_SECONDS)
+        messages = consumer.consume(min(left, 10_000), timeout=TIMEOUT_SECONDS)
         if not messages:
             raise SystemExit(f"{left} rows are missing: nothing came for {TIMEOUT_SECONDS:.0f} s")
         for message in messages:

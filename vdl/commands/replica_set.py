@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import json
 import os
 import signal
 import socket
@@ -38,6 +39,8 @@ SERVERS_MAX = 9
 PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 5
+SERVING, WAITING = "serving", "waiting"
+"""The states of a server, as its `/health` gives them, in which its start is over."""
 
 
 class ReplicaSetError(Exception):
@@ -247,7 +250,7 @@ def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Where to ask a server whether it serves: its metrics port, or, where that is off, a listener
+    """Where to ask a server what it does: its metrics port, or, where that is off, a listener
     for clients, which then only has to accept a connection."""
 
     server_id: int
@@ -262,39 +265,44 @@ class Probe:
         listener = config.listeners[0]
         return Probe(server.id, Address(listener.host, listener.port), is_http=False)
 
-    def is_serving(self) -> bool:
+    def state(self) -> str:
+        """The server's own word for its state ("serving", "waiting"); empty when it says none."""
         host, port = self.address.host, self.address.port
         if not self.is_http:
             try:
                 socket.create_connection((host, port), timeout=1).close()
             except OSError:
-                return False
-            return True
+                return ""
+            return SERVING
         connection = http.client.HTTPConnection(host, port, timeout=1)
         try:
             connection.request("GET", "/health")
-            return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
+            return str(json.loads(connection.getresponse().read())["state"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError):
+            return ""
         finally:
             connection.close()
 
 
-def wait_until_serving(
+def wait_until_started(
     servers: Sequence[LocalServer],
     processes: Mapping[int, subprocess.Popen[bytes]],
     *,
     timeout_seconds: float,
-) -> None:
-    """Return when all of `servers` serve. Raises ReplicaSetError when one of `processes` (by server
-    id) ends first, or time runs out."""
+) -> list[int]:
+    """Return when each of `servers` serves, or says that it takes no part because its cluster does
+    not know its data directory: the ids of these. Raises ReplicaSetError when one of `processes`
+    (by server id) ends first, or time runs out."""
     deadline = time.monotonic() + timeout_seconds
-    waiting = [Probe.of(server) for server in servers]
+    starting = [Probe.of(server) for server in servers]
+    outside: list[int] = []
     by_id = {server.id: server for server in servers}
     while True:
-        waiting = [probe for probe in waiting if not probe.is_serving()]
-        if not waiting:
-            return
+        states = {probe.server_id: probe.state() for probe in starting}
+        outside += [server_id for server_id, state in states.items() if state == WAITING]
+        starting = [p for p in starting if states[p.server_id] not in {SERVING, WAITING}]
+        if not starting:
+            return sorted(outside)
         for server_id, process in processes.items():
             if process.poll() is not None:
                 server = by_id[server_id]
@@ -303,8 +311,8 @@ def wait_until_serving(
                     f"{server.log_file} ends with\n{server.log_tail()}"
                 )
         if time.monotonic() > deadline:
-            names = ", ".join(str(probe.server_id) for probe in waiting)
-            server = by_id[waiting[0].server_id]
+            names = ", ".join(str(probe.server_id) for probe in starting)
+            server = by_id[starting[0].server_id]
             raise ReplicaSetError(
                 f"server {names} does not serve after {timeout_seconds:.0f} s; "
                 f"{server.log_file} ends with\n{server.log_tail()}"

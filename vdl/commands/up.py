@@ -21,7 +21,7 @@ from vdl.commands.replica_set import (
     make_replica_set,
     start_server,
     stop_servers,
-    wait_until_serving,
+    wait_until_started,
     write_configs,
 )
 
@@ -72,11 +72,17 @@ def up(
     try:
         for server in missing:
             processes[server.id] = start_server(server)
-        wait_until_serving(replica_set.servers, processes, timeout_seconds=timeout)
+        outside = wait_until_started(replica_set.servers, processes, timeout_seconds=timeout)
     except BaseException:
         stop_servers(missing, patience_seconds=STOP_PATIENCE_SECONDS)
         raise
     _greet(replica_set, data, is_detached=detach)
+    for server_id in outside:
+        click.echo(
+            f"server {server_id} takes no part: the cluster does not know its data directory; "
+            f"see {data}/{server_id}/server.log",
+            err=True,
+        )
     if not detach:
         _stay(replica_set, data, processes, stop)
 

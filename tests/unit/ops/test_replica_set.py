@@ -16,7 +16,7 @@ from vdl.commands.replica_set import (
     make_replica_set,
     start_server,
     stop_servers,
-    wait_until_serving,
+    wait_until_started,
     write_configs,
 )
 
@@ -159,7 +159,7 @@ def test_check_ports_taken_port_is_named(tmp_path):
             check_ports([server])
 
 
-def test_wait_until_serving_server_that_ends_shows_its_log(tmp_path):
+def test_wait_until_started_server_that_ends_shows_its_log(tmp_path):
     """A server that cannot start is reported with the last lines it logged, at once."""
     directory = tmp_path / "1"
     directory.mkdir()
@@ -169,4 +169,4 @@ def test_wait_until_serving_server_that_ends_shows_its_log(tmp_path):
     process.wait()
     server.config_file.write_text("[http]\nlisten = '127.0.0.1:1'\n")
     with pytest.raises(ReplicaSetError, match=r"(?s)exit code 2.*did you mean server\.id"):
-        wait_until_serving([server], {1: process}, timeout_seconds=5)
+        wait_until_started([server], {1: process}, timeout_seconds=5)
