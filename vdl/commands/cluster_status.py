@@ -224,13 +224,17 @@ def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByS
 
 
 def _add_missing_servers(status: ClusterStatus) -> None:
-    """Servers that have replicas and are not among the brokers: they are down."""
+    """Servers that have replicas and are not among the brokers: they are down, or
+    wait because the cluster does not know their data directory."""
     known = {server.id for server in status.servers}
     partitions = [partition for topic in status.topics for partition in topic.partitions]
     placed = {
         replica.server for group in (*status.groups, *partitions) for replica in group.replicas
     }
-    status.servers += [Server(number, "", problem="is down") for number in sorted(placed - known)]
+    status.servers += [
+        Server(number, "", problem="down, or outside the cluster")
+        for number in sorted(placed - known)
+    ]
     status.servers.sort(key=lambda server: server.id)
 
 

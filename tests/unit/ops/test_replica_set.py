@@ -21,7 +21,7 @@ from vdl.commands.replica_set import (
 )
 
 BASE_PORT = 21_000
-WAITS_FOR_INPUT = "import sys; sys.stdin.read()"
+WAITS_FOR_INPUT = "import sys; print(flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -38,12 +38,16 @@ def process_like_a_server():
 
     def start(config_file):
         command = [sys.executable, "-c", WAITS_FOR_INPUT, "serve", "--config", str(config_file)]
-        started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
-        return started[-1]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        started.append(process)
+        # Its command line is only there once the new program has really begun.
+        process.stdout.readline()
+        return process
 
     yield start
     for process in started:
         process.stdin.close()
+        process.stdout.close()
         process.wait()
 
 
