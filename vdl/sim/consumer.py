@@ -303,7 +303,8 @@ class Consumer:
         return build
 
     def _take(self, leader: int, want: _Asked, row: fetch.PartitionData, asked_ns: int) -> None:
-        if not self._is_current(want.tp, want.incarnation):
+        # The position has moved on, too, when a fetch from an earlier leader was overtaken.
+        if not self._is_current(want.tp, want.incarnation, want.position):
             return
         if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self.subscription.need_reset(want.tp)
@@ -325,14 +326,16 @@ class Consumer:
                     fetched.records.append(record)
                     fetched.epochs.append(header.leader_epoch)
         self.on_fetched(fetched)
-        if fetched.records and self._is_current(want.tp, want.incarnation):
+        if fetched.records and self._is_current(want.tp, want.incarnation, want.position):
             last = fetched.records[-1].offset
             self.subscription.consumed(want.tp, last + 1, fetched.epochs[-1])
 
-    def _is_current(self, tp: TopicPartition, incarnation: int) -> bool:
-        """Whether the partition is still assigned, and its position was not set since."""
+    def _is_current(self, tp: TopicPartition, incarnation: int, position: int = -1) -> bool:
+        """Whether the partition is still assigned, and still where it was."""
         state = self.subscription.assignment.get(tp)
-        return state is not None and state.incarnation == incarnation
+        if state is None or state.incarnation != incarnation:
+            return False
+        return position < 0 or state.position == position
 
 
 def list_request(

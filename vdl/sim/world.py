@@ -204,18 +204,18 @@ class World:
         self.time.run_until(self.time.now_ns + duration_ns)
 
     def leader(self, partition: int = 0) -> Machine | None:
-        """The machine that serves a partition of the topic, as its own server sees it."""
+        """The machine that serves a partition of the topic in the highest term."""
+        found: list[tuple[int, int, Machine]] = []
         for machine in self.machines:
             host = machine.server.host if machine.server is not None else None
-            if host is None:
-                continue
-            for group_id in sorted(host.groups):
+            for group_id in sorted(host.groups) if host is not None else ():
+                assert host is not None, machine.name
                 stream = host.stream(group_id)
-                if stream is None or not stream.serving:
+                if stream is None or (stream.topic, stream.partition) != (TOPIC, partition):
                     continue
-                if (stream.topic, stream.partition) == (TOPIC, partition):
-                    return machine
-        return None
+                if stream.serving:
+                    found.append((stream.term, machine.server_id, machine))
+        return max(found)[2] if found else None
 
     def wait(self, limit_ns: int, condition: Callable[[], bool]) -> bool:
         """Let time pass until the condition holds, looked at every `POLL_NS`."""
