@@ -1,0 +1,61 @@
+"""Replica sets of real processes, and the figures that came out of mistreating them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness.replica_set import ROOT, ReplicaSet
+
+FIGURES = ROOT / "build" / "figures" / "chaos.json"
+
+Figure = Callable[[str, object], None]
+"""Records a measured value under a name."""
+
+_figures: dict[str, object] = {}
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember on the item whether its test failed, for fixtures that keep data then."""
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture
+def replica_set(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
+    """Three servers that serve, on data of their own."""
+    servers = ReplicaSet(3)
+    try:
+        servers.up()
+        yield servers
+    finally:
+        name = request.node.name if request.node.stash.get(_failed, False) else ""
+        servers.close(failed=name)
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest, record_property: Figure) -> Figure:
+    """Figures go to the test's report, the end of the output and build/figures/chaos.json."""
+
+    def record(name: str, value: object) -> None:
+        _figures[f"{request.node.name}: {name}"] = value
+        record_property(name, value)
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _figures:
+        return
+    terminalreporter.section("figures")
+    for name, value in _figures.items():
+        terminalreporter.write_line(f"{name} = {value}")
+    Path(FIGURES).parent.mkdir(parents=True, exist_ok=True)
+    Path(FIGURES).write_text(json.dumps(_figures, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,89 @@
+"""What the tests ask of a replica set through its own interfaces: topics, leaders, health."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.chaos.harness.replica_set import ReplicaSet
+from vdl.commands.cluster_status import ClusterStatus, Partition, collect
+from vdl.commands.kafka_client import Unreachable
+from vdl.config_values import parse_address
+
+CALL_SECONDS_MAX = 10.0
+HEALTHY_SECONDS_MAX = 30.0
+POLL_SECONDS = 0.1
+
+
+def create_topic(replica_set: ReplicaSet, name: str, *, partitions: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": replica_set.bootstrap})
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=replica_set.nodes)
+    admin.create_topics([topic])[name].result(timeout=CALL_SECONDS_MAX)
+
+
+def status(replica_set: ReplicaSet) -> ClusterStatus:
+    """Raises Unreachable when no server answers."""
+    return collect([parse_address(address) for address in replica_set.bootstrap.split(",")])
+
+
+def partitions(cluster: ClusterStatus) -> list[Partition]:
+    return [partition for topic in cluster.topics for partition in topic.partitions]
+
+
+def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
+    """The server that leads a partition, as a client is told; waits until somebody does."""
+    deadline = time.monotonic() + HEALTHY_SECONDS_MAX
+    while True:
+        # A client of its own each time: one that lives on may answer from memory.
+        admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, "error_cb": _ignore})
+        try:
+            found: Any = admin.list_topics(topic, timeout=CALL_SECONDS_MAX).topics[topic]
+            number: int = found.partitions[partition].leader
+        except (KafkaException, KeyError):
+            number = -1
+        if number > 0:
+            return number
+        assert time.monotonic() < deadline, f"{topic} {partition} has no leader"
+        time.sleep(POLL_SECONDS)
+
+
+def _ignore(error: object) -> None:
+    """Servers are away here; clients that say so say nothing new."""
+
+
+def wait_healthy(replica_set: ReplicaSet) -> float:
+    """Return when every group has a leader and all its replicas have what it has; the seconds."""
+    began = time.monotonic()
+    while True:
+        problem = _problem(replica_set)
+        if not problem:
+            return time.monotonic() - began
+        assert time.monotonic() - began < HEALTHY_SECONDS_MAX, problem
+        time.sleep(POLL_SECONDS)
+
+
+def _problem(replica_set: ReplicaSet) -> str:
+    try:
+        cluster = status(replica_set)
+    except Unreachable as error:
+        return str(error)
+    for server in cluster.servers:
+        if server.problem:
+            return f"server {server.id}: {server.problem}"
+    if len(cluster.servers) < replica_set.nodes:
+        return f"only {len(cluster.servers)} servers are known"
+    for group in (*cluster.groups, *partitions(cluster)):
+        if group.leader < 0:
+            return f"{group.name} has no leader"
+        for replica in group.replicas:
+            # Under load a follower is always a few records behind; entries count what is on disk.
+            if replica.lag < 0 or replica.lag > LAG_MAX:
+                return f"{group.name} on {replica.server} is {replica.lag} records behind"
+    return ""
+
+
+LAG_MAX = 20
+"""A tenth of a second's records."""

@@ -1,0 +1,233 @@
+"""Unique values produced at a steady rate by an unmodified librdkafka, and what became of them.
+
+Every value names itself (a number and bytes that follow from it), so that what is read back proves
+which record it was, and that it is whole. Times are of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from vdl.check.anomalies import RETRIED
+from vdl.check.history import Op, Record, Send
+from vdl.check.report import find
+
+RATE_PER_SECOND = 200
+FLUSH_SECONDS_MAX = 60.0
+READ_SECONDS_MAX = 60.0
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A value that was acknowledged: at which offset, when it was sent and when answered."""
+
+    number: int
+    offset: int
+    sent_ns: int
+    returned_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How the producer is set up. Both keep the order of what they send."""
+
+    name: str
+    settings: dict[str, object]
+    is_idempotent: bool
+
+
+IDEMPOTENT = Variant("idempotent", {"enable.idempotence": True}, is_idempotent=True)
+PLAIN = Variant("plain", {"max.in.flight": 1}, is_idempotent=False)
+"""Without idempotence a retry may write twice, and order is kept by one request at a time only."""
+
+
+def value_of(number: int) -> bytes:
+    """The value of a number: 100 to 199 bytes."""
+    head = b"%d:" % number
+    return head + bytes((number * 31 + i) % 256 for i in range(100 + number % 100 - len(head)))
+
+
+def number_of(value: bytes) -> int:
+    """The number of a value; -1 when it is none of ours, or damaged."""
+    digits, _, _ = value.partition(b":")
+    number = int(digits) if digits.isdigit() else -1
+    return number if number >= 0 and value_of(number) == value else -1
+
+
+class Load:
+    """A producer in a thread of its own, from `start` to `stop`."""
+
+    def __init__(self, bootstrap: str, topic: str, variant: Variant, **settings: object) -> None:
+        self.topic = topic
+        self.variant = variant
+        self.acks: list[Ack] = []
+        self.failures: dict[int, str] = {}
+        self.sent = 0
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "acks": "all",
+                "linger.ms": 0,
+                # A record is never given up while the servers may come back.
+                "message.timeout.ms": 120_000,
+                "error_cb": lambda error: None,
+                "logger": None,
+                **variant.settings,
+                **settings,
+            }
+        )
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send nothing more; return when everything was answered."""
+        self._ends.set()
+        self._thread.join(FLUSH_SECONDS_MAX + 5)
+        assert not self._thread.is_alive(), "the producer does not end"
+
+    def _run(self) -> None:
+        due_ns = time.monotonic_ns()
+        while not self._ends.is_set():
+            now_ns = time.monotonic_ns()
+            while due_ns <= now_ns:
+                self._send()
+                due_ns += NS // RATE_PER_SECOND
+            self._producer.poll((due_ns - now_ns) / NS)
+        self._producer.flush(FLUSH_SECONDS_MAX)
+
+    def _send(self) -> None:
+        number = self.sent
+        self.sent += 1
+        sent_ns = time.monotonic_ns()
+
+        def delivered(error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                self.failures[number] = str(error)
+            else:
+                self.acks.append(Ack(number, message.offset(), sent_ns, time.monotonic_ns()))
+
+        # How late a value of the queue is answered is part of the gap, so it is never refused.
+        self._producer.produce(self.topic, value_of(number), partition=0, on_delivery=delivered)
+
+    def wait_acknowledged(self, more: int, *, seconds_max: float = 30.0) -> None:
+        """Return when `more` values were acknowledged from now on."""
+        target = len(self.acks) + more
+        deadline = time.monotonic() + seconds_max
+        while len(self.acks) < target:
+            assert time.monotonic() < deadline, f"no {more} acknowledgements in {seconds_max} s"
+            time.sleep(0.01)
+
+    def longest_gap_ms(self, start_ns: int, end_ns: int) -> float:
+        """The longest time without any acknowledgement that overlaps [start, end)."""
+        times = sorted(ack.returned_ns for ack in self.acks)
+        gaps = [
+            after - before
+            for before, after in pairwise(times)
+            if after >= start_ns and before < end_ns
+        ]
+        return max(gaps, default=0) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One record as it was read back."""
+
+    offset: int
+    value: bytes
+    leader_epoch: int
+
+
+def read_back(bootstrap: str, topic: str) -> list[Stored]:
+    """Everything in partition 0, by a client that starts afresh."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "error_cb": lambda error: None,
+        }
+    )
+    try:
+        where = TopicPartition(topic, 0, 0)
+        start, end = consumer.get_watermark_offsets(where, timeout=READ_SECONDS_MAX)
+        assert start == 0
+        consumer.assign([where])
+        found: list[Stored] = []
+        deadline = time.monotonic() + READ_SECONDS_MAX
+        while not found or found[-1].offset < end - 1:
+            assert time.monotonic() < deadline, f"{len(found)} of {end} records came"
+            for message in consumer.consume(1_000, timeout=1.0):
+                error = message.error()
+                assert error is None or error.retriable(), error
+                if error is None:
+                    epoch = message.leader_epoch()
+                    value = message.value() or b""
+                    found.append(
+                        Stored(message.offset() or 0, value, -1 if epoch is None else epoch)
+                    )
+        return found
+    finally:
+        consumer.close()
+
+
+def assert_kept(load: Load, stored: list[Stored]) -> None:
+    """Every acknowledged value is there, identical, at the offset acknowledged; nothing else is but
+    what was sent; the order is that of sending; with idempotence nothing is there twice."""
+    by_offset = {record.offset: record.value for record in stored}
+    assert sorted(by_offset) == list(range(len(stored))), "offsets are not dense"
+    moved = [ack for ack in load.acks if by_offset.get(ack.offset) != value_of(ack.number)]
+    present = {record.value for record in stored}
+    lost = [ack for ack in moved if value_of(ack.number) not in present]
+    assert not lost, f"{len(lost)} acknowledged values lost, first {lost[0]}"
+    assert not moved, f"{len(moved)} values are not at their offset, first {moved[0]}"
+    numbers = [number_of(record.value) for record in stored]
+    assert min(numbers, default=0) >= 0, "a record is none of those sent"
+    assert max(numbers, default=0) < load.sent, "a record was never sent"
+    firsts = list(dict.fromkeys(numbers))
+    assert firsts == sorted(firsts), "the order of sending is not kept"
+    if load.variant.is_idempotent:
+        assert len(firsts) == len(numbers), "a value is there twice"
+    anomalies = find(history(load, stored))
+    assert not anomalies, "\n".join(map(str, anomalies[:5]))
+
+
+def history(load: Load, stored: list[Stored]) -> list[Op]:
+    """What the client did and saw, for the checkers of `vdl check`."""
+    key = f"{load.topic}-0"
+    pid = 1 if load.variant.is_idempotent else -1
+    acked = {ack.number: ack for ack in load.acks}
+    end_ns = time.monotonic_ns()
+    ops = []
+    for number in range(load.sent):
+        ack = acked.get(number)
+        ops.append(
+            Op(
+                i=number,
+                proc="producer",
+                f="send",
+                type="info" if ack is None else "ok",
+                t0=0 if ack is None else ack.sent_ns,
+                t1=end_ns if ack is None else ack.returned_ns,
+                pid=pid,
+                epoch=0 if load.variant.is_idempotent else -1,
+                # librdkafka does not say which values it sent again.
+                note=RETRIED,
+                sends=[Send(key, None if ack is None else ack.offset, number)],
+            )
+        )
+    ops.sort(key=lambda op: op.t1)
+    records = [Record(row.offset, number_of(row.value), row.leader_epoch) for row in stored]
+    final = Op(load.sent, "reader", "poll", "ok", end_ns, end_ns + 1, final=True)
+    final.polls = [(key, records)]
+    return [*ops, final]

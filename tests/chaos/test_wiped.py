@@ -1,0 +1,137 @@
+"""A server that lost its data directory: it must not make others believe it never had any."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.chaos.harness.cluster import create_topic, leader, partitions, status, wait_healthy
+from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
+from tests.chaos.harness.replica_set import ReplicaSet
+
+TOPIC = "wiped"
+ACKS = 200
+WATCHED_SECONDS = 4.0
+"""Several election timeouts."""
+
+
+def write(replica_set: ReplicaSet) -> Load:
+    create_topic(replica_set, TOPIC)
+    load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
+    load.start()
+    load.wait_acknowledged(ACKS)
+    load.stop()
+    return load
+
+
+def cluster_id(address: str) -> str:
+    """Empty when the server does not answer as a member of a cluster."""
+    admin = AdminClient(
+        {"bootstrap.servers": address, "error_cb": lambda error: None, "log_level": 0}
+    )
+    try:
+        found: str | None = admin.list_topics(timeout=1.0).cluster_id
+    except KafkaException:
+        return ""
+    return found or ""
+
+
+def serves_topic(address: str) -> bool:
+    """Whether this one server, asked alone, says it leads the topic's partition."""
+    admin = AdminClient(
+        {"bootstrap.servers": address, "error_cb": lambda error: None, "log_level": 0}
+    )
+    try:
+        metadata = admin.list_topics(timeout=1.0)
+    except KafkaException:
+        return False
+    if TOPIC not in metadata.topics:
+        return False
+    leader_id = metadata.topics[TOPIC].partitions[0].leader
+    asked: int = metadata.orig_broker_id
+    return leader_id == asked
+
+
+def test_wiped_server_is_not_served_from(replica_set: ReplicaSet) -> None:
+    """One of three starts empty: the other two go on, and it never leads nor is read from."""
+    load = write(replica_set)
+    wait_healthy(replica_set)
+    wiped = leader(replica_set, TOPIC)
+    before = cluster_id(replica_set.bootstrap)
+    replica_set.kill(wiped)
+    replica_set.wipe(wiped)
+    replica_set.start(wiped)
+    deadline = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < deadline:
+        assert not serves_topic(replica_set.address(wiped))
+        assert cluster_id(replica_set.address(wiped)) in {"", before}
+    assert_kept(load, read_back(replica_set.bootstrap, TOPIC))
+    # More is written while it is there, by the two that have the data.
+    more = Load(replica_set.bootstrap, "more", IDEMPOTENT)
+    create_topic(replica_set, "more")
+    more.start()
+    more.wait_acknowledged(ACKS)
+    more.stop()
+    assert_kept(more, read_back(replica_set.bootstrap, "more"))
+
+
+def test_wiped_server_does_not_vote(replica_set: ReplicaSet) -> None:
+    """With one of the two others down it would be the majority's second voice: it must not be, for
+    it may once have voted or acknowledged otherwise. Nothing is served until the other is back."""
+    load = write(replica_set)
+    wait_healthy(replica_set)
+    last = leader(replica_set, TOPIC)
+    wiped, other = (number for number in replica_set.server_ids if number != last)
+    replica_set.kill(*replica_set.server_ids)
+    replica_set.wipe(wiped)
+    replica_set.start(wiped)
+    replica_set.start(other)
+    deadline = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < deadline:
+        assert not serves_topic(replica_set.address(wiped))
+        assert not serves_topic(replica_set.address(other))
+    replica_set.start(last)
+    assert_kept(load, read_back(replica_set.bootstrap, TOPIC))
+
+
+def test_wiped_server_alone_waits_and_founds_no_cluster(replica_set: ReplicaSet) -> None:
+    """With both others down there is nobody to ask, so it waits; when they come it adopts their
+    cluster."""
+    load = write(replica_set)
+    wait_healthy(replica_set)
+    before = cluster_id(replica_set.bootstrap)
+    replica_set.kill(*replica_set.server_ids)
+    replica_set.wipe(1)
+    replica_set.start(1)
+    deadline = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < deadline:
+        assert cluster_id(replica_set.address(1)) == ""
+        assert 1 in replica_set.running()
+    replica_set.start(2)
+    replica_set.start(3)
+    assert_kept(load, read_back(replica_set.bootstrap, TOPIC))
+    assert cluster_id(replica_set.bootstrap) == before
+    found = partitions(status(replica_set))
+    assert [partition.leader != 1 for partition in found] == [True]
+
+
+def test_all_wiped_but_one_found_no_cluster(replica_set: ReplicaSet) -> None:
+    """Two empty servers are a majority, but not all: the third still has the old cluster."""
+    write(replica_set)
+    wait_healthy(replica_set)
+    before = cluster_id(replica_set.bootstrap)
+    replica_set.kill(*replica_set.server_ids)
+    for server_id in (1, 2):
+        replica_set.wipe(server_id)
+        replica_set.start(server_id)
+    deadline = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < deadline:
+        for server_id in (1, 2):
+            assert cluster_id(replica_set.address(server_id)) == ""
+    replica_set.start(3)
+    deadline = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < deadline:
+        for server_id in replica_set.server_ids:
+            assert cluster_id(replica_set.address(server_id)) in {"", before}
