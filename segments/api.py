@@ -64,10 +64,6 @@ class CorruptRecord(StorageError):
         self.actual = actual
 
 
-class DiskFull(StorageError):
-    """No space left. What was asked for did not happen; the data is still in the journal."""
-
-
 class DirectoryInUse(StorageError):
     """Another process holds the data directory."""
 

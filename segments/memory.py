@@ -1,10 +1,10 @@
 """The in-memory twin of the disk engine, and workers that run when they are told to.
 
 `MemoryStore` keeps the storage contract with plain lists. It is written to be obviously right: the
-contract suite runs the disk engine beside it and compares. It keeps two states: what the owner sees,
-and a durable image to which the journal job applies the staged records. `crash()` throws the first
-away and gives a store opened over the second, exactly as a process killed at that moment would find
-its disk.
+contract suite runs the disk engine beside it and compares. It keeps two states: what the owner
+sees, and a durable image to which the journal job applies the staged records. `crash()` throws the
+first away and gives a store opened over the second, exactly as a process killed at that moment
+would find its disk.
 
 `InlineWorkers` is a `Workers` without threads: jobs queue until pumped, time moves when told to.
 

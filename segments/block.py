@@ -1,0 +1,219 @@
+"""The journal's bytes: file headers, blocks and their records. Pure encoding, no files.
+
+A journal file is a header, padded to 4 KiB, and blocks, each at a 4 KiB boundary. The LSN of a byte
+is the header's start LSN plus its position in the file; all integers are little-endian.
+
+File header (64 bytes, then one mark of 88 bytes for every log of the directory):
+
+    0  magic        8  "VDLJRNL1"
+    8  crc          4  CRC32C over bytes [12, length)
+    12 length       4  of header and marks
+    16 sequence     8  also the file's name: a header that disagrees is left from an earlier use
+    24 salt         8  random, of this file
+    32 start LSN    8  where the previous file ends: whatever it holds beyond was cut off
+    40 previous     8  sequence of the file before, 0 for none
+    48 chain        4  CRC of the last block before this file
+    52 logs         4  number of marks
+    56 zero         8
+
+Block header (64 bytes), table (32 bytes a record), then the frames of its ENTRY records in order:
+
+    0  magic        4  "VDLB"
+    4  crc          4  CRC32C over bytes [8, 64) and the table, seeded with `chain`
+    8  salt         8  of the file
+    16 LSN          8  its own
+    24 durable      8  the LSN up to which the journal was durable when this was written
+    32 length       4  of the block without padding
+    36 records      4
+    40 chain        4  CRC of the block before
+    44 flags        4  bit 0: a clean stop follows; bit 1: first block after recovery
+    48 zero        16
+
+The table carries every frame's CRC, which covers the payload: block CRC and frame CRCs together
+cover all bytes, and the payload is summed once in its life. A block is good when all of them match.
+
+Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 bytes by kind:
+
+    ENTRY      term, index; length of the frame 4, CRC of the frame 4
+    HARD       term; index: commit; value: vote
+    TRUNCATE   index: the first one removed
+    RESET      term: the one before `index`; index: the next one; value: its offset
+    FLUSHED    index: the last one that segments hold durably; value: the offset after it
+    TRIM       term: the one before `index`; index: the new first one; value: its offset
+
+`sequence` counts a log's records: after an unreadable block it shows which logs lost some.
+
+Must not know: files, logs as objects.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+PAGE_BYTES = 4096
+FILE_MAGIC = b"VDLJRNL1"
+BLOCK_MAGIC = b"VDLB"
+
+FILE_HEADER = struct.Struct("<8sIIQQQQIIQ")
+MARK = struct.Struct("<IIIIIIQQQQQQQQ")
+BLOCK_HEADER = struct.Struct("<4sIQQQIIIIQQ")
+BLOCK_REST = struct.Struct("<QQQIIIIQQ")
+ENTRY_RECORD = struct.Struct("<IIIIQII")
+STATE_RECORD = struct.Struct("<IIIIQQ")
+FILE_HEADER_BYTES = FILE_HEADER.size
+BLOCK_HEADER_BYTES = BLOCK_HEADER.size
+RECORD_BYTES = ENTRY_RECORD.size
+_CRC = struct.Struct("<I")
+assert (FILE_HEADER_BYTES, BLOCK_HEADER_BYTES, RECORD_BYTES) == (64, 64, 32)
+assert MARK.size == 88, MARK.size
+
+ENTRY = 1
+HARD = 2
+TRUNCATE = 3
+RESET = 4
+FLUSHED = 5
+TRIM = 6
+
+CLOSING = 1
+OPENING = 2
+
+MARK_VOID = 1
+"""Mark flag: the log was reset and has written no segment since; files it may have are stale."""
+
+
+@dataclass(slots=True)
+class Mark:
+    """What a file header says about one log: everything that blocks before the file said."""
+
+    log_id: int
+    sequence: int
+    term: int
+    prev_term: int
+    flags: int
+    vote: int
+    commit: int
+    applied: int
+    flushed_index: int
+    flushed_offset: int
+    last_index: int
+    first_index: int
+    start_offset: int
+
+
+@dataclass(slots=True)
+class FileHeader:
+    """The header of a journal file."""
+
+    sequence: int
+    salt: int
+    start_lsn: int
+    previous: int
+    chain: int
+    marks: list[Mark] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Block:
+    """A block's header and table, its own CRC checked; the frames are checked by who reads them."""
+
+    position: int
+    lsn: int
+    durable: int
+    length: int
+    crc: int
+    chain: int
+    flags: int
+    table: memoryview
+
+    @property
+    def padded(self) -> int:
+        return padded(self.length)
+
+
+def padded(length: int) -> int:
+    """`length` rounded up to whole pages."""
+    return -(-length // PAGE_BYTES) * PAGE_BYTES
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    """The header with its marks, padded to whole pages."""
+    length = FILE_HEADER_BYTES + MARK.size * len(header.marks)
+    out = bytearray(padded(length))
+    FILE_HEADER.pack_into(
+        out, 0, FILE_MAGIC, 0, length, header.sequence, header.salt, header.start_lsn,
+        header.previous, header.chain, len(header.marks), 0,
+    )  # fmt: skip
+    for n, mark in enumerate(header.marks):
+        MARK.pack_into(
+            out, FILE_HEADER_BYTES + n * MARK.size, mark.log_id, mark.sequence, mark.term,
+            mark.prev_term, mark.flags, 0, mark.vote, mark.commit, mark.applied,
+            mark.flushed_index, mark.flushed_offset, mark.last_index, mark.first_index,
+            mark.start_offset,
+        )  # fmt: skip
+    _CRC.pack_into(out, 8, crc32c(memoryview(out)[12:length]))
+    return bytes(out)
+
+
+def header_length(data: bytes) -> int:
+    """Length of the file header by its own word, unchecked; 0 when these bytes are none."""
+    if len(data) < FILE_HEADER_BYTES or data[:8] != FILE_MAGIC:
+        return 0
+    length: int = _CRC.unpack_from(data, 12)[0]
+    return length
+
+
+def decode_file_header(data: bytes) -> FileHeader | None:
+    """The header at the start of `data`, or None when it cannot be trusted."""
+    length = header_length(data)
+    if length < FILE_HEADER_BYTES or length > len(data):
+        return None
+    _, crc, _, sequence, salt, start_lsn, previous, chain, count, _ = FILE_HEADER.unpack_from(data)
+    if crc32c(memoryview(data)[12:length]) != crc:
+        return None
+    if FILE_HEADER_BYTES + count * MARK.size != length:
+        return None
+    header = FileHeader(sequence, salt, start_lsn, previous, chain, bytes=padded(length))
+    for n in range(count):
+        values = MARK.unpack_from(data, FILE_HEADER_BYTES + n * MARK.size)
+        header.marks.append(Mark(*values[:5], *values[6:]))
+    return header
+
+
+def encode_block(
+    *, salt: int, lsn: int, durable: int, chain: int, flags: int, table: bytes, frames_bytes: int
+) -> tuple[bytes, int]:
+    """(header and table, block CRC) of a block whose frames are written behind them."""
+    out = bytearray(BLOCK_HEADER_BYTES)
+    length = BLOCK_HEADER_BYTES + len(table) + frames_bytes
+    BLOCK_REST.pack_into(
+        out, 8, salt, lsn, durable, length, len(table) // RECORD_BYTES, chain, flags, 0, 0
+    )
+    crc = crc32c(table, crc32c(memoryview(out)[8:], chain))
+    out[:4] = BLOCK_MAGIC
+    _CRC.pack_into(out, 4, crc)
+    return bytes(out) + table, crc
+
+
+def block_bytes(header: bytes, *, salt: int, lsn: int) -> int:
+    """Length of header and table of the block that `header` may begin; 0 when it begins none."""
+    if len(header) < BLOCK_HEADER_BYTES or header[:4] != BLOCK_MAGIC:
+        return 0
+    _, _, found_salt, found_lsn, _, length, records, _, _, _, _ = BLOCK_HEADER.unpack_from(header)
+    size: int = BLOCK_HEADER_BYTES + records * RECORD_BYTES
+    if found_salt != salt or found_lsn != lsn or size > length:
+        return 0
+    return size
+
+
+def decode_block(data: bytes, position: int) -> Block | None:
+    """The block whose header and table are `data`, or None when its CRC does not match."""
+    _, crc, _, lsn, durable, length, records, chain, flags, _, _ = BLOCK_HEADER.unpack_from(data)
+    end = BLOCK_HEADER_BYTES + records * RECORD_BYTES
+    if end > len(data) or crc32c(memoryview(data)[8:end], chain) != crc:
+        return None
+    table = memoryview(data)[BLOCK_HEADER_BYTES:end]
+    return Block(position, lsn, durable, length, crc, chain, flags, table)

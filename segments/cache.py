@@ -1,0 +1,224 @@
+"""The tail cache: each log's newest entries, as the byte image of its segments.
+
+A log's tail is a list of chunks. A chunk is one run of memory with frames end to end, and the
+entries whose payloads are views of it: a flush writes the run as it lies, a journal block gathers
+from it, a peer and a consumer are sent the views. Chunks grow from 4 KiB to 1 MiB as their log
+does, so that a thousand quiet logs cost little.
+
+Rules: memory that was handed out as a view is never written again: truncation closes the chunk
+and what follows starts a new one. Only chunks whose entries are all in segments may go, oldest
+first over all logs, and only while the cache is above its budget. Cold reads never enter.
+
+Must not know: the journal, files.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
+
+from segments.api import EntryLike
+
+CHUNK_BYTES_MIN = 4 << 10
+CHUNK_BYTES_MAX = 1 << 20
+ENTRY_OVERHEAD_BYTES = 400
+"""What an entry costs beside its frame: the entry, its view, its numbers."""
+
+base_offset_of = attrgetter("base_offset")
+
+
+class Chunk:
+    """Frames end to end. Entry n lies in [ends[n - 1], ends[n]).
+
+    Invariant: bytes below `used` never change.
+    """
+
+    __slots__ = ("buffer", "capacity", "charge", "ends", "entries", "first", "readonly", "used")
+
+    def __init__(self, capacity: int, first: int) -> None:
+        self.buffer = memoryview(bytearray(capacity))
+        self.readonly = self.buffer.toreadonly()
+        self.capacity = capacity
+        self.charge = capacity
+        self.used = 0
+        self.first = first
+        self.entries: list[EntryLike] = []
+        self.ends = array("L")
+
+    @property
+    def end(self) -> int:
+        """Index after the last entry."""
+        return self.first + len(self.entries)
+
+    def start_of(self, n: int) -> int:
+        """Position of the frame of entry number `n` of this chunk."""
+        return self.ends[n - 1] if n else 0
+
+
+class Tail:
+    """The chunks of one log, oldest first, their entries consecutive, none without entries.
+
+    Entries up to `flushed_index` are in segments.
+    """
+
+    __slots__ = ("cache", "chunks", "firsts", "flushed_index", "next_bytes")
+
+    def __init__(self, cache: Cache, flushed_index: int) -> None:
+        self.cache = cache
+        self.chunks: list[Chunk] = []
+        self.firsts: list[int] = []
+        self.flushed_index = flushed_index
+        self.next_bytes = CHUNK_BYTES_MIN
+
+    @property
+    def first(self) -> int:
+        """Index of the oldest entry in memory; 0 when there is none."""
+        return self.firsts[0] if self.firsts else 0
+
+    def grow(self, frame_bytes: int, index: int) -> Chunk:
+        """A new last chunk with room for a frame of `frame_bytes`, beginning with `index`."""
+        chunk = Chunk(max(self.next_bytes, frame_bytes), index)
+        self.cache.bytes += chunk.charge
+        self.next_bytes = min(self.next_bytes * 2, CHUNK_BYTES_MAX)
+        self.chunks.append(chunk)
+        self.firsts.append(index)
+        return chunk
+
+    def discard_last(self) -> None:
+        """Drop a last chunk that stayed empty."""
+        chunk = self.chunks.pop()
+        self.firsts.pop()
+        self.cache.bytes -= chunk.charge
+
+    def truncate(self, index: int) -> int:
+        """Forget entries from `index` on; returns their frames' bytes."""
+        removed = 0
+        while self.chunks and self.firsts[-1] >= index:
+            chunk = self.chunks.pop()
+            self.firsts.pop()
+            self.cache.bytes -= chunk.charge
+            removed += chunk.used
+        if self.chunks and self.chunks[-1].end > index:
+            chunk = self.chunks[-1]
+            n = index - chunk.first
+            removed += chunk.used - chunk.start_of(n)
+            del chunk.entries[n:]
+            del chunk.ends[n:]
+            # Views of what was cut may still be on their way to a peer or to the journal.
+            chunk.capacity = chunk.used
+        self.next_bytes = CHUNK_BYTES_MIN
+        return removed
+
+    def chunk_at(self, index: int) -> int:
+        """Number of the chunk that holds `index`."""
+        return bisect_right(self.firsts, index) - 1
+
+    def slice(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+        """Entries [first, end), at least one, then ≤ `bytes_max` of frames."""
+        number = self.chunk_at(first)
+        chunk = self.chunks[number]
+        n = first - chunk.first
+        start = chunk.start_of(n)
+        found = chunk.entries[n : _stop(chunk, n, end - chunk.first, start + bytes_max)]
+        left = bytes_max - (chunk.start_of(n + len(found)) - start)
+        while first + len(found) < end and first + len(found) == chunk.end:
+            number += 1
+            chunk = self.chunks[number]
+            if chunk.ends[0] > left:
+                break
+            stop = _stop(chunk, 0, end - chunk.first, left)
+            found += chunk.entries[:stop]
+            left -= chunk.start_of(stop)
+        return found
+
+    def spans(self, first: int, end: int) -> list[tuple[Chunk, int, int]]:
+        """(chunk, number of the first entry, number after the last) that make up [first, end)."""
+        found: list[tuple[Chunk, int, int]] = []
+        if first >= end:
+            return found
+        for number in range(self.chunk_at(first), len(self.chunks)):
+            chunk = self.chunks[number]
+            if chunk.first >= end:
+                break
+            start = max(0, first - chunk.first)
+            stop = min(len(chunk.entries), end - chunk.first)
+            if start < stop:
+                found.append((chunk, start, stop))
+        return found
+
+    def entry(self, index: int) -> EntryLike:
+        chunk = self.chunks[self.chunk_at(index)]
+        return chunk.entries[index - chunk.first]
+
+    def find_offset(self, offset: int) -> int:
+        """Index of the last entry in memory whose base offset is ≤ `offset`; 0 when none is."""
+        number = bisect_right(self.chunks, offset, key=_chunk_offset) - 1
+        if number < 0:
+            return 0
+        chunk = self.chunks[number]
+        return chunk.first + bisect_right(chunk.entries, offset, key=base_offset_of) - 1
+
+
+class Cache:
+    """The budget of all tails. Counts hits and what no segment holds yet."""
+
+    __slots__ = ("_evictable", "bytes", "bytes_max", "evicted", "hits", "misses", "unflushed")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.unflushed = 0
+        self.hits = 0
+        self.misses = 0
+        self.evicted = 0
+        self._evictable: deque[tuple[Tail, Chunk]] = deque()
+
+    def flushed(self, tail: Tail, flushed_index: int) -> None:
+        """Entries up to `flushed_index` are in segments now."""
+        already, tail.flushed_index = tail.flushed_index, flushed_index
+        for chunk in tail.chunks:
+            if chunk.end - 1 > flushed_index:
+                break
+            if chunk.end - 1 > already:
+                charge = chunk.capacity + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
+                self.bytes += charge - chunk.charge
+                chunk.charge = charge
+                self._evictable.append((tail, chunk))
+
+    def evict(self) -> None:
+        """Let the oldest flushed chunks go while above the budget."""
+        while self.bytes > self.bytes_max and self._evictable:
+            tail, chunk = self._evictable.popleft()
+            if not tail.chunks or tail.chunks[0] is not chunk:
+                continue  # gone already
+            if chunk.end - 1 > tail.flushed_index:
+                continue  # has grown since; the flush of the rest will bring it here again
+            del tail.chunks[0]
+            del tail.firsts[0]
+            self.bytes -= chunk.charge
+            self.evicted += 1
+            if not tail.chunks:
+                tail.next_bytes = CHUNK_BYTES_MIN
+
+    def release(self, tail: Tail) -> None:
+        """A log drops its whole tail."""
+        for chunk in tail.chunks:
+            self.bytes -= chunk.charge
+        tail.chunks.clear()
+        tail.firsts.clear()
+        tail.next_bytes = CHUNK_BYTES_MIN
+
+
+def _stop(chunk: Chunk, start: int, end: int, position_max: int) -> int:
+    """Number of the entry to stop before: at least one from `start`, then by position."""
+    end = min(end, len(chunk.entries))
+    if chunk.ends[end - 1] <= position_max:
+        return end
+    return max(start + 1, bisect_left(chunk.ends, position_max + 1, start, end))
+
+
+def _chunk_offset(chunk: Chunk) -> int:
+    return chunk.entries[0].base_offset

@@ -1,0 +1,187 @@
+"""Moving committed entries from the tails into segments: the checkpoint's work.
+
+On the loop a `FlushPlan` is made: which chunks, from where to where. In the pool `run_flush` writes
+it: long runs straight from the chunks, Idx beside them, a new segment whenever the next frame would
+pass the size limit, synced in steps of a mebibyte so that the journal's writes never wait behind a
+large sync. Nothing counts until the journal has a FLUSHED record; a crash before that leaves scrap
+which the same entries overwrite.
+
+Must not know: the journal, when to flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from segments.api import EntryLike
+from segments.fs import File
+from segments.segment import (
+    SEGMENT_HEADER_BYTES,
+    Cursor,
+    IndexWriter,
+    LogFiles,
+    SegmentInfo,
+    encode_segment_header,
+)
+
+SYNC_STEP_BYTES = 1 << 20
+_GROW_MIN = 64 << 10
+_GROW_MAX = 4 << 20
+
+
+@dataclass(slots=True)
+class FlushSpan:
+    """Consecutive frames of one chunk: the memory from the first one's start, and their ends."""
+
+    view: memoryview
+    entries: Sequence[EntryLike]
+    ends: Sequence[int]
+    start: int
+
+
+@dataclass(slots=True)
+class FlushPlan:
+    """Entries [first, last] of one log. `generation` tells whether the log was reset meanwhile."""
+
+    files: LogFiles
+    generation: int
+    first: int
+    last: int
+    next_offset: int
+    bytes: int
+    cursor: Cursor
+    spans: list[FlushSpan]
+    segment_bytes: int
+
+
+@dataclass(slots=True)
+class FlushResult:
+    """Where the log's segments end now. `sealed` are (number, max timestamp)."""
+
+    log_id: int
+    plan: FlushPlan
+    cursor: Cursor
+    opened: list[SegmentInfo] = field(default_factory=list)
+    sealed: list[tuple[int, int]] = field(default_factory=list)
+
+
+def run_flush(plan: FlushPlan) -> FlushResult:
+    """Write the plan and sync it. Blocks. Raises OSError."""
+    writer = _Writer(plan)
+    try:
+        for span in plan.spans:
+            writer.add(span)
+        writer.finish()
+    finally:
+        writer.close()
+    return writer.result
+
+
+class _Writer:
+    """One log's flush in progress."""
+
+    def __init__(self, plan: FlushPlan) -> None:
+        self.plan = plan
+        cursor = plan.cursor
+        self.result = FlushResult(
+            plan.files.log_id, plan, Cursor(cursor.segment, cursor.position, cursor.max_timestamp)
+        )
+        self._index = IndexWriter(plan.files)
+        self._file: File | None = None
+        self._allocated = 0
+        self._unsynced = 0
+        self._new_names = False
+        if cursor.segment:
+            self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
+            self._allocated = self._file.size()
+        else:
+            self._make_directory()
+
+    def add(self, span: FlushSpan) -> None:
+        """Write a span's frames and their Idx."""
+        cursor = self.result.cursor
+        limit = self.plan.segment_bytes
+        add_idx = self._index.add
+        run_start = start = span.start
+        for entry, end in zip(span.entries, span.ends, strict=True):
+            length = end - start
+            if not cursor.segment or (
+                cursor.position + length > limit and cursor.position > SEGMENT_HEADER_BYTES
+            ):
+                self._write(span.view[run_start:start])
+                run_start = start
+                self._roll(entry)
+            cursor.max_timestamp = max(cursor.max_timestamp, entry.timestamp)
+            add_idx(
+                entry.index, entry.base_offset, cursor.max_timestamp, cursor.position, length,
+                cursor.segment, entry.term, entry.records, entry.kind,
+            )  # fmt: skip
+            cursor.position += length
+            start = end
+        self._write(span.view[run_start:start])
+
+    def finish(self) -> None:
+        assert self._file is not None, "a plan without entries"
+        self._index.flush()
+        self._file.sync()
+        if self._new_names:
+            self.plan.files.fs.sync_directory(self.plan.files.directory)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._index.close()
+
+    def _write(self, view: memoryview) -> None:
+        """Write the frames that end at the cursor, in paced steps."""
+        file, position = self._file, self.result.cursor.position - len(view)
+        if not len(view):
+            return
+        assert file is not None, "no segment is open"
+        self._grow(file, position + len(view))
+        done = 0
+        while done < len(view):
+            step = min(len(view) - done, SYNC_STEP_BYTES - self._unsynced)
+            file.pwrite([view[done : done + step]], position + done)
+            done += step
+            self._unsynced += step
+            if self._unsynced >= SYNC_STEP_BYTES:
+                file.sync()
+                self._unsynced = 0
+
+    def _grow(self, file: File, end: int) -> None:
+        """Lengthen the file in steps, so that most syncs find its length unchanged."""
+        while end > self._allocated:
+            step = min(max(self._allocated, _GROW_MIN), _GROW_MAX)
+            self._allocated = min(self._allocated + step, max(self.plan.segment_bytes, end))
+            file.truncate(self._allocated)
+
+    def _roll(self, entry: EntryLike) -> None:
+        """Seal the segment and begin the next with `entry`."""
+        files, cursor = self.plan.files, self.result.cursor
+        if self._file is not None:
+            self._file.truncate(cursor.position)
+            self._file.sync()
+            self._file.close()
+            self._index.flush()
+            self._index.sync()
+            self.result.sealed.append((cursor.segment, cursor.max_timestamp))
+        info = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
+        path = files.segment_path(info.number)
+        if files.fs.exists(path):
+            files.fs.unlink(path)  # scrap of a flush that a crash cut short
+        self._file = files.fs.open(path, create=True)
+        self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
+        self._allocated = SEGMENT_HEADER_BYTES
+        self._unsynced = 0
+        self._new_names = True
+        self.result.opened.append(info)
+        cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES
+        cursor.max_timestamp = -1
+
+    def _make_directory(self) -> None:
+        files = self.plan.files
+        if not files.fs.exists(files.directory):
+            files.fs.make_directory(files.directory)
+            files.fs.sync_directory(files.directory.rpartition("/")[0])

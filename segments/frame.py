@@ -1,0 +1,68 @@
+"""Frames: entries as they lie in log segments, in cache chunks and in journal blocks.
+
+One image serves all three, so an entry's bytes are laid out, copied and summed once, at append. A
+frame is a 48-byte header and the payload, end to end, without padding; integers are little-endian:
+
+    0  crc          4  CRC32C over bytes [4, 48 + length)
+    4  length       4  of the payload
+    8  group        4
+    12 term         4
+    16 kind         1
+    17 version      1  1
+    18 zero         2
+    20 records      4  offsets consumed
+    24 index        8
+    32 base offset  8
+    40 timestamp    8  signed; the largest in the batch, -1 without one
+
+Must not know: where frames are kept, what payloads mean.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from crc32c import crc32c
+
+from segments.api import CorruptRecord, StoredEntry
+
+FRAME_BYTES = 48
+FRAME_VERSION = 1
+PAYLOAD_BYTES_MAX = (1 << 31) - 1
+
+HEADER = struct.Struct("<IIIIBBHIQQq")
+# Everything but the CRC, which is computed over these bytes and the payload in one call.
+HEADER_REST = struct.Struct("<IIIBBHIQQq")
+CRC = struct.Struct("<I")
+assert HEADER.size == FRAME_BYTES, HEADER.size
+
+
+def frame_length(view: memoryview, at: int) -> int:
+    """Length of the frame at `at` by its own word, unchecked; 0 when its header is cut."""
+    if at + FRAME_BYTES > len(view):
+        return 0
+    length: int = CRC.unpack_from(view, at + 4)[0]
+    return FRAME_BYTES + length
+
+
+def read_frame(view: memoryview, at: int, group_id: int, position: int) -> StoredEntry:
+    """The entry framed at `at`, its CRC checked; `position` is for the error's text.
+
+    Raises CorruptRecord.
+    """
+    size = frame_length(view, at)
+    if size == 0 or at + size > len(view):
+        raise CorruptRecord("frame cut short", position, expected=size, actual=len(view) - at)
+    crc, _, group, term, kind, version, _, records, index, base_offset, timestamp = (
+        HEADER.unpack_from(view, at)
+    )
+    actual = crc32c(view[at + 4 : at + size])
+    if actual != crc:
+        raise CorruptRecord("frame checksum", position, expected=crc, actual=actual)
+    if version != FRAME_VERSION:
+        raise CorruptRecord("frame version", position, expected=FRAME_VERSION, actual=version)
+    if group != group_id:
+        raise CorruptRecord("frame of another group", position, expected=group_id, actual=group)
+    return StoredEntry(
+        term, index, kind, view[at + FRAME_BYTES : at + size], base_offset, records, timestamp
+    )

@@ -1,0 +1,233 @@
+"""The file system as the store sees it: the only module that touches the operating system.
+
+Everything the engine does to a disk goes through `FileSystem`, so that a simulated disk can take
+its place. Errors are `OSError`, as the system reports them: who called decides whether a full disk
+is a state and a failed sync the end.
+
+Rules: a write either wrote everything or raised; `durable=True` returns only when the bytes, and
+the length of the file, have reached the disk. Creating, renaming and removing names is durable
+after `sync_directory`.
+
+Must not know: what is in the files.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Protocol
+
+import lmdb
+
+from segments.api import Buffer, DirectoryInUse
+
+IOV_MAX = 1024
+
+
+class File(Protocol):
+    def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
+        """Write the buffers end to end at `position`: all of them, or raise."""
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+
+    def sync(self) -> None:
+        """fdatasync."""
+
+    def truncate(self, length: int) -> None: ...
+    def size(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class MetaFile(Protocol):
+    """A small ordered key-value file whose commits are durable transactions."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Items whose key starts with `prefix`, in key order."""
+
+    def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        """One durable transaction; None deletes."""
+
+    def close(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    def open(self, path: str, *, create: bool = False) -> File:
+        """`create=True`: the file must not exist; otherwise it must."""
+
+    def exists(self, path: str) -> bool: ...
+    def list(self, path: str) -> list[str]:
+        """Names in the directory, sorted."""
+
+    def make_directory(self, path: str) -> None:
+        """With parents; an existing one is left alone."""
+
+    def rename(self, old: str, new: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def remove_tree(self, path: str) -> None: ...
+    def sync_directory(self, path: str) -> None: ...
+    def lock(self, path: str) -> Lock:
+        """Exclusive use of `path`. Raises DirectoryInUse."""
+
+    def open_meta(self, path: str, map_bytes: int) -> MetaFile: ...
+
+
+class RealFile:
+    """A file descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
+        flags = os.RWF_DSYNC if durable else 0
+        if len(buffers) > IOV_MAX:
+            # Joining groups of small buffers costs less than a second synchronous write.
+            step = -(-len(buffers) // IOV_MAX)
+            buffers = [b"".join(buffers[i : i + step]) for i in range(0, len(buffers), step)]
+        total = sum(map(len, buffers))
+        written = os.pwritev(self._fd, buffers, position, flags)
+        if written != total:
+            rest = memoryview(b"".join(buffers))
+            while written < total:
+                written += os.pwritev(self._fd, [rest[written:]], position + written, flags)
+        return total
+
+    def pread(self, length: int, position: int) -> bytes:
+        found = os.pread(self._fd, length, position)
+        if len(found) == length:
+            return found
+        parts = [found]
+        have = len(found)
+        while have < length and parts[-1]:
+            parts.append(os.pread(self._fd, length - have, position + have))
+            have += len(parts[-1])
+        return b"".join(parts)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RealLock:
+    """An flock; it ends with the process."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class LmdbFile:
+    """An LMDB environment. Never `writemap` (a stray pointer would write to the file), always
+    synced."""
+
+    __slots__ = ("_environment",)
+
+    def __init__(self, path: str, map_bytes: int) -> None:
+        self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._environment.begin() as transaction:
+            value = transaction.get(key)
+            return None if value is None else bytes(value)
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(prefix):
+                for key, value in cursor:
+                    if not key.startswith(prefix):
+                        break
+                    found.append((bytes(key), bytes(value)))
+        return found
+
+    def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for key, value in puts:
+                    if value is None:
+                        transaction.delete(key)
+                    else:
+                        transaction.put(key, value)
+        except lmdb.MapFullError as error:
+            raise OSError(errno.ENOSPC, "meta is full") from error
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+class RealFileSystem:
+    """The operating system's files. Private to the user that runs the server."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        return RealFile(os.open(path, flags, 0o600))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> RealLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise DirectoryInUse(path) from None
+        return RealLock(fd)
+
+    def open_meta(self, path: str, map_bytes: int) -> LmdbFile:
+        return LmdbFile(path, map_bytes)

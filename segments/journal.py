@@ -1,0 +1,486 @@
+"""The journal's writer: staged batches become blocks, one write at a time, in files made ahead.
+
+One job, one block, one `pwrite` that returns when it is on disk. What is staged while a write is in
+progress becomes the next block. A file is zero-filled and synced before its first block, so that a
+block changes no metadata; the next file is prepared while this one fills, from a released one where
+there is one. A file's header goes out in the same write as its first block.
+
+An idle block follows a quiet spell, so that the last block that mattered is proved durable; blocks
+that carry only commit indexes need no proof.
+
+A failed write ends the journal: `on_fatal`, and nothing is written after.
+
+Must not know: logs' contents, which files are still needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from segments.api import Buffer, StoreOptions, Workers
+from segments.block import (
+    BLOCK_HEADER_BYTES,
+    CLOSING,
+    OPENING,
+    PAGE_BYTES,
+    RECORD_BYTES,
+    FileHeader,
+    Mark,
+    encode_block,
+    encode_file_header,
+    padded,
+)
+from segments.fs import File, FileSystem
+from segments.log import Batch
+
+_ZEROS = bytes(1 << 20)
+_PADDING = bytes(PAGE_BYTES)
+_RETRY_MS = 1000
+
+
+class JournalOwner(Protocol):
+    """What the journal asks of the store."""
+
+    def journal_marks(self) -> list[Mark]:
+        """State of every log, for a file header."""
+
+    def journal_written(self, batch: Batch | None) -> None:
+        """The batch is durable as a whole; None: an empty block was written."""
+
+    def journal_failed(self, error: BaseException) -> None: ...
+
+
+@dataclass(slots=True)
+class JournalFile:
+    """A file being written, or prepared to be. Start LSN and salt are set at its first block."""
+
+    sequence: int
+    path: str
+    file: File
+    capacity: int
+    start_lsn: int = 0
+    salt: int = 0
+    position: int = 0
+
+
+@dataclass(slots=True)
+class Position:
+    """Where the journal goes on after recovery."""
+
+    lsn: int
+    chain: int
+    next_sequence: int
+
+
+class Journal:
+    """Use: stage into `batch`, then `submit`. `durable_token` is what may be acknowledged."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        workers: Workers,
+        options: StoreOptions,
+        rng: random.Random,
+        owner: JournalOwner,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._workers = workers
+        self._options = options
+        self._rng = rng
+        self._owner = owner
+        self._now_ns = now_ns
+        self.batch = Batch(1)
+        self._rest: Batch | None = None
+        self.durable_token = 0
+        self._wanted = False
+        self._writing = False
+        self._failed = False
+        self._closing = False
+        self._unproved = False
+        self._idle_armed = False
+        self._blocks_at_arming = 0
+        self._lsn = 0
+        self._durable_lsn = 0
+        self._chain = 0
+        self._next_sequence = 1
+        self._current: JournalFile | None = None
+        self._prepared: deque[JournalFile] = deque()
+        self._preparing = False
+        self._paths: dict[int, str] = {}
+        self._replayed = 0
+        self.blocks = 0
+        self.bytes = 0
+        self.write_started_ns = 0
+        self.write_ns_total = 0
+        self.write_ns_max = 0
+
+    # --- opening -------------------------------------------------------------------------------
+    def open(
+        self, position: Position, live: Sequence[tuple[int, str]], spare: Sequence[tuple[int, str]]
+    ) -> None:
+        """Begin a new file after recovery and write its first block; blocks.
+
+        `live` are the files recovery replayed, `spare` those prepared and never used.
+        """
+        self._lsn = self._durable_lsn = position.lsn
+        self._chain = position.chain
+        self._next_sequence = position.next_sequence
+        self._paths = dict(live)
+        self._replayed = max(self._paths, default=0)
+        for sequence, path in spare:
+            handle = self._fs.open(path)
+            self._prepared.append(JournalFile(sequence, path, handle, handle.size()))
+        if not self._prepared:
+            # Small, so that a start does not wait for a large file to be filled.
+            size = min(self._options.journal_first_file_bytes, self._options.journal_file_bytes)
+            self._prepared.append(self._make_file(self._take_sequence(), "", size))
+        buffers, file, end = self._build(Batch(0), OPENING)
+        file.file.pwrite(buffers, 0, durable=True)
+        self._advance(file, end)
+        self._prepare()
+
+    # --- writing -------------------------------------------------------------------------------
+    def submit(self, *, urgent: bool) -> int:
+        """See `Store.submit`."""
+        batch = self.batch
+        if not batch.records:
+            return batch.token - 1
+        token = batch.token
+        if urgent:
+            self._wanted = True
+            if not self._writing:
+                self._write()
+        elif not self._idle_armed:
+            self._arm_idle()
+        return token
+
+    def close(self) -> None:
+        """Write the closing block with whatever is staged; `journal_written` follows."""
+        self._closing = True
+        self._wanted = True
+        if not self._writing:
+            self._write()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing staged, nothing being written."""
+        return not (self._writing or self._rest or self.batch.records)
+
+    @property
+    def closed(self) -> bool:
+        """The closing block is on disk."""
+        return self._closing and not self._wanted and self.is_idle
+
+    @property
+    def current_sequence(self) -> int:
+        assert self._current is not None, "journal is not open"
+        return self._current.sequence
+
+    @property
+    def partly_written(self) -> bool:
+        """A batch larger than a file is on disk only in part."""
+        return self._rest is not None
+
+    @property
+    def file_count(self) -> int:
+        return len(self._paths)
+
+    def _write(self) -> None:
+        """Write the oldest batch's next block, if a file is there to take it."""
+        assert not self._writing, "two writes at once"
+        if self._failed:
+            return
+        batch = self._rest
+        if batch is None:
+            batch = self.batch
+            if not batch.records and not self._closing and not self._wanted:
+                return
+            batch.seal()
+            if batch.records:
+                self.batch = Batch(batch.token + 1)
+        last_part = self._fit(batch)
+        if last_part is None:
+            self._rest = batch if batch.records else None
+            self._prepare()
+            return
+        part, self._rest = last_part
+        flags = CLOSING if self._closing and self._rest is None else 0
+        buffers, file, end = self._build(part, flags)
+        if not batch.sequence:
+            batch.sequence = file.sequence
+        if self._rest is not None:
+            self._rest.sequence = batch.sequence
+        done_batch = batch if self._rest is None and batch.records else None
+        if self._rest is None:
+            self._wanted = False
+        position = file.position
+        self._writing = True
+        self.write_started_ns = self._now_ns()
+        if part.needs_proof:
+            self._unproved = True
+        elif self._rest is None:
+            self._unproved = False
+        write = file.file.pwrite
+
+        def job() -> int:
+            return write(buffers, position, durable=True)
+
+        def done(result: int | BaseException) -> None:
+            if isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                self._written(file, end, done_batch)
+
+        self._workers.journal(job, done)
+
+    def _written(self, file: JournalFile, end: int, batch: Batch | None) -> None:
+        elapsed = self._now_ns() - self.write_started_ns
+        self.write_ns_total += elapsed
+        self.write_ns_max = max(self.write_ns_max, elapsed)
+        self._writing = False
+        self._advance(file, end)
+        if batch is not None:
+            self.durable_token = batch.token
+        if self._rest is not None or self._wanted:
+            self._write()
+        if self._unproved and not self._idle_armed and not self._closing:
+            self._arm_idle()
+        self._owner.journal_written(batch)
+
+    def _advance(self, file: JournalFile, end: int) -> None:
+        """Bytes of `file` up to `end` are durable."""
+        if file is not self._current:
+            if self._current is not None:
+                self._current.file.close()
+            self._current = file
+            self._paths[file.sequence] = file.path
+            self._prepare()
+        self.blocks += 1
+        self.bytes += end - file.position
+        file.position = end
+        self._lsn = self._durable_lsn = file.start_lsn + end
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = True
+        self._owner.journal_failed(error)
+
+    # --- blocks --------------------------------------------------------------------------------
+    def _fit(self, batch: Batch) -> tuple[Batch, Batch | None] | None:
+        """(what the next block takes of the batch, the rest), or None when a file must come first.
+
+        A batch that no file can take whole is cut between records; a single record that none can
+        take goes to the start of a file and makes it longer.
+        """
+        need = padded(BLOCK_HEADER_BYTES + len(batch.records) * RECORD_BYTES + batch.bytes)
+        if not self._needs_file(batch, need):
+            return batch, None
+        if not self._prepared:
+            return None
+        room = self._prepared[0].capacity - self._header_bytes()
+        if need <= room or len(batch.records) == 1:
+            return batch, None
+        return _split(batch, room)
+
+    def _needs_file(self, batch: Batch, need: int) -> bool:
+        """The block of `need` bytes goes to a new file. An empty one may lengthen a full one."""
+        current = self._current
+        if current is None:
+            return True
+        return bool(batch.records) and current.position + need > current.capacity
+
+    def _header_bytes(self) -> int:
+        return len(encode_file_header(FileHeader(0, 0, 0, 0, 0, self._owner.journal_marks())))
+
+    def _build(self, batch: Batch, flags: int) -> tuple[list[Buffer], JournalFile, int]:
+        """(buffers, file, end position) of the block for `batch`, in a new file when it must be."""
+        table = b"".join(batch.records)
+        size = BLOCK_HEADER_BYTES + len(table) + batch.bytes
+        need = padded(size)
+        buffers: list[Buffer] = []
+        file = self._current
+        if file is None or self._needs_file(batch, need):
+            previous = file.sequence if file is not None else self._replayed
+            file = self._prepared.popleft()
+            file.start_lsn = self._lsn
+            file.salt = self._rng.getrandbits(64)
+            marks = self._owner.journal_marks()
+            header = encode_file_header(
+                FileHeader(file.sequence, file.salt, self._lsn, previous, self._chain, marks)
+            )
+            buffers.append(header)
+            at = len(header)
+        else:
+            at = file.position
+        head, self._chain = encode_block(
+            salt=file.salt, lsn=file.start_lsn + at, durable=self._durable_lsn,
+            chain=self._chain, flags=flags, table=table, frames_bytes=batch.bytes,
+        )  # fmt: skip
+        buffers.append(head)
+        buffers += batch.buffers
+        if need > size:
+            buffers.append(memoryview(_PADDING)[: need - size])
+        return buffers, file, at + need
+
+    # --- idle ----------------------------------------------------------------------------------
+    def _arm_idle(self) -> None:
+        self._idle_armed = True
+        self._blocks_at_arming = self.blocks
+        self._workers.call_later(self._options.idle_block_ms, self._idle)
+
+    def _idle(self) -> None:
+        """A spell has passed since arming: write what waits, or prove the last block."""
+        self._idle_armed = False
+        if self._closing or self._failed:
+            return
+        if not (self.batch.records or self._unproved):
+            return
+        if self._writing or self.blocks != self._blocks_at_arming:
+            self._arm_idle()
+            return
+        self._wanted = True
+        self._write()
+
+    # --- files ---------------------------------------------------------------------------------
+    def release(self, sequence: int) -> None:
+        """Files before `sequence` are not needed any more: prepare the next one from them."""
+        assert sequence <= self.current_sequence, (sequence, self.current_sequence)
+        old = [(n, self._paths.pop(n)) for n in sorted(self._paths) if n < sequence]
+        if not old:
+            return
+        fs, directory = self._fs, self._directory
+        reuse = ""
+        if not (self._prepared or self._preparing or self._closing):
+            reuse = old.pop()[1]
+
+        def remove() -> None:
+            for _, path in old:
+                fs.unlink(path)
+            fs.sync_directory(directory)
+
+        if reuse:
+            self._prepare(reuse)
+        if old:
+            self._workers.pool(remove, self._housekept)
+
+    def _housekept(self, result: BaseException | None) -> None:
+        if isinstance(result, BaseException):
+            self._fail(result)
+
+    def _take_sequence(self) -> int:
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        return sequence
+
+    def _prepare(self, reuse: str = "") -> None:
+        """Have the next file ready in the background."""
+        if self._prepared or self._preparing or self._failed:
+            return
+        if self._closing and self._rest is None:
+            return
+        self._preparing = True
+        sequence = self._take_sequence()
+        size = self._options.journal_file_bytes
+
+        def job() -> JournalFile:
+            return self._make_file(sequence, reuse, size)
+
+        self._workers.pool(job, self._file_ready)
+
+    def _file_ready(self, result: JournalFile | BaseException) -> None:
+        self._preparing = False
+        if isinstance(result, OSError) and result.errno == errno.ENOSPC:
+            # A full disk: nothing is lost, the journal waits until a file can be had.
+            self._workers.call_later(_RETRY_MS, self._prepare)
+            return
+        if isinstance(result, BaseException):
+            self._fail(result)
+            return
+        self._prepared.append(result)
+        if not self._writing and (self._wanted or self._rest is not None):
+            self._write()
+
+    def _make_file(self, sequence: int, reuse: str, size: int) -> JournalFile:
+        """A file of `size` zeroed or released bytes under its own durable name. Blocks.
+
+        Its header, if it has one, names another sequence: it counts only once that is rewritten.
+        """
+        fs = self._fs
+        path = file_path(self._directory, sequence)
+        if reuse:
+            file = fs.open(reuse)
+            if file.size() == size:
+                fs.rename(reuse, path)
+                fs.sync_directory(self._directory)
+                return JournalFile(sequence, path, file, size)
+            file.close()
+            fs.unlink(reuse)
+        fresh = f"{path}.new"
+        file = fs.open(fresh, create=True)
+        try:
+            for position in range(0, size, len(_ZEROS)):
+                file.pwrite([memoryview(_ZEROS)[: size - position]], position)
+            file.sync()
+        except OSError:
+            file.close()
+            fs.unlink(fresh)  # a full disk must not keep half a file
+            raise
+        fs.rename(fresh, path)
+        fs.sync_directory(self._directory)
+        return JournalFile(sequence, path, file, size)
+
+    def abandon(self) -> None:
+        """Let go of the files without writing."""
+        self._failed = True
+        if self._current is not None:
+            self._current.file.close()
+        for prepared in self._prepared:
+            prepared.file.close()
+
+
+def file_path(directory: str, sequence: int) -> str:
+    """Name of a journal file."""
+    return f"{directory}/{sequence:016x}.journal"
+
+
+def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
+    """Cut a batch into a first part of at most `room` bytes, but one record, and the rest."""
+    first = Batch(batch.token)
+    rest = Batch(batch.token)
+    left = room - BLOCK_HEADER_BYTES
+    frames = 0
+    count = 0
+    for record in batch.records:
+        size = RECORD_BYTES + (frame := _frame_bytes(record))
+        if count and size > left:
+            break
+        left -= size
+        frames += frame
+        count += 1
+    first.records, rest.records = batch.records[:count], batch.records[count:]
+    taken = 0
+    for buffer in batch.buffers:
+        cut = min(len(buffer), frames - taken)
+        taken += cut
+        if cut:
+            first.buffers.append(buffer[:cut])
+        if cut < len(buffer):
+            rest.buffers.append(buffer[cut:])
+    first.bytes, rest.bytes = frames, batch.bytes - frames
+    first.needs_proof = rest.needs_proof = batch.needs_proof
+    first.sequence = rest.sequence = batch.sequence
+    rest.spans = batch.spans
+    rest.entries = batch.entries
+    return first, rest
+
+
+def _frame_bytes(record: bytes) -> int:
+    """Length of the frame that a record's block carries for it."""
+    return int.from_bytes(record[24:28], "little") if record[8] == 1 else 0

@@ -1,0 +1,481 @@
+"""One log of the disk engine, as the loop sees it: its state, its tail, its place in the files.
+
+Everything here is memory; `store` decides what is written and when. Staging appends frames to the
+tail and records to the batch that becomes the next journal block.
+
+Must not know: threads, how a flush or a recovery is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from segments.api import (
+    Compacted,
+    EntryLike,
+    HardState,
+    NotInMemory,
+    OffsetOutOfRange,
+    Slices,
+    Unavailable,
+)
+from segments.block import ENTRY, ENTRY_RECORD, HARD, MARK_VOID, RESET, STATE_RECORD, TRUNCATE, Mark
+from segments.cache import Cache, Chunk, Tail
+from segments.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST
+from segments.segment import Cursor, LogFiles, SegmentInfo
+from segments.terms import TermRuns
+
+
+@dataclass(slots=True)
+class Span:
+    """Entries [first, last] of a log that a batch carries."""
+
+    log: DiskLog
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Run:
+    """Entries [first, last] of one log that journal file `sequence` holds, durably."""
+
+    sequence: int
+    first: int
+    last: int
+
+
+class Batch:
+    """What was staged since the last block: records, and the frames they speak of.
+
+    `hard` has, for each log whose hard state moved, the place reserved in `records` and the
+    record's sequence: only the newest state is written. `needs_proof` is False as long as only
+    commit indexes moved.
+    """
+
+    __slots__ = (
+        "buffers", "bytes", "entries", "hard", "last_chunk", "last_start", "needs_proof",
+        "records", "sequence", "spans", "token",
+    )  # fmt: skip
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.records: list[bytes] = []
+        self.buffers: list[memoryview] = []
+        self.bytes = 0
+        self.entries = 0
+        self.spans: list[Span] = []
+        self.hard: dict[int, tuple[int, int, DiskLog]] = {}
+        self.needs_proof = False
+        self.sequence = 0
+        self.last_chunk: Chunk | None = None
+        self.last_start = 0
+
+    def add_run(self, chunk: Chunk, start: int, end: int) -> None:
+        """Frames [start, end) of `chunk`; joined with the run before when they touch."""
+        if self.last_chunk is chunk and self.last_start + len(self.buffers[-1]) == start:
+            self.buffers[-1] = chunk.readonly[self.last_start : end]
+        else:
+            self.buffers.append(chunk.readonly[start:end])
+            self.last_chunk = chunk
+            self.last_start = start
+        self.bytes += end - start
+
+    def seal(self) -> None:
+        """Fill in the hard states' records."""
+        for place, sequence, log in self.hard.values():
+            hard = log.hard
+            self.records[place] = STATE_RECORD.pack(
+                log.log_id, sequence, HARD, hard.term, hard.commit, hard.vote
+            )
+        self.hard.clear()
+
+
+class DiskLog:
+    """`segments.api.Log` on disk.
+
+    Invariant: first_index - 1 ≤ commit ≤ last_index, and flushed_index ≤ commit.
+    """
+
+    __slots__ = (
+        "applied",
+        "cursor",
+        "deleted",
+        "files",
+        "first",
+        "flush_blocked",
+        "flushed_index",
+        "flushed_offset",
+        "generation",
+        "group",
+        "hard",
+        "id",
+        "is_lost",
+        "is_void",
+        "last",
+        "number",
+        "offset",
+        "rewritten",
+        "runs",
+        "segments",
+        "sequence",
+        "start_offset",
+        "tail",
+        "terms",
+        "unflushed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        files: LogFiles,
+        replica_number: int,
+        cache: Cache,
+        *,
+        first_index: int,
+        prev_term: int,
+        next_offset: int,
+    ) -> None:
+        self.id = files.log_id
+        self.group = files.group_id
+        self.number = replica_number
+        self.files = files
+        self.hard = HardState(0, 0, first_index - 1)
+        self.first = first_index
+        self.last = first_index - 1
+        self.offset = next_offset
+        self.start_offset = next_offset
+        self.flushed_index = first_index - 1
+        self.flushed_offset = next_offset
+        self.applied = 0
+        self.terms = TermRuns(first_index - 1, prev_term)
+        self.tail = Tail(cache, first_index - 1)
+        self.segments: list[SegmentInfo] = []
+        self.cursor = Cursor()
+        self.sequence = 0
+        self.runs: list[Run] = []
+        self.unflushed = 0
+        self.rewritten = False
+        self.flush_blocked = False
+        self.generation = 0
+        self.is_void = True
+        self.is_lost = False
+        self.deleted = False
+
+    # --- the contract ------------------------------------------------------------------------
+    @property
+    def log_id(self) -> int:
+        return self.id
+
+    @property
+    def group_id(self) -> int:
+        return self.group
+
+    @property
+    def replica_number(self) -> int:
+        return self.number
+
+    @property
+    def first_index(self) -> int:
+        return self.first
+
+    @property
+    def last_index(self) -> int:
+        return self.last
+
+    @property
+    def commit_index(self) -> int:
+        return self.hard.commit
+
+    @property
+    def hard_state(self) -> HardState:
+        return HardState(self.hard.term, self.hard.vote, self.hard.commit)
+
+    @property
+    def applied_index(self) -> int:
+        return self.applied
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.start_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset
+
+    @property
+    def lost(self) -> bool:
+        return self.is_lost
+
+    def term(self, index: int) -> int:
+        if self.first - 1 <= index <= self.last:
+            return self.terms.term(index)
+        raise self._outside(index)
+
+    def offset_after(self, index: int) -> int:
+        if index == self.last:
+            return self.offset
+        if index == self.first - 1:
+            return self.start_offset
+        self._check(index)
+        if self.tail.first and index >= self.tail.first:
+            entry = self.tail.entry(index)
+            return entry.base_offset + entry.records
+        idx = self.files.idx(index)
+        return idx.base_offset + idx.records
+
+    def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+        if first == end:
+            return []
+        self._check(first)
+        self._check(end - 1)
+        tail = self.tail
+        if not tail.first or first < tail.first:
+            tail.cache.misses += 1
+            raise NotInMemory(first, min(end, tail.first or end))
+        tail.cache.hits += 1
+        return tail.slice(first, end, bytes_max)
+
+    def read(self, offset: int, end_index: int, bytes_max: int) -> Slices:
+        end_index = min(end_index, self.hard.commit)
+        end_offset = self.offset_after(end_index)
+        if not self.start_offset <= offset <= end_offset:
+            raise OffsetOutOfRange(f"offset {offset} not in [{self.start_offset}, {end_offset}]")
+        slices = Slices(first_offset=offset, end_offset=offset)
+        if offset == end_offset:
+            return slices
+        tail = self.tail
+        index = tail.find_offset(offset)
+        if not index:
+            tail.cache.misses += 1
+            raise NotInMemory(self.first, tail.first or self.last + 1)
+        tail.cache.hits += 1
+        buffers = slices.buffers
+        total = 0
+        for chunk, start, stop in tail.spans(index, end_index + 1):
+            for entry in chunk.entries[start:stop]:
+                if not entry.records:
+                    continue
+                size = len(entry.data)
+                if total + size > bytes_max and buffers:
+                    slices.bytes = total
+                    return slices
+                if not buffers:
+                    slices.first_offset = entry.base_offset
+                buffers.append(entry.data)
+                total += size
+                slices.end_offset = entry.base_offset + entry.records
+        slices.bytes = total
+        return slices
+
+    def index_of(self, offset: int) -> int:
+        if not self.start_offset <= offset < self.offset:
+            raise OffsetOutOfRange(f"offset {offset} not in [{self.start_offset}, {self.offset})")
+        found = self.tail.find_offset(offset)
+        if found:
+            return found
+        return self.files.index_of(self.segments, offset, self.first, self.flushed_index + 1)
+
+    # --- staging -----------------------------------------------------------------------------
+    def stage(self, entries: Sequence[EntryLike], batch: Batch) -> None:
+        """Copy the entries into the tail and their records into `batch`.
+
+        The hottest loop of the engine: one copy, one CRC and two packs for each entry.
+        """
+        index = first = entries[0].index
+        if first <= self.last:
+            self.truncate(first, batch)
+        tail = self.tail
+        chunk = tail.chunks[-1] if tail.chunks else tail.grow(0, first)
+        buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
+        run_start = used = chunk.used
+        held, ends = chunk.entries, chunk.ends
+        log_id, group, sequence = self.id, self.group, self.sequence
+        records = batch.records
+        term = self.terms.terms[-1]
+        total = 0
+        for entry in entries:
+            assert entry.index == index, (entry.index, index)
+            data = entry.data
+            length = len(data)
+            start = used
+            body = start + FRAME_BYTES
+            used = body + length
+            if used > capacity:
+                if start > run_start:
+                    batch.add_run(chunk, run_start, start)
+                    chunk.used = start
+                    total += start - run_start
+                if not held:
+                    tail.discard_last()
+                chunk = tail.grow(FRAME_BYTES + length, index)
+                buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
+                held, ends = chunk.entries, chunk.ends
+                run_start = start = 0
+                body = FRAME_BYTES
+                used = FRAME_BYTES + length
+            buffer[body:used] = data
+            if entry.term != term:
+                term = entry.term
+                self.terms.add(index, term)
+            HEADER_REST.pack_into(
+                buffer, start + 4, length, group, term, entry.kind, FRAME_VERSION, 0,
+                entry.records, index, entry.base_offset, entry.timestamp,
+            )  # fmt: skip
+            crc = crc32c(buffer[start + 4 : used])
+            CRC.pack_into(buffer, start, crc)
+            entry.data = readonly[body:used]
+            held.append(entry)
+            ends.append(used)
+            records.append(
+                ENTRY_RECORD.pack(log_id, sequence, ENTRY, term, index, used - start, crc)
+            )
+            sequence += 1
+            index += 1
+        batch.add_run(chunk, run_start, used)
+        chunk.used = used
+        total += used - run_start
+        self.sequence = sequence
+        self.unflushed += total
+        tail.cache.unflushed += total
+        self.last = index - 1
+        last = entries[-1]
+        self.offset = last.base_offset + last.records
+        batch.spans.append(Span(self, first, index - 1))
+        batch.entries += len(entries)
+        batch.needs_proof = True
+
+    def truncate(self, index: int, batch: Batch) -> None:
+        """Cut the suffix from `index` on."""
+        assert index > self.hard.commit, (index, self.hard.commit)
+        assert index > self.flushed_index, (index, self.flushed_index)
+        assert index >= self.first, (index, self.first)
+        self.offset = self.offset_after(index - 1)
+        removed = self.tail.truncate(index)
+        self.unflushed -= removed
+        self.tail.cache.unflushed -= removed
+        self.terms.truncate(index)
+        self.last = index - 1
+        self.stage_state(batch, TRUNCATE, 0, index, 0)
+
+    def restage(self, batch: Batch) -> None:
+        """Stage everything that no segment holds once more, so that older journal files may go.
+
+        The frames are those in the tail: nothing is copied or summed again.
+        """
+        first = self.flushed_index + 1
+        assert first <= self.last, (first, self.last)
+        index = first
+        for chunk, start, stop in self.tail.spans(first, self.last + 1):
+            position = chunk.start_of(start)
+            batch.add_run(chunk, position, chunk.ends[stop - 1])
+            for n in range(start, stop):
+                end = chunk.ends[n]
+                crc: int = CRC.unpack_from(chunk.buffer, position)[0]
+                record = ENTRY_RECORD.pack(
+                    self.id, self.sequence, ENTRY, chunk.entries[n].term, index, end - position, crc
+                )
+                batch.records.append(record)
+                self.sequence += 1
+                index += 1
+                position = end
+        assert index == self.last + 1, (index, self.last)
+        batch.spans.append(Span(self, first, self.last))
+        batch.needs_proof = True
+
+    def stage_hard(self, state: HardState, batch: Batch) -> None:
+        """Stage term, vote and commit; a second change within a batch replaces the first."""
+        hard = self.hard
+        assert state.commit <= self.last, (state.commit, self.last)
+        assert state.commit >= hard.commit, (state.commit, hard.commit)
+        assert state.term >= hard.term, (state.term, hard.term)
+        if state.term != hard.term or state.vote != hard.vote:
+            hard.term = state.term
+            hard.vote = state.vote
+            batch.needs_proof = True
+        elif state.commit == hard.commit:
+            return
+        hard.commit = state.commit
+        if self.id not in batch.hard:
+            batch.hard[self.id] = (len(batch.records), self.sequence, self)
+            batch.records.append(b"")
+            self.sequence += 1
+
+    def stage_state(self, batch: Batch, kind: int, term: int, index: int, value: int) -> None:
+        """Stage a record without a frame."""
+        batch.records.append(STATE_RECORD.pack(self.id, self.sequence, kind, term, index, value))
+        self.sequence += 1
+        batch.needs_proof = True
+
+    def reset(self, first_index: int, prev_term: int, next_offset: int, batch: Batch) -> None:
+        """Drop every entry and continue at `first_index`. No flush until `allow_flush`: the files
+        there are belong to what was dropped."""
+        tail = self.tail
+        tail.cache.unflushed -= self.unflushed
+        self.unflushed = 0
+        tail.cache.release(tail)
+        self.first = first_index
+        self.last = first_index - 1
+        self.offset = self.start_offset = next_offset
+        self.hard.commit = first_index - 1
+        self.flushed_index = tail.flushed_index = first_index - 1
+        self.flushed_offset = next_offset
+        self.terms = TermRuns(first_index - 1, prev_term)
+        self.segments = []
+        self.cursor = Cursor()
+        self.generation += 1
+        self.is_void = True
+        self.flush_blocked = True
+        self.stage_state(batch, RESET, prev_term, first_index, next_offset)
+        batch.spans.append(Span(self, first_index, first_index - 1))
+
+    def allow_flush(self, generation: int) -> None:
+        """The files of the generations before are gone."""
+        if generation == self.generation:
+            self.flush_blocked = False
+
+    def trim(self, first_index: int) -> None:
+        """Drop entries below `first_index`; what is in memory goes with its chunk."""
+        self.start_offset = self.offset_after(first_index - 1)
+        self.terms.trim(first_index - 1)
+        self.first = first_index
+
+    # --- where the log lies in the journal -----------------------------------------------------
+    def note_journaled(self, sequence: int, first: int, last: int) -> None:
+        """Entries [first, last] are durable in journal file `sequence`, and whatever the log had
+        from `first` on in older ones no longer counts."""
+        runs = self.runs
+        while runs and runs[-1].first >= first:
+            runs.pop()
+        if runs and runs[-1].last >= first:
+            runs[-1].last = first - 1
+        if last < first:
+            return
+        if runs and runs[-1].sequence == sequence:
+            runs[-1].last = last
+        else:
+            runs.append(Run(sequence, first, last))
+
+    def oldest_needed(self) -> int:
+        """Sequence of the oldest journal file with an entry that no segment holds; 0: none."""
+        self.runs = [run for run in self.runs if run.last > self.flushed_index]
+        return min((run.sequence for run in self.runs), default=0)
+
+    def mark(self) -> Mark:
+        """What a new journal file's header says about this log."""
+        hard = self.hard
+        return Mark(
+            self.id, self.sequence, hard.term, self.terms.terms[0],
+            MARK_VOID if self.is_void else 0, hard.vote, hard.commit, self.applied,
+            self.flushed_index, self.flushed_offset, self.last, self.first, self.start_offset,
+        )  # fmt: skip
+
+    def _check(self, index: int) -> None:
+        if not self.first <= index <= self.last:
+            raise self._outside(index)
+
+    def _outside(self, index: int) -> Compacted | Unavailable:
+        if index < self.first:
+            return Compacted(f"index {index} is below {self.first}")
+        return Unavailable(f"index {index} is above {self.last}")

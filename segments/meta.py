@@ -1,0 +1,137 @@
+"""Meta: the applied state of the state machines, as of the last checkpoint.
+
+Keys and values in a `MetaFile` (log ids big-endian, so that order is key order; the rest little):
+
+    log id 4, "a"          applied index 8, number of items 8, digest 8, CRC32C 4
+    log id 4, "k", key     CRC32C 4 over the rest, length of the key 2, the key again, the value
+
+A bit flip in a B-tree page can return another key's value, or hide a key: a value therefore names
+its key, and the log's record counts its items and sums their CRCs. What does not add up is refused
+as a whole: the state then comes from a snapshot or from the log, never from a default.
+
+Everything blocks and runs in the pool, one job at a time, but for `load` at start.
+
+Must not know: what the keys mean.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from crc32c import crc32c
+
+from segments.api import CorruptRecord, MetaBatch
+from segments.fs import MetaFile
+
+_APPLIED = struct.Struct("<QQQI")
+_ITEM = struct.Struct("<IH")
+_LOG = struct.Struct(">I")
+_MASK = (1 << 64) - 1
+
+
+class Meta:
+    """Checkpointed state of all logs."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: MetaFile) -> None:
+        self._file = file
+
+    def applied(self, log_id: int) -> int:
+        """The applied index of the last checkpoint, 0 when there is none or it is damaged."""
+        try:
+            return self._read_applied(log_id)[0]
+        except CorruptRecord:
+            return 0
+
+    def load(self, log_id: int) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """(applied index, items in key order). Raises CorruptRecord."""
+        applied, count, digest = self._read_applied(log_id)
+        prefix = _LOG.pack(log_id) + b"k"
+        items: list[tuple[bytes, bytes]] = []
+        found = 0
+        for stored_key, stored in self._file.scan(prefix):
+            key = stored_key[len(prefix) :]
+            items.append((key, _open_item(key, stored)))
+            found += _weight(stored)
+        if len(items) != count or found & _MASK != digest:
+            raise CorruptRecord("meta of log", log_id, expected=count, actual=len(items))
+        return applied, items
+
+    def commit(self, batches: Sequence[MetaBatch]) -> None:
+        """Write the batches in one durable transaction."""
+        puts: list[tuple[bytes, bytes | None]] = []
+        for batch in batches:
+            self._add(batch, puts)
+        if puts:
+            self._file.commit(puts)
+
+    def forget(self, log_id: int) -> None:
+        """Delete everything of a log."""
+        stored = self._file.scan(_LOG.pack(log_id))
+        if stored:
+            self._file.commit([(key, None) for key, _ in stored])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, batch: MetaBatch, puts: list[tuple[bytes, bytes | None]]) -> None:
+        log_key = _LOG.pack(batch.log_id)
+        prefix = log_key + b"k"
+        current: dict[bytes, bytes | None] = {}
+        if batch.clear:
+            count = digest = 0
+            for stored_key, _ in self._file.scan(prefix):
+                current[stored_key] = None
+                puts.append((stored_key, None))
+        else:
+            _, count, digest = self._read_applied(batch.log_id)
+        for key, value in batch.items:
+            stored_key = prefix + key
+            old = current[stored_key] if stored_key in current else self._file.get(stored_key)
+            if old is not None:
+                count -= 1
+                digest -= _weight(old)
+            stored = None if value is None else _seal_item(key, value)
+            if stored is not None:
+                count += 1
+                digest += _weight(stored)
+            current[stored_key] = stored
+            puts.append((stored_key, stored))
+        packed = struct.pack("<QQQ", batch.applied, count, digest & _MASK)
+        puts.append((log_key + b"a", packed + struct.pack("<I", crc32c(packed, batch.log_id))))
+
+    def _read_applied(self, log_id: int) -> tuple[int, int, int]:
+        stored = self._file.get(_LOG.pack(log_id) + b"a")
+        if stored is None:
+            return 0, 0, 0
+        if len(stored) != _APPLIED.size:
+            raise CorruptRecord("applied", log_id, expected=_APPLIED.size, actual=len(stored))
+        applied, count, digest, crc = _APPLIED.unpack(stored)
+        actual = crc32c(stored[:24], log_id)
+        if actual != crc:
+            raise CorruptRecord("applied", log_id, expected=crc, actual=actual)
+        return applied, count, digest
+
+
+def _seal_item(key: bytes, value: bytes) -> bytes:
+    rest = struct.pack("<H", len(key)) + key + value
+    return struct.pack("<I", crc32c(rest)) + rest
+
+
+def _open_item(key: bytes, stored: bytes) -> bytes:
+    """The value in `stored`. Raises CorruptRecord."""
+    if len(stored) < _ITEM.size:
+        raise CorruptRecord("meta value", 0, expected=_ITEM.size, actual=len(stored))
+    crc, length = _ITEM.unpack_from(stored)
+    actual = crc32c(stored[4:])
+    end = _ITEM.size + length
+    if actual != crc or stored[_ITEM.size : end] != key:
+        raise CorruptRecord("meta value", 0, expected=crc, actual=actual)
+    return stored[end:]
+
+
+def _weight(stored: bytes) -> int:
+    """What an item adds to its log's digest: its own CRC, spread over 64 bits."""
+    return int.from_bytes(stored[:4], "little") * 0x9E3779B97F4A7C15

@@ -1,0 +1,232 @@
+"""Opening a data directory: logs as they were, from identity, segments, journal and meta.
+
+After replay has said what each log should be, its segments are looked at (files of a reset or of an
+unfinished flush are removed), the place of the next frame is found through the last Idx, terms are
+found by binary search over Idx, and the entries that only the journal holds are read back into the
+tail. A log whose segments do not hold what the journal says they do is lost, like one whose journal
+records are: it is opened empty behind what was acknowledged, and never used again.
+
+Must not know: how the store goes on from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from segments.api import CorruptRecord, StorageError, StoredEntry
+from segments.cache import Cache
+from segments.frame import read_frame
+from segments.fs import FileSystem
+from segments.identity import Identity
+from segments.journal import file_path
+from segments.log import Batch, DiskLog, Run
+from segments.meta import Meta
+from segments.replay import FrameRef, Replay, ReplayedLog, replay_journal
+from segments.segment import SEGMENT_HEADER_BYTES, Cursor, LogFiles, SegmentInfo
+from segments.terms import TermRuns
+
+_READ_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found. `newly_lost` are log ids not known as lost before."""
+
+    logs: dict[int, DiskLog] = field(default_factory=dict)
+    replay: Replay = field(default_factory=Replay)
+    newly_lost: list[int] = field(default_factory=list)
+
+
+def log_directory(directory: str, log_id: int) -> str:
+    """Where a log's segments lie."""
+    return f"{directory}/logs/{log_id:08x}"
+
+
+def recover(
+    fs: FileSystem,
+    directory: str,
+    identity: Identity,
+    cache: Cache,
+    meta: Meta,
+    index_entries: int,
+) -> Recovered:
+    """Read everything back. Blocks. Removes only files that hold nothing."""
+    journal_directory = f"{directory}/journal"
+    replay = replay_journal(fs, journal_directory, identity.logs)
+    found = Recovered(replay=replay)
+    for log_id, replayed in replay.logs.items():
+        known = identity.logs[log_id]
+        files = LogFiles(
+            fs, log_directory(directory, log_id), log_id, known.group_id, index_entries
+        )
+        try:
+            log = _open_log(files, known.replica_number, cache, replayed, journal_directory)
+        except (StorageError, FileNotFoundError):
+            log = _open_lost(files, known.replica_number, cache, replayed)
+        log.applied = meta.applied(log_id)
+        log.is_lost = log.is_lost or replayed.lost
+        if log.applied > log.last:
+            log.is_lost = True  # only what was durable here is ever applied
+        elif log.applied > log.hard.commit:
+            log.hard.commit = log.applied
+        if log.is_lost and not known.lost:
+            found.newly_lost.append(log_id)
+        found.logs[log_id] = log
+    return found
+
+
+def _open_log(
+    files: LogFiles, replica_number: int, cache: Cache, replayed: ReplayedLog, journal: str
+) -> DiskLog:
+    """A log from its segments up to the durable end and its journal entries behind it.
+
+    Raises StorageError, FileNotFoundError.
+    """
+    end = replayed.flushed_index + 1
+    segments: list[SegmentInfo] = []
+    if replayed.is_void:
+        if files.fs.exists(files.directory):
+            files.fs.remove_tree(files.directory)
+    else:
+        segments = _usable_segments(files, replayed)
+    # A prefix trimmed beyond the durable end is read back first and trimmed then.
+    trimmed_ahead = replayed.first_index > end
+    log = DiskLog(
+        files,
+        replica_number,
+        cache,
+        first_index=end if trimmed_ahead else replayed.first_index,
+        prev_term=0 if trimmed_ahead else replayed.prev_term,
+        next_offset=replayed.flushed_offset if trimmed_ahead else replayed.start_offset,
+    )
+    log.segments = segments
+    log.is_void = replayed.is_void
+    log.flushed_index = log.tail.flushed_index = log.last = replayed.flushed_index
+    log.flushed_offset = log.offset = replayed.flushed_offset
+    if segments:
+        log.cursor = files.healing(segments, end, lambda: _cursor(files, end - 1))
+        first = max(log.first, segments[0].first_index)
+        for index, term in files.healing(segments, end, lambda: files.term_runs(first, end)):
+            log.terms.add(index, term)
+    batch = Batch(0)
+    for entries in _journal_entries(files, replayed, journal):
+        log.stage(entries, batch)
+        batch = Batch(0)
+    log.runs = _runs(replayed)
+    if trimmed_ahead:
+        log.trim(replayed.first_index)
+    _set_state(log, replayed)
+    return log
+
+
+def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:
+    hard = log.hard
+    hard.term, hard.vote = replayed.term, replayed.vote
+    last_term = log.terms.term(log.last)
+    if last_term > hard.term:
+        # Entries of a term reached the disk in a block before that with the term. This replica
+        # had not voted in it: a vote is durable before it is sent.
+        hard.term, hard.vote = last_term, 0
+    # A commit index may have been written in a block before that of its entries.
+    hard.commit = max(log.flushed_index, min(replayed.commit, log.last), log.first - 1)
+    log.sequence = replayed.sequence if replayed.sequence >= 0 else replayed.sequence_hint
+
+
+def _open_lost(
+    files: LogFiles, replica_number: int, cache: Cache, replayed: ReplayedLog
+) -> DiskLog:
+    """Something to report about: no entries, its hard state, and the mark that it is lost."""
+    log = DiskLog(
+        files, replica_number, cache, first_index=replayed.last_index + 1, prev_term=0,
+        next_offset=replayed.flushed_offset,
+    )  # fmt: skip
+    log.terms = TermRuns(log.first - 1, replayed.term)
+    _set_state(log, replayed)
+    log.is_void = False
+    log.is_lost = True
+    return log
+
+
+def _usable_segments(files: LogFiles, replayed: ReplayedLog) -> list[SegmentInfo]:
+    """The segments that hold entries up to the durable end; others are removed.
+
+    Raises CorruptRecord when there are none or they do not follow each other.
+    """
+    segments = files.segments()
+    for segment in [s for s in segments if s.first_index > replayed.flushed_index]:
+        files.fs.unlink(files.segment_path(segment.number))
+        segments.remove(segment)
+    while len(segments) > 1 and segments[1].first_index <= replayed.first_index:
+        files.fs.unlink(files.segment_path(segments[0].number))
+        del segments[0]
+    if not segments or segments[0].first_index > replayed.first_index:
+        raise CorruptRecord("segments missing", replayed.first_index)
+    for before, after in pairwise(segments):
+        if after.number != before.number + 1:
+            raise CorruptRecord("segment missing", after.number, expected=before.number + 1)
+    return segments
+
+
+def _cursor(files: LogFiles, last: int) -> Cursor:
+    """Where the frame after entry `last` goes. Raises CorruptRecord."""
+    idx = files.idx(last)
+    cursor = Cursor(idx.segment, idx.position + idx.length, idx.max_timestamp)
+    file = files.fs.open(files.segment_path(cursor.segment))
+    try:
+        if file.size() < cursor.position or cursor.position < SEGMENT_HEADER_BYTES:
+            raise CorruptRecord(
+                "segment too short", last, expected=cursor.position, actual=file.size()
+            )
+    finally:
+        file.close()
+    return cursor
+
+
+def _journal_entries(
+    files: LogFiles, replayed: ReplayedLog, journal: str
+) -> Iterator[list[StoredEntry]]:
+    """The entries after the durable end, from the journal, in runs of frames that touch."""
+    index = replayed.flushed_index + 1
+    while index <= replayed.last_index and index in replayed.frames:
+        first = replayed.frames[index]
+        refs = [first]
+        length = first.length
+        while (
+            (ref := replayed.frames.get(index + len(refs))) is not None
+            and index + len(refs) <= replayed.last_index
+            and ref.sequence == first.sequence
+            and ref.position == first.position + length
+            and length + ref.length <= _READ_BYTES
+        ):
+            refs.append(ref)
+            length += ref.length
+        yield _read_frames(files, file_path(journal, first.sequence), refs, length)
+        index += len(refs)
+
+
+def _read_frames(
+    files: LogFiles, path: str, refs: list[FrameRef], length: int
+) -> list[StoredEntry]:
+    file = files.fs.open(path)
+    try:
+        view = memoryview(file.pread(length, refs[0].position))
+    finally:
+        file.close()
+    start = refs[0].position
+    return [read_frame(view, ref.position - start, files.group_id, ref.position) for ref in refs]
+
+
+def _runs(replayed: ReplayedLog) -> list[Run]:
+    """Which journal files hold the entries after the durable end."""
+    runs: list[Run] = []
+    for index in range(replayed.flushed_index + 1, replayed.last_index + 1):
+        ref = replayed.frames.get(index)
+        if ref is None:
+            break
+        if runs and runs[-1].sequence == ref.sequence:
+            runs[-1].last = index
+        else:
+            runs.append(Run(ref.sequence, index, index))
+    return runs

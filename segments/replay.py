@@ -1,0 +1,407 @@
+"""Reading the journal back: which files count, which blocks, and what they say of each log.
+
+Files are chained by the sequence of the one before; replay begins with the oldest that the chain
+reaches. Blocks are read in order. Where one does not match, the rest of the file is searched for a
+block that does: there is one only if the damaged one had been durable (the *durable mark* is the
+largest durable LSN in any good block, also behind a damaged one, and each file's start LSN).
+Without one, the tail is torn and cut. With one, something acknowledged may be lost:
+
+* the table is good, a frame is not: the log of that frame lost it;
+* the table is not good: every log is suspect until a later record of it shows, by its sequence,
+  that it lost nothing.
+
+A flip inside the last block, behind which nothing is, cannot be told from a tear; idle and closing
+blocks keep the last one young.
+
+Must not know: segments, caches. It collects references to frames, not frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+from segments.block import (
+    BLOCK_HEADER_BYTES,
+    CLOSING,
+    ENTRY,
+    ENTRY_RECORD,
+    FILE_HEADER_BYTES,
+    FLUSHED,
+    HARD,
+    MARK_VOID,
+    PAGE_BYTES,
+    RECORD_BYTES,
+    RESET,
+    STATE_RECORD,
+    TRIM,
+    TRUNCATE,
+    Block,
+    FileHeader,
+    Mark,
+    block_bytes,
+    decode_block,
+    decode_file_header,
+    header_length,
+)
+from segments.fs import File, FileSystem
+from segments.identity import LogIdentity
+from segments.journal import Position
+
+_SCAN_BYTES = 1 << 20
+_HEADER_BYTES_MAX = 256 << 20
+
+
+@dataclass(slots=True)
+class FrameRef:
+    """Where the journal holds an entry's frame."""
+
+    sequence: int
+    position: int
+    length: int
+    term: int
+
+
+@dataclass(slots=True)
+class ReplayedLog:
+    """What the journal says of one log. Entries up to `flushed_index` are in segments."""
+
+    log_id: int
+    first_index: int
+    prev_term: int
+    start_offset: int
+    last_index: int
+    flushed_index: int
+    flushed_offset: int
+    commit: int
+    term: int = 0
+    vote: int = 0
+    is_void: bool = True
+    lost: bool = False
+    sequence: int = -1
+    """Of the next record; -1 as long as none was seen."""
+    sequence_hint: int = 0
+    """What the first file's header says: the first record seen is not above it."""
+    suspect: bool = False
+    frames: dict[int, FrameRef] = field(default_factory=dict)
+
+    def apply(self, kind: int, term: int, index: int, value: int) -> None:
+        """A record without a frame."""
+        if kind == HARD:
+            self.term, self.vote = term, value
+            self.commit = max(self.commit, index)
+        elif kind == TRUNCATE:
+            self.cut(index)
+        elif kind == RESET:
+            self.frames.clear()
+            self.first_index, self.prev_term, self.start_offset = index, term, value
+            self.last_index = self.flushed_index = index - 1
+            self.flushed_offset = value
+            self.commit = max(self.commit, index - 1)
+            self.is_void = True
+        elif kind == FLUSHED:
+            if index > self.flushed_index:
+                self.flushed_index, self.flushed_offset = index, value
+            self.last_index = max(self.last_index, index)
+            self.is_void = False
+        elif kind == TRIM:
+            self.first_index, self.prev_term, self.start_offset = index, term, value
+
+    def add(self, index: int, ref: FrameRef) -> None:
+        """An entry. One already held with the same term was written again, nothing else."""
+        if index > self.last_index:
+            self.last_index = index
+        elif (held := self.frames.get(index)) is not None and held.term != ref.term:
+            self.cut(index)
+            self.last_index = index
+        self.frames[index] = ref
+
+    def cut(self, index: int) -> None:
+        """The suffix from `index` on is gone."""
+        for gone in range(index, self.last_index + 1):
+            self.frames.pop(gone, None)
+        self.last_index = min(self.last_index, index - 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every entry that no segment holds is in the journal."""
+        return all(n in self.frames for n in range(self.flushed_index + 1, self.last_index + 1))
+
+
+@dataclass(slots=True)
+class _FoundFile:
+    sequence: int
+    path: str
+    header: FileHeader | None
+    is_blank: bool
+
+
+@dataclass(slots=True)
+class Replay:
+    """The outcome: logs by id, where the journal goes on, and its files."""
+
+    logs: dict[int, ReplayedLog] = field(default_factory=dict)
+    position: Position = field(default_factory=lambda: Position(0, 0, 1))
+    live: list[tuple[int, str]] = field(default_factory=list)
+    spare: list[tuple[int, str]] = field(default_factory=list)
+    scrap: list[str] = field(default_factory=list)
+    blocks: int = 0
+    torn_bytes: int = 0
+    damaged_blocks: int = 0
+
+
+def replay_journal(fs: FileSystem, directory: str, identities: dict[int, LogIdentity]) -> Replay:
+    """Read the whole journal of `directory`. Blocks; changes nothing on disk."""
+    return _Replayer(fs, directory, identities).run()
+
+
+class _Replayer:
+    def __init__(self, fs: FileSystem, directory: str, identities: dict[int, LogIdentity]) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.result = Replay()
+        self._logs = self.result.logs
+        for log_id in sorted(identities):
+            known = identities[log_id]
+            last = known.first_index - 1
+            self._logs[log_id] = ReplayedLog(
+                log_id, known.first_index, known.prev_term, known.next_offset, last, last,
+                known.next_offset, last, lost=known.lost,
+            )  # fmt: skip
+
+    def run(self) -> Replay:
+        found = self._find_files()
+        chain = self._chain(found)
+        result = self.result
+        newest = max((file.sequence for file in found), default=0)
+        in_chain = {file.sequence for file in chain}
+        for file in found:
+            if file.sequence in in_chain:
+                result.live.append((file.sequence, file.path))
+            elif file.is_blank and (not chain or file.sequence > chain[-1].sequence):
+                result.spare.append((file.sequence, file.path))
+            else:
+                result.scrap.append(file.path)
+        if not chain:
+            for log in self._logs.values():
+                log.lost = True  # logs exist, so a journal did
+            result.position = Position(0, 0, newest + 1)
+            return result
+        base = chain[0].header
+        assert base is not None, chain[0].path
+        for mark in base.marks:
+            self._start_from(mark)
+        end_lsn = crc = 0
+        for n, current in enumerate(chain):
+            following = chain[n + 1].header if n + 1 < len(chain) else None
+            stop = following.start_lsn if following is not None else None
+            end_lsn, crc = self._replay_file(current, stop)
+        self._judge_unreadable(found, chain[-1].sequence, end_lsn)
+        for log in self._logs.values():
+            if log.suspect or not log.is_whole:
+                log.lost = True
+        result.position = Position(end_lsn, crc, newest + 1)
+        return result
+
+    # --- files ---------------------------------------------------------------------------------
+    def _find_files(self) -> list[_FoundFile]:
+        found: list[_FoundFile] = []
+        for name in self._fs.list(self._directory):
+            path = f"{self._directory}/{name}"
+            if not name.endswith(".journal"):
+                self.result.scrap.append(path)
+                continue
+            sequence = int(name.partition(".")[0], 16)
+            file = self._fs.open(path)
+            try:
+                found.append(self._look(file, sequence, path))
+            finally:
+                file.close()
+        found.sort(key=lambda file: file.sequence)
+        return found
+
+    def _look(self, file: File, sequence: int, path: str) -> _FoundFile:
+        data = file.pread(PAGE_BYTES, 0)
+        length = header_length(data)
+        if PAGE_BYTES < length <= min(file.size(), _HEADER_BYTES_MAX):
+            data = file.pread(length, 0)
+        header = decode_file_header(data)
+        if header is not None and header.sequence != sequence:
+            return _FoundFile(sequence, path, None, is_blank=True)
+        is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
+        return _FoundFile(sequence, path, header, is_blank)
+
+    def _chain(self, found: list[_FoundFile]) -> list[_FoundFile]:
+        """The newest file and those before it, as far as each names one that is there."""
+        by_sequence = {file.sequence: file for file in found if file.header is not None}
+        chain: list[_FoundFile] = []
+        current = by_sequence.get(max(by_sequence, default=0))
+        while current is not None:
+            chain.append(current)
+            assert current.header is not None, current.path
+            current = by_sequence.get(current.header.previous)
+        chain.reverse()
+        return chain
+
+    def _judge_unreadable(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
+        """A newer file without a good header: torn with its first block, or damaged later?"""
+        for file in found:
+            if file.sequence <= newest or file.header is not None or file.is_blank:
+                continue
+            handle = self._fs.open(file.path)
+            try:
+                for position in range(PAGE_BYTES, handle.size(), PAGE_BYTES):
+                    head = handle.pread(BLOCK_HEADER_BYTES, position)
+                    lsn = int.from_bytes(head[16:24], "little")
+                    salt = int.from_bytes(head[8:16], "little")
+                    size = block_bytes(head, salt=salt, lsn=lsn)
+                    if not size or lsn != end_lsn + position:
+                        continue
+                    block = decode_block(handle.pread(size, position), position)
+                    if block is not None and block.durable > end_lsn:
+                        self._suspect_all()
+                        return
+            finally:
+                handle.close()
+
+    # --- blocks --------------------------------------------------------------------------------
+    def _replay_file(self, found: _FoundFile, stop_lsn: int | None) -> tuple[int, int]:
+        """Apply the file's blocks below `stop_lsn`; (LSN of their end, CRC of the last)."""
+        header = found.header
+        assert header is not None, found.path
+        file = self._fs.open(found.path)
+        try:
+            size = file.size()
+            stop = size if stop_lsn is None else stop_lsn - header.start_lsn
+            position, chain, flags = header.bytes, header.chain, 0
+            while position < stop:
+                block, data = _read_block(file, header, position, size)
+                if block is not None and block.chain == chain and not _bad_frames(block, data):
+                    self._apply(block, data, found.sequence, frozenset())
+                elif block is not None and self._is_proved(file, header, block, stop_lsn, size):
+                    self.result.damaged_blocks += 1
+                    self._apply(block, data, found.sequence, _bad_frames(block, data))
+                else:
+                    # Its length cannot be trusted: go on where the next good block begins.
+                    position_next = _next_block(file, header, position + PAGE_BYTES, stop, size)
+                    if position_next is None and stop_lsn is None:
+                        if not flags & CLOSING:
+                            self.result.torn_bytes = stop - position
+                        break
+                    self.result.damaged_blocks += 1
+                    self._suspect_all()
+                    if position_next is None:
+                        position = stop
+                        break
+                    position = position_next
+                    found_block, _ = _read_block(file, header, position, size)
+                    assert found_block is not None, position
+                    chain = found_block.chain
+                    continue
+                position += block.padded
+                chain, flags = block.crc, block.flags
+            return header.start_lsn + position, chain
+        finally:
+            file.close()
+
+    def _is_proved(
+        self, file: File, header: FileHeader, block: Block, stop_lsn: int | None, size: int
+    ) -> bool:
+        """A later block, or a later file, says that this one had been durable."""
+        if stop_lsn is not None:
+            return True
+        end = block.position + block.padded
+        return _next_block(file, header, end, size, size) is not None
+
+    def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
+        """Apply a block's records; frames whose number is in `bad` are lost to their logs."""
+        self.result.blocks += 1
+        at = BLOCK_HEADER_BYTES + len(block.table)
+        for n in range(0, len(block.table), RECORD_BYTES):
+            log_id, number, kind, term, index, value = STATE_RECORD.unpack_from(block.table, n)
+            length = 0
+            if kind == ENTRY:
+                length = value & 0xFFFFFFFF
+            log = self._logs.get(log_id)
+            if log is not None:
+                self._check_sequence(log, number)
+                if kind != ENTRY:
+                    log.apply(kind, term, index, value)
+                elif n in bad:
+                    log.lost = True
+                else:
+                    log.add(index, FrameRef(sequence, block.position + at, length, term))
+            at += length
+
+    def _check_sequence(self, log: ReplayedLog, number: int) -> None:
+        seen = log.sequence
+        if number == seen or (seen < 0 and number <= log.sequence_hint):
+            log.suspect = False
+        else:
+            log.lost = True
+        log.sequence = number + 1
+
+    def _suspect_all(self) -> None:
+        for log in self._logs.values():
+            log.suspect = True
+
+    def _start_from(self, mark: Mark) -> None:
+        log = self._logs.get(mark.log_id)
+        if log is None:
+            return
+        log.first_index, log.prev_term = mark.first_index, mark.prev_term
+        log.start_offset, log.last_index = mark.start_offset, mark.last_index
+        log.flushed_index, log.flushed_offset = mark.flushed_index, mark.flushed_offset
+        log.term, log.vote, log.commit = mark.term, mark.vote, mark.commit
+        log.is_void = bool(mark.flags & MARK_VOID)
+        log.sequence_hint = mark.sequence
+
+
+def _read_block(
+    file: File, header: FileHeader, position: int, size: int
+) -> tuple[Block | None, memoryview]:
+    """(block with a good table, all its bytes) at `position`, or (None, nothing)."""
+    head = file.pread(BLOCK_HEADER_BYTES, position)
+    table_end = block_bytes(head, salt=header.salt, lsn=header.start_lsn + position)
+    if not table_end or table_end > size - position:
+        return None, memoryview(b"")
+    length = int.from_bytes(head[32:36], "little")
+    data = file.pread(min(length, size - position), position)
+    block = decode_block(data, position)
+    return block, memoryview(data)
+
+
+def _bad_frames(block: Block, data: memoryview) -> frozenset[int]:
+    """Places in the table of the ENTRY records whose frames do not match."""
+    bad: set[int] = set()
+    at = BLOCK_HEADER_BYTES + len(block.table)
+    for n in range(0, len(block.table), RECORD_BYTES):
+        _, _, kind, _, _, length, crc = ENTRY_RECORD.unpack_from(block.table, n)
+        if kind != ENTRY:
+            continue
+        frame = data[at : at + length]
+        if (
+            len(frame) != length
+            or int.from_bytes(frame[:4], "little") != crc
+            or crc32c(frame[4:]) != crc
+        ):
+            bad.add(n)
+        at += length
+    return frozenset(bad)
+
+
+def _next_block(file: File, header: FileHeader, start: int, stop: int, size: int) -> int | None:
+    """Position of the first block with a good table in [start, stop), found by the file's salt."""
+    salt = header.salt.to_bytes(8, "little")
+    for window in range(start, stop, _SCAN_BYTES):
+        data = file.pread(min(_SCAN_BYTES, stop - window), window)
+        at = data.find(salt)
+        while at >= 0:
+            position = window + at - 8
+            if position % PAGE_BYTES == 0 and position >= start:
+                block, _ = _read_block(file, header, position, size)
+                if block is not None:
+                    return position
+            at = data.find(salt, at + 1)
+    return None

@@ -1,0 +1,428 @@
+"""The segment files of one log, read: by index, by offset, by timestamp; and rebuilt indexes.
+
+A log segment is a 64-byte header and frames, end to end. Which bytes of it count is not the file's
+business: entries up to the log's durable end do, as the journal says; what lies behind is scrap of
+an unfinished flush.
+
+Header: magic "VDLSEG01" 8, CRC32C of bytes [12, 64) 4, segment number 4, log id 8, group 8,
+first index 8, base offset 8 (of the first entry), zero 16.
+
+Everything here blocks and runs in the pool (small index look-ups also on the loop). No state but
+names: files are opened, read and closed, so nothing is shared between threads.
+
+Must not know: the cache, the journal.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from crc32c import crc32c
+
+from segments.api import CorruptRecord, OffsetOutOfRange, Slices, StoredEntry
+from segments.frame import FRAME_BYTES, frame_length, read_frame
+from segments.fs import File, FileSystem
+from segments.index import (
+    IDX_BYTES,
+    Idx,
+    IndexDamaged,
+    encode_index_header,
+    pack_idx,
+    place,
+    read_idx,
+)
+
+T = TypeVar("T")
+SEGMENT_HEADER_BYTES = 64
+SEGMENT_MAGIC = b"VDLSEG01"
+SEGMENT_HEADER = struct.Struct("<8sIIQQQQ16x")
+_CRC = struct.Struct("<I")
+_READ_ROWS_MAX = 1024
+_WALK_BYTES = 1 << 20
+assert SEGMENT_HEADER.size == SEGMENT_HEADER_BYTES, SEGMENT_HEADER.size
+
+
+@dataclass(slots=True)
+class SegmentInfo:
+    """One log segment. `max_timestamp` is known once it is sealed, else None."""
+
+    number: int
+    first_index: int
+    base_offset: int
+    max_timestamp: int | None = None
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the next frame of a log goes. `segment` 0: there is no segment yet."""
+
+    segment: int = 0
+    position: int = 0
+    max_timestamp: int = -1
+
+
+def encode_segment_header(info: SegmentInfo, log_id: int, group_id: int) -> bytes:
+    """The header of a log segment."""
+    header = bytearray(
+        SEGMENT_HEADER.pack(
+            SEGMENT_MAGIC, 0, info.number, log_id, group_id, info.first_index, info.base_offset
+        )
+    )
+    _CRC.pack_into(header, 8, crc32c(memoryview(header)[12:]))
+    return bytes(header)
+
+
+def decode_segment_header(data: bytes, log_id: int) -> SegmentInfo:
+    """Raises CorruptRecord."""
+    if len(data) < SEGMENT_HEADER_BYTES:
+        raise CorruptRecord("segment header", 0, expected=SEGMENT_HEADER_BYTES, actual=len(data))
+    magic, crc, number, owner, _, first_index, base_offset = SEGMENT_HEADER.unpack_from(data)
+    actual = crc32c(memoryview(data)[12:SEGMENT_HEADER_BYTES])
+    if magic != SEGMENT_MAGIC or actual != crc:
+        raise CorruptRecord("segment header", 0, expected=crc, actual=actual)
+    if owner != log_id:
+        raise CorruptRecord("segment of another log", 0, expected=log_id, actual=owner)
+    return SegmentInfo(number, first_index, base_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Names and shape of one log's files."""
+
+    fs: FileSystem
+    directory: str
+    log_id: int
+    group_id: int
+    index_entries: int
+
+    def segment_path(self, number: int) -> str:
+        return f"{self.directory}/{number:010d}.log"
+
+    def index_path(self, number: int) -> str:
+        return f"{self.directory}/{number:010d}.index"
+
+    def open_index(self, number: int, index: int) -> File:
+        """Raises IndexDamaged when there is no such file."""
+        try:
+            return self.fs.open(self.index_path(number))
+        except FileNotFoundError:
+            raise IndexDamaged("index missing", index) from None
+
+    # --- Idx -----------------------------------------------------------------------------------
+    def rows(self, first: int, end: int) -> list[Idx]:
+        """Idx of entries [first, end) that lie in one index file; fewer at that file's end.
+
+        Raises IndexDamaged.
+        """
+        number, position = place(first, self.index_entries)
+        count = min(end - first, self.index_entries - first % self.index_entries)
+        file = self.open_index(number, first)
+        try:
+            data = file.pread(count * IDX_BYTES, position)
+        finally:
+            file.close()
+        return [read_idx(data, n * IDX_BYTES, self.log_id, first + n) for n in range(count)]
+
+    def idx(self, index: int) -> Idx:
+        return self.rows(index, index + 1)[0]
+
+    def search(self, first: int, end: int, is_after: Callable[[Idx], bool]) -> int:
+        """The first index of [first, end) for whose Idx `is_after` holds, or `end`."""
+        with IndexReader(self) as reader:
+            while first < end:
+                middle = (first + end) // 2
+                if is_after(reader.idx(middle)):
+                    end = middle
+                else:
+                    first = middle + 1
+        return first
+
+    # --- entries ---------------------------------------------------------------------------------
+    def entries(self, first: int, end: int, bytes_max: int) -> list[StoredEntry]:
+        """Entries [first, end), at least one, then ≤ `bytes_max` of payload.
+
+        Raises CorruptRecord.
+        """
+        found: list[StoredEntry] = []
+        left = bytes_max
+        while first < end:
+            rows = self.rows(first, min(end, first + _READ_ROWS_MAX))
+            start = 0
+            while start < len(rows):
+                stop, left = _run(rows, start, left, any_yet=bool(found))
+                if stop == start:
+                    return found
+                found += self._frames(rows[start:stop], first + start)
+                start = stop
+            first += len(rows)
+        return found
+
+    def read(
+        self, segments: Sequence[SegmentInfo], offset: int, first: int, end: int, bytes_max: int
+    ) -> Slices:
+        """Batches from the one holding `offset`, from entries [first, end)."""
+        index = self.index_of(segments, offset, first, end)
+        slices = Slices(first_offset=offset, end_offset=offset)
+        left = bytes_max
+        while index < end:
+            entries = self.entries(index, end, left)
+            if not entries or (slices.buffers and len(entries[0].data) > left):
+                break
+            for entry in entries:
+                if entry.records:
+                    if not slices.buffers:
+                        slices.first_offset = entry.base_offset
+                    slices.buffers.append(entry.data)
+                    slices.end_offset = entry.base_offset + entry.records
+                slices.bytes += len(entry.data) if entry.records else 0
+                left -= len(entry.data)
+            index += len(entries)
+            if left <= 0:
+                break
+        return slices
+
+    def index_of(self, segments: Sequence[SegmentInfo], offset: int, first: int, end: int) -> int:
+        """Index of the entry in [first, end) that holds `offset`. Raises OffsetOutOfRange."""
+        for segment in segments:
+            if segment.base_offset <= offset and first <= segment.first_index < end:
+                first = segment.first_index
+            elif segment.base_offset > offset:
+                end = min(end, segment.first_index)
+                break
+        index = self.search(first, end, lambda idx: idx.base_offset > offset) - 1
+        if index < first:
+            raise OffsetOutOfRange(f"offset {offset} is below entry {first}")
+        return index
+
+    def index_of_timestamp(
+        self, segments: Sequence[SegmentInfo], timestamp: int, first: int, end: int
+    ) -> int:
+        """The first entry of [first, end) whose timestamp is ≥ `timestamp`, or `end`.
+
+        "Largest so far" starts anew with each segment, so within one it is ordered.
+        """
+        for n, segment in enumerate(segments):
+            low = max(first, segment.first_index)
+            high = min(end, segments[n + 1].first_index if n + 1 < len(segments) else end)
+            if low >= high:
+                continue
+            if segment.max_timestamp is not None and segment.max_timestamp < timestamp:
+                continue
+            found = self.search(low, high, lambda idx: idx.max_timestamp >= timestamp)
+            # What was larger may lie before `low`: then the entry itself must be looked at.
+            while found < high and self.entries(found, found + 1, 0)[0].timestamp < timestamp:
+                found += 1
+            if found < high:
+                return found
+        return end
+
+    def term_runs(self, first: int, end: int) -> list[tuple[int, int]]:
+        """(first index, term) of every run of equal terms in [first, end), by binary search."""
+        runs: list[tuple[int, int]] = []
+        while first < end:
+            term = self.idx(first).term
+            runs.append((first, term))
+
+            def differs(idx: Idx, term: int = term) -> bool:
+                return idx.term != term
+
+            first = self.search(first + 1, end, differs)
+        return runs
+
+    def _frames(self, rows: Sequence[Idx], first: int) -> list[StoredEntry]:
+        """The entries of `rows`, which lie end to end in one segment."""
+        start = rows[0].position
+        length = rows[-1].position + rows[-1].length - start
+        file = self.fs.open(self.segment_path(rows[0].segment))
+        try:
+            view = memoryview(file.pread(length, start))
+        finally:
+            file.close()
+        found: list[StoredEntry] = []
+        for n, row in enumerate(rows):
+            entry = read_frame(view, row.position - start, self.group_id, row.position)
+            if entry.index != first + n:
+                raise CorruptRecord(
+                    "entry of another index", row.position, expected=first + n, actual=entry.index
+                )
+            found.append(entry)
+        return found
+
+    # --- rebuilding ------------------------------------------------------------------------------
+    def segments(self) -> list[SegmentInfo]:
+        """The log segments there are, by number. Raises CorruptRecord."""
+        found: list[SegmentInfo] = []
+        for name in self.fs.list(self.directory):
+            if name.endswith(".log"):
+                file = self.fs.open(f"{self.directory}/{name}")
+                try:
+                    found.append(decode_segment_header(file.pread(64, 0), self.log_id))
+                finally:
+                    file.close()
+        return found
+
+    def walk(self, segment: SegmentInfo, end: int) -> Iterator[tuple[StoredEntry, int, int]]:
+        """(entry, position, length) of a segment's frames below index `end`, in order.
+
+        Raises CorruptRecord where the frames break off before `end`.
+        """
+        file = self.fs.open(self.segment_path(segment.number))
+        try:
+            size = file.size()
+            position = start = SEGMENT_HEADER_BYTES
+            index = segment.first_index
+            view = memoryview(b"")
+            while index < end:
+                at = position - start
+                need = frame_length(view, at)
+                if need == 0 or at + need > len(view):
+                    start, at = position, 0
+                    view = memoryview(file.pread(_WALK_BYTES, position))
+                    need = frame_length(view, 0)
+                    if need == 0 or need > size - position:
+                        raise CorruptRecord("segment ends", position, expected=end, actual=index)
+                    if need > len(view):
+                        view = memoryview(file.pread(need, position))
+                entry = read_frame(view, at, self.group_id, position)
+                if entry.index != index:
+                    raise CorruptRecord("walk", position, expected=index, actual=entry.index)
+                yield entry, position, need
+                position += need
+                index += 1
+        finally:
+            file.close()
+
+    def healing(self, segments: Sequence[SegmentInfo], end: int, look: Callable[[], T]) -> T:
+        """`look()`, rebuilding from entries below `end` the Idx it stumbles over."""
+        for _ in range(len(segments) + 1):
+            try:
+                return look()
+            except IndexDamaged as damage:
+                self._rebuild_around(segments, end, damage)
+        return look()
+
+    def _rebuild_around(
+        self, segments: Sequence[SegmentInfo], end: int, damage: IndexDamaged
+    ) -> None:
+        for n, segment in enumerate(segments):
+            stop = segments[n + 1].first_index if n + 1 < len(segments) else end
+            if segment.first_index <= damage.position < stop:
+                self.rebuild(segment, stop)
+                return
+        raise damage
+
+    def rebuild(self, segment: SegmentInfo, end: int) -> Cursor:
+        """Write the Idx of a segment's entries below `end` again from its frames."""
+        cursor = Cursor(segment.number, SEGMENT_HEADER_BYTES)
+        writer = IndexWriter(self)
+        try:
+            for entry, position, length in self.walk(segment, end):
+                cursor.max_timestamp = max(cursor.max_timestamp, entry.timestamp)
+                cursor.position = position + length
+                writer.add(
+                    entry.index, entry.base_offset, cursor.max_timestamp, position, length,
+                    segment.number, entry.term, entry.records, int(entry.kind),
+                )  # fmt: skip
+            writer.flush()
+            writer.sync()
+        finally:
+            writer.close()
+        return cursor
+
+
+class IndexReader:
+    """Keeps the index file of the last look-up open, for searches."""
+
+    __slots__ = ("_file", "_files", "_number")
+
+    def __init__(self, files: LogFiles) -> None:
+        self._files = files
+        self._number = -1
+        self._file: File | None = None
+
+    def __enter__(self) -> IndexReader:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def idx(self, index: int) -> Idx:
+        files = self._files
+        number, position = place(index, files.index_entries)
+        if self._file is None or number != self._number:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+            self._file = files.open_index(number, index)
+            self._number = number
+        return read_idx(self._file.pread(IDX_BYTES, position), 0, files.log_id, index)
+
+
+@dataclass(slots=True)
+class IndexWriter:
+    """Appends consecutive Idx, file by file. Written, not synced, until `sync`."""
+
+    files: LogFiles
+    _rows: bytearray = field(default_factory=bytearray)
+    _first: int = 0
+    _file: File | None = None
+    _number: int = -1
+
+    def add(
+        self, index: int, base_offset: int, max_timestamp: int, position: int, length: int,
+        segment: int, term: int, records: int, kind: int,
+    ) -> None:  # fmt: skip
+        if index % self.files.index_entries == 0:
+            self.flush()
+        rows = self._rows
+        if not rows:
+            self._first = index
+        at = len(rows)
+        rows += bytes(IDX_BYTES)
+        pack_idx(
+            rows, at, self.files.log_id, index, base_offset, max_timestamp, position, length,
+            segment, term, records, kind,
+        )  # fmt: skip
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if not self._rows:
+            return
+        files = self.files
+        number, position = place(self._first, files.index_entries)
+        if self._file is None or self._number != number:
+            self.sync()
+            self.close()
+            path = files.index_path(number)
+            is_new = not files.fs.exists(path)
+            self._file = files.fs.open(path, create=is_new)
+            self._number = number
+            self._file.pwrite([encode_index_header(files.log_id, number)], 0)
+        self._file.pwrite([self._rows], position)
+        self._rows = bytearray()
+
+    def sync(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _run(rows: Sequence[Idx], start: int, left: int, *, any_yet: bool) -> tuple[int, int]:
+    """(end of the run from `start` within one segment and `left` payload bytes, what is left)."""
+    segment = rows[start].segment
+    stop = start
+    while stop < len(rows) and rows[stop].segment == segment:
+        size = rows[stop].length - FRAME_BYTES
+        if size > left and (any_yet or stop > start):
+            break
+        left -= size
+        stop += 1
+    return stop, left
