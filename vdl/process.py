@@ -21,14 +21,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from segments.api import Store
-from segments.fs import RealFileSystem
-from segments.store import DiskStore
-
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.transport import SocketTransport
+from segments.api import Store
+from segments.fs import RealFileSystem
+from segments.store import DiskStore
 from segments.workers import ThreadWorkers
 from vdl.administration import Administration
 from vdl.clock import Timer
