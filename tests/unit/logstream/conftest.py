@@ -4,7 +4,7 @@ Everything above the disk and below the front end is the real thing.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -29,7 +29,7 @@ SERVERS = (1, 2, 3)
 
 
 class DelayWorkers:
-    """Jobs that take `SYNC_NS` each; the journal's one after the other. `held` stops the journal."""
+    """Jobs take `SYNC_NS` each, the journal's one after the other; `hold` stops the journal."""
 
     def __init__(self, clock: NodeClock) -> None:
         self._clock = clock
@@ -189,5 +189,5 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    yield Cluster()
+def cluster() -> Cluster:
+    return Cluster()
