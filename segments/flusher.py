@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from segments.api import EntryLike
-from segments.fs import File
+from segments.fs import File, make_durable_directory
 from segments.segment import (
     SEGMENT_HEADER_BYTES,
     Cursor,
@@ -96,7 +96,7 @@ class _Writer:
             self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
             self._allocated = self._file.size()
         else:
-            self._make_directory()
+            make_durable_directory(plan.files.fs, plan.files.directory)
 
     def add(self, span: FlushSpan) -> None:
         """Write a span's frames and their Idx."""
@@ -179,9 +179,3 @@ class _Writer:
         self.result.opened.append(info)
         cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES
         cursor.max_timestamp = -1
-
-    def _make_directory(self) -> None:
-        files = self.plan.files
-        if not files.fs.exists(files.directory):
-            files.fs.make_directory(files.directory)
-            files.fs.sync_directory(files.directory.rpartition("/")[0])

@@ -184,6 +184,19 @@ class LmdbFile:
         self._environment.close()
 
 
+def make_durable_directory(fs: FileSystem, path: str) -> None:
+    """Make a directory and its missing parents so that a power cut does not take them back: a new
+    name is durable only when the directory it stands in has been synced."""
+    missing = []
+    while path and not fs.exists(path):
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    for name in reversed(missing):
+        fs.make_directory(name)
+        parent, slash, _ = name.rpartition("/")
+        fs.sync_directory(parent or slash or ".")
+
+
 class RealFileSystem:
     """The operating system's files. Private to the user that runs the server."""
 

@@ -33,7 +33,7 @@ from segments.api import (
 from segments.block import FLUSHED, TRIM, Mark
 from segments.cache import Cache
 from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
-from segments.fs import FileSystem, Lock
+from segments.fs import FileSystem, Lock, make_durable_directory
 from segments.identity import (
     Identity,
     LogIdentity,
@@ -126,7 +126,7 @@ class DiskStore:
         Raises DirectoryInUse, CorruptRecord (identity), OSError.
         """
         for name in ("journal", "logs", "deleted"):
-            fs.make_directory(f"{directory}/{name}")
+            make_durable_directory(fs, f"{directory}/{name}")
         lock = fs.lock(f"{directory}/lock")
         try:
             identity = read_identity(fs, directory)
