@@ -192,7 +192,9 @@ class Log(Protocol):
     def commit_index(self) -> int: ...
     @property
     def hard_state(self) -> HardState:
-        """As last staged; after `open`, as recovered."""
+        """As last staged; after `open`, as recovered: commit is not above the last entry, and the
+        term not below the last entry's (a crash may have kept the entry without the term; then
+        no vote was given in it)."""
 
     @property
     def applied_index(self) -> int:

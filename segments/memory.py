@@ -594,8 +594,12 @@ class MemoryStore:
 
 
 def _live(image: LogState, applied: int) -> LogState:
-    """A state of its own for the owner; commit is at least what was applied."""
+    """A state of its own for the owner, as the contract says of `hard_state` after `open`."""
     hard = image.hard
+    term, vote = hard.term, hard.vote
+    last_term = image.entries[-1].term if image.entries else image.prev_term
+    if last_term > term:
+        term, vote = last_term, 0
     commit = max(applied, min(hard.commit, image.last_index))
     return LogState(
         image.log_id,
@@ -604,6 +608,6 @@ def _live(image: LogState, applied: int) -> LogState:
         image.first_index,
         image.prev_term,
         image.start_offset,
-        HardState(hard.term, hard.vote, commit),
+        HardState(term, vote, commit),
         list(image.entries),
     )
