@@ -24,7 +24,14 @@ from zlib import crc32
 
 import segments.api as storage
 from raft.errors import StepPeerNotFound
-from raft.messages import Message, MsgApp, MsgAppResp, MsgHeartbeat, MsgSnap
+from raft.messages import (
+    Message,
+    MsgApp,
+    MsgAppResp,
+    MsgHeartbeat,
+    MsgSnap,
+    PeerMessage,
+)
 from raft.types import NodeId
 from rpc.birth import encode_answer
 from rpc.frames import decode_messages, encode_frames
@@ -34,6 +41,7 @@ from rpc.streams import Transport
 from vdl.clock import MS, Clock
 from vdl.log import Log
 from vdl.logstream.birth import BirthRecord, encode_record
+from vdl.logstream.early import EarlyMessages
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group, Owner
 from vdl.logstream.leadership import Leadership
@@ -42,6 +50,7 @@ from vdl.logstream.replicas import CATALOG_GROUP, Replicas, open_machine
 from vdl.logstream.state_group import Outcome, StateGroup
 from vdl.logstream.stream import LogStream
 from vdl.logstream.timers import DueGroups
+from vdl.logstream.transfers import best_heir, next_to_return
 from vdl.logstream.turn import Turn, server_of
 from vdl.state.catalog import Catalog, GroupInfo
 from vdl.state.coordinator import Coordinator
@@ -49,6 +58,9 @@ from vdl.state.partition import PartitionState
 
 _SWEEP_NS = 100 * MS
 """How often deadlines are looked at: an answer may be this much late."""
+
+_RETURN_NS = 1_000 * MS
+"""How often one leadership may return to its placement's first replica."""
 
 
 @dataclass(slots=True)
@@ -102,12 +114,12 @@ class Host:
         self._dirty: list[Group] = []
         self._scheduled = False
         self._closed = False
+        self._stopping = False
         self._turn = Turn(self.mark_dirty)
         self._awaiting: dict[int, list[tuple[Group, Sequence[Message]]]] = {}
         """Answers by the journal token that must be durable first."""
         self._to_wake: dict[int, LogStream] = {}
-        self._early: dict[int, list[Message]] = {}
-        self._early_count = 0
+        self._early = EarlyMessages(options.early_messages_max)
         self._due = DueGroups()
         self._due_timer_tick = 0
         self._alive: dict[int, Hello] = {}
@@ -142,6 +154,7 @@ class Host:
     def start(self) -> None:
         """Open every replica this server holds and begin to take part."""
         self.clock.call_later(_SWEEP_NS, self._sweep)
+        self.clock.call_later(_RETURN_NS, self._return_leadership)
         self._replicas.open_founding(self._catalog_open)
 
     def _catalog_open(self) -> None:
@@ -149,31 +162,31 @@ class Host:
         self.on_catalog_change()
 
     def transfer_leaderships(self) -> int:
-        """Hand every leadership to a live voter that has most of the log; how many are left."""
+        """Hand every leadership to the live voter that has most of its log; how many are left."""
         left = 0
+        self._stopping = True
         for group in list(self._groups.values()):
-            node = group.node
-            if not node.is_leader or len(group.voters) == 1:
-                continue
-            target = self._transferee(group)
-            if target:
-                left += 1
-                if not node.transferring:
-                    group.catch_up(self._tick())
-                    node.transfer_leader(target)
-                    self.mark_dirty(group)
+            if group.node.is_leader:
+                heir = best_heir(group, self._alive)
+                if heir:
+                    left += 1
+                    self._transfer(group, heir)
         return left
 
-    def _transferee(self, group: Group) -> NodeId:
-        best, best_match = 0, -1
-        for replica in group.voters:
-            server = server_of(replica)
-            if server == self.server_id or server not in self._alive:
-                continue
-            progress = group.node.progress(replica)
-            if progress is not None and progress.match > best_match:
-                best, best_match = replica, progress.match
-        return best
+    def _transfer(self, group: Group, heir: NodeId) -> None:
+        if not group.node.transferring:
+            group.catch_up(self._tick())
+            group.node.transfer_leader(heir)
+            self.mark_dirty(group)
+
+    def _return_leadership(self) -> None:
+        """Once a second: let one placement's first replica lead again."""
+        if self._closed or self._stopping:
+            return
+        self.clock.call_later(_RETURN_NS, self._return_leadership)
+        group = next_to_return(self._groups.values(), self._alive)
+        if group is not None:
+            self._transfer(group, group.voters[0])
 
     def close(self) -> None:
         """Answer everyone who waits; nothing is sent or applied afterwards."""
@@ -484,7 +497,7 @@ class Host:
             for frame_type, buffers in self.leadership.beat(server):
                 self._transport.send(server, frame_type, buffers)
 
-    def _step(self, group_id: int, message: Message, server_id: int, tick: int) -> None:
+    def _step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
         """A Raft message from a peer."""
         self.stats.messages_in += 1
         group = self._groups.get(group_id)
@@ -502,19 +515,17 @@ class Host:
             return
         self.mark_dirty(group)
 
-    def _keep_early(self, group_id: int, message: Message) -> None:
-        """Keep a message for a group the catalog may be about to list here."""
-        opening = group_id not in self._groups and group_id < self.catalog.next_group_id
-        if opening and group_id in self.catalog.groups:
-            expected = True
+    def _keep_early(self, group_id: int, message: PeerMessage) -> None:
+        """Keep a message for a group that may be about to run here."""
+        expected = group_id >= self.catalog.next_group_id or self._is_expected(group_id)
+        if expected and self._early.keep(group_id, message):
+            self.stats.early_messages += 1
         else:
-            expected = group_id >= self.catalog.next_group_id or group_id <= self.coordinator_count
-        if not expected or self._early_count >= self.options.early_messages_max:
             self.stats.messages_dropped += 1
-            return
-        self.stats.early_messages += 1
-        self._early_count += 1
-        self._early.setdefault(group_id, []).append(message)
+
+    def _is_expected(self, group_id: int) -> bool:
+        """Whether the group exists, as far as this server knows."""
+        return group_id <= self.coordinator_count or group_id in self.catalog.groups
 
     def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
@@ -596,10 +607,8 @@ class Host:
         """Let it take part, beginning with what its peers have already said."""
         self._groups[group.group_id] = group
         self._tell_leader(group)
-        early = self._early.pop(group.group_id, ())
-        self._early_count -= len(early)
         tick = self._tick()
-        for message in early:
+        for message in self._early.take(group.group_id):
             self._step(group.group_id, message, server_of(message.from_), tick)
         self._campaign_if_preferred(group)
         self.mark_dirty(group)
@@ -623,7 +632,7 @@ class Host:
         """See `Hosting`."""
         group = self._groups.pop(group_id, None)
         stream = self._streams.pop(group_id, None)
-        self._early_count -= len(self._early.pop(group_id, ()))
+        self._early.take(group_id)
         self.leadership.forget(group_id)
         if stream is not None:
             stream.close()
@@ -633,16 +642,9 @@ class Host:
     def catalog_applied(self) -> None:
         """The applied catalog changed."""
         self._replicas.reconcile(self.catalog)
-        self._drop_early()
+        next_group_id = self.catalog.next_group_id
+        self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
         self.on_catalog_change()
-
-    def _drop_early(self) -> None:
-        """Forget messages for groups that turned out not to be here."""
-        for group_id in [
-            g for g in self._early if self.coordinator_count < g < self.catalog.next_group_id
-        ]:
-            if group_id not in self.catalog.groups:
-                self._early_count -= len(self._early.pop(group_id))
 
     def _collect_meta(self) -> list[storage.MetaBatch]:
         """What the machines changed since the last checkpoint."""

@@ -122,3 +122,21 @@ def test_stopping_server_hands_its_leaderships_over(cluster: Any) -> None:
         cluster.run(5)
     assert all(not group.node.is_leader for group in host.groups.values())
     assert cluster.leader(group_id).leader_server != leader
+
+
+def test_leadership_returns_to_first_replica_one_a_second(cluster: Any) -> None:
+    """A server that comes back leads its placements again, without a flood."""
+    group_id = cluster.create_topic()
+    first = cluster.leader(group_id).leader_server
+    cluster.nodes[first].crash()
+    cluster.run(2_000)
+    assert cluster.leader(group_id).leader_server != first
+    cluster.nodes[first].start()
+    cluster.run(500)
+    host = cluster.nodes[first].host
+    counts = []
+    for _ in range(8):
+        counts.append(sum(group.node.is_leader for group in host.groups.values()))
+        cluster.run(1_000)
+    assert all(later - earlier <= 2 for earlier, later in zip(counts, counts[1:], strict=False))
+    assert cluster.leader(group_id).leader_server == first

@@ -1,0 +1,46 @@
+"""Raft messages that came before the group they are for.
+
+A leader may be quicker than the catalog's news of its group, and a replica takes a moment to open.
+Dropping its first messages would cost an election timeout, so they wait here, bounded.
+
+Must not know: what the messages say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raft.messages import PeerMessage
+
+
+class EarlyMessages:
+    """Messages by group, in the order they came; at most `messages_max` in all."""
+
+    __slots__ = ("_by_group", "_count", "_messages_max")
+
+    def __init__(self, messages_max: int) -> None:
+        self._messages_max = messages_max
+        self._by_group: dict[int, list[PeerMessage]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def keep(self, group_id: int, message: PeerMessage) -> bool:
+        """False when there is no room."""
+        if self._count >= self._messages_max:
+            return False
+        self._count += 1
+        self._by_group.setdefault(group_id, []).append(message)
+        return True
+
+    def take(self, group_id: int) -> list[PeerMessage]:
+        """The group is here, or never will be."""
+        messages = self._by_group.pop(group_id, [])
+        self._count -= len(messages)
+        return messages
+
+    def drop_unless(self, is_expected: Callable[[int], bool]) -> None:
+        """Forget the messages of groups that turned out not to be for this server."""
+        for group_id in [group_id for group_id in self._by_group if not is_expected(group_id)]:
+            self.take(group_id)
