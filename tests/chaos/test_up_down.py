@@ -1,6 +1,7 @@
 """`vdl up` and `vdl down` as a newcomer uses them: real processes, real disk, real clients."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -101,19 +102,25 @@ def test_up_in_the_foreground_reports_a_killed_server_and_stops_on_interrupt(fol
     """A server that is killed is named, another `vdl up` brings it back, ^C stops all in 2 s."""
     command = [*VDL, "up", "--data", folder, "--base-port", str(BASE_PORT)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
-        for line in up.stdout:
-            if "^C stops all servers" in line:
-                break
-        offset = produce("kept", b"before")
-        first = pids(folder)[0]
-        subprocess.run(["kill", "-9", str(first)], check=True)
-        assert "server 1 ended with signal 9" in up.stdout.readline()
-        vdl("up", "--data", folder, "--detach")
-        assert pids(folder)[0] != first
-        assert read("kept", offset) == (offset, b"before")
-        interrupted = time.monotonic()
-        up.send_signal(signal.SIGINT)
-        up.stdout.read()
+        try:
+            kill_one_and_bring_it_back(folder, up)
+        finally:
+            interrupted = time.monotonic()
+            up.send_signal(signal.SIGINT)
+            up.stdout.read()
     assert up.returncode == 0
     assert time.monotonic() - interrupted <= STOP_SECONDS_MAX
     assert vdl("down", "--data", folder).stdout == "nothing was running\n"
+
+
+def kill_one_and_bring_it_back(folder, up):
+    for line in up.stdout:
+        if "^C stops all servers" in line:
+            break
+    offset = produce("kept", b"before")
+    first = pids(folder)[0]
+    os.kill(first, signal.SIGKILL)
+    assert "server 1 ended with signal 9" in up.stdout.readline()
+    vdl("up", "--data", folder, "--detach")
+    assert pids(folder)[0] != first
+    assert read("kept", offset) == (offset, b"before")
