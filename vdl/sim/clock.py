@@ -45,11 +45,13 @@ class SimTimer:
 class VirtualTime:
     """The heap all clocks of one world share. Times are nanoseconds since the world began."""
 
-    __slots__ = ("_cancelled", "_heap", "_sequence", "events", "now_ns")
+    __slots__ = ("_cancelled", "_heap", "_sequence", "events", "now_ns", "running")
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.events = 0
+        self.running: NodeClock | None = None
+        """Whose event runs, or ran last; None for the world's own."""
         self._heap: list[tuple[int, int, SimTimer]] = []
         self._sequence = 0
         self._cancelled = 0
@@ -84,6 +86,7 @@ class VirtualTime:
             self.now_ns = when_ns
             timer.fn = None
             self.events += 1
+            self.running = clock
             fn()
             return True
         return False

@@ -2,8 +2,8 @@
 
 * Election safety (Raft §5.2): at most one replica leads a term, over the whole run.
 * The durability audit: when a client hears an acknowledgement, its records are in the durable image
-  of a majority of the disks. The disks themselves say so: records are recognised in the bytes that
-  became durable, whoever wrote them and why.
+  of a majority of its replicas' disks. The disks themselves say so: records are recognised in the
+  bytes that became durable, whoever wrote them and why.
 * At the end all replicas of a group hold equal entries and equal state.
 * No process ends by an exception, reports an error or fails to answer a request.
 
@@ -42,13 +42,14 @@ class Violation:
 
 
 class Watch:
-    """The invariants of one run."""
+    """The invariants of one run. `replication`: how many replicas each partition has."""
 
-    def __init__(self, machines: list[Machine]) -> None:
+    def __init__(self, machines: list[Machine], *, replication: int) -> None:
         self.violations: list[Violation] = []
         self.elections = 0
         self.audited = 0
         self._machines = machines
+        self._replication = replication
         self._leaders: dict[tuple[int, int], int] = {}
         self._durable: list[set[int]] = []
         for machine in machines:
@@ -112,7 +113,7 @@ class Watch:
 
     def acknowledged(self, tp: TopicPartition, values: list[int]) -> None:
         """A client was told that these are safe."""
-        majority = len(self._durable) // 2 + 1
+        majority = self._replication // 2 + 1
         for value in values:
             self.audited += 1
             copies = sum(value in on_disk for on_disk in self._durable)

@@ -9,17 +9,17 @@ Must not know: why a machine dies, what clients do.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from random import Random
 
-from segments.store import DiskStore
-
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, PeerHandler, Stream
 from segments.api import Buffer
+from segments.store import DiskStore
 from vdl.config import Config
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.log import Value
@@ -156,7 +156,15 @@ class Machine:
         self.network.machine_up(self.name)
         self.lives += 1
         self.note(f"starts, life {self.lives}")
-        self.life = life = Life(self, self.lives)
+        try:
+            self.life = life = Life(self, self.lives)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self.note(f"does not start: {error}")
+            self.disk.cut_jobs(())
+            self.condition = Condition.DOWN
+            return
         self.condition = Condition.RUNNING
         self.on_start(life)
         life.start()

@@ -141,6 +141,7 @@ class SimStream:
         if self._clock.paused or not self._reading:
             self._schedule_drain()
         elif not self._drain_due:
+            self._network.enter(self._clock)
             self._drain()
 
     def die(self) -> None:
@@ -363,6 +364,10 @@ class Network:
         if len(streams) > 64:
             streams[:] = [other for other in streams if not other.closed]
         streams.append(stream)
+
+    def enter(self, clock: NodeClock) -> None:
+        """What follows happens inside this process."""
+        self._time.running = clock
 
     # --- carrying -------------------------------------------------------------------------------
     def carry(self, source: SimStream, data: bytes) -> None:

@@ -11,6 +11,7 @@ Must not know: how any part does its work.
 
 from __future__ import annotations
 
+import errno
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -100,7 +101,7 @@ class World:
         self.network = Network(self.time, self._rng["net"], self.trace, weather)
         self.machines = [self._machine(i) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
-        self.watch = Watch(self.machines)
+        self.watch = Watch(self.machines, replication=min(3, options.servers))
         self.recorder = Recorder(self.time)
         self.nemesis = Nemesis(self, options, self._rng["nemesis"])
         self.env = Env(
@@ -160,6 +161,8 @@ class World:
         except Exception as error:  # noqa: BLE001 - whatever a process dies of is the finding
             self.watch.violate("exception", f"{type(error).__name__}: {error}")
             self.trace.tail.append("".join(traceback.format_exception(error)))
+            # What was under way then is not in the history: it cannot be judged.
+            return self._outcome()
         self._judge()
         return self._outcome()
 
@@ -201,7 +204,24 @@ class World:
 
     # --- for stories ------------------------------------------------------------------------------
     def run_for(self, duration_ns: int) -> None:
-        self.time.run_until(self.time.now_ns + duration_ns)
+        """Let time pass. A disk error that nothing caught ends its process, as a real one's."""
+        until_ns = self.time.now_ns + duration_ns
+        while self.time.now_ns < until_ns:
+            try:
+                self.time.run_until(until_ns)
+            except OSError as error:
+                machine = self._running()
+                if machine is None or error.errno != errno.EIO:
+                    raise
+                machine.note(f"ends by {error}")
+                machine.kill()
+
+    def _running(self) -> Machine | None:
+        """The machine whose process ran last."""
+        for machine in self.machines:
+            if machine.life is not None and machine.life.clock is self.time.running:
+                return machine
+        return None
 
     def leader(self, partition: int = 0) -> Machine | None:
         """The machine that serves a partition of the topic in the highest term."""
@@ -223,7 +243,7 @@ class World:
         while not condition():
             if self.time.now_ns >= deadline_ns:
                 return False
-            self.time.run_until(self.time.now_ns + POLL_NS)
+            self.run_for(POLL_NS)
         return True
 
     def _birth(self) -> bool:
@@ -288,7 +308,7 @@ class World:
                 "no-leader", f"{self.watch.unled()}, 10 election timeouts after heal"
             )
             return False
-        self.time.run_until(self.time.now_ns + 1 * S)
+        self.run_for(1 * S)
         for load in self._loads:
             load.stop()
         if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
