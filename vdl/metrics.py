@@ -15,10 +15,11 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from rpc.streams import LinkStatus
 from vdl.http import Response, Route
 
 if TYPE_CHECKING:
@@ -62,8 +63,85 @@ HELP: dict[str, str] = {
     "vdl_process_open_descriptors": "File descriptors in use.",
     "vdl_process_start_time_seconds": "When this process started, seconds since 1970.",
     "vdl_process_gc_collections_total": "Garbage collections of all generations.",
+    "vdl_server_groups": "Raft groups with a replica here.",
+    "vdl_server_leading": "Raft groups led from here.",
+    "vdl_server_turns_total": "Turns of the loop in which some group had work.",
+    "vdl_server_leaderships_won_total": "Elections won here.",
+    "vdl_server_raft_messages_dropped_total": "Messages for groups or replicas unknown here.",
+    "vdl_server_client_connections": "Client connections that are open.",
+    "vdl_server_client_connections_refused_total": "Client connections over a limit.",
+    "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
+    "vdl_store_logs_lost": "Replicas that lost what they may have acknowledged; they take no part.",
+    "vdl_store_unflushed_bytes": "Bytes in the cache and not yet in a segment.",
+    "vdl_store_cache_bytes": "Bytes of the tail cache in use.",
+    "vdl_store_cache_misses_total": "Reads that had to go to disk.",
+    "vdl_store_journal_blocks_total": "Journal writes, each made durable before it counts.",
+    "vdl_store_journal_bytes_total": "Bytes written to the journal.",
+    "vdl_store_journal_write_ns_total": "Time spent in durable journal writes, in nanoseconds.",
+    "vdl_store_journal_write_ns_max": "The slowest durable journal write, in nanoseconds.",
+    "vdl_store_disk_full": "1 while the disk is full and appends are refused.",
+    "vdl_store_recovered_torn_bytes": "Journal bytes cut off at the last start: a torn tail.",
+    "vdl_store_recovered_damaged_blocks": "Journal blocks the last start found damaged.",
+    "vdl_kafka_requests_total": "Requests answered, by API.",
+    "vdl_kafka_request_errors_total": "Requests that failed by a fault of the server, by API.",
+    "vdl_kafka_request_bytes_total": "Bytes of requests, by API.",
+    "vdl_kafka_response_bytes_total": "Bytes of responses, by API.",
+    "vdl_kafka_request_seconds_total": "Time from request to response, waiting included, by API.",
+    "vdl_peer_up": "1 while the link to that server is up.",
+    "vdl_peer_unsent_bytes": "Bytes that wait for the link to that server.",
+    "vdl_peer_round_trip_seconds": "Last round trip to that server, -1 before the first.",
+    "vdl_peer_silent_seconds": "Time since something came from that server.",
+    "vdl_peer_dial_failures": "Dials that did not reach that server.",
 }
 """Metric → one sentence. A metric without one is described by its own name."""
+
+STORE_COUNTERS = frozenset(
+    {
+        "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints", "flushed_bytes",
+        "journal_blocks", "journal_bytes",
+    }
+)  # fmt: skip
+"""What only grows, among the numbers that a store calls by plain names."""
+
+
+class ApiCounters(Protocol):
+    """What the front end counts for one API."""
+
+    requests: int
+    errors: int
+    bytes_in: int
+    bytes_out: int
+    total_ns: int
+
+
+def store_numbers(stats: Mapping[str, Number]) -> dict[str, Number]:
+    """A store's numbers, counters named as Prometheus wants them."""
+    return {f"{key}_total" if key in STORE_COUNTERS else key: stats[key] for key in stats}
+
+
+def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
+    """The front end's counters of every API that was used."""
+    for name, counters in apis.items():
+        if not counters.requests and not counters.errors:
+            continue
+        labels = (("api", name),)
+        yield Sample("requests_total", labels, counters.requests)
+        yield Sample("request_errors_total", labels, counters.errors)
+        yield Sample("request_bytes_total", labels, counters.bytes_in)
+        yield Sample("response_bytes_total", labels, counters.bytes_out)
+        yield Sample("request_seconds_total", labels, counters.total_ns / 1e9)
+
+
+def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
+    """The links to the other servers."""
+    for link in links:
+        labels = (("server", str(link.server_id)),)
+        round_trip = link.round_trip_ns / 1e9 if link.round_trip_ns >= 0 else -1
+        yield Sample("up", labels, int(link.is_up))
+        yield Sample("unsent_bytes", labels, link.unsent_bytes)
+        yield Sample("round_trip_seconds", labels, round_trip)
+        yield Sample("silent_seconds", labels, link.silent_ns / 1e9)
+        yield Sample("dial_failures", labels, link.dial_failures)
 
 
 def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -> dict[str, Route]:

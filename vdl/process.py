@@ -35,7 +35,14 @@ from vdl.config import Config
 from vdl.http import HttpServer
 from vdl.kafka.listener import Listener
 from vdl.log import EventLog, start_logging
-from vdl.metrics import Health, Source, operations_routes
+from vdl.metrics import (
+    Health,
+    Source,
+    api_samples,
+    operations_routes,
+    peer_samples,
+    store_numbers,
+)
 from vdl.server import ADMIN_LISTENER, Server, ServerState
 
 if TYPE_CHECKING:
@@ -178,8 +185,10 @@ class Process:
         if http is None:
             return
         sources = (
-            Source("store", store.stats),
+            Source("store", lambda: store_numbers(store.stats())),
             Source("server", server.numbers),
+            Source("kafka", lambda: api_samples(server.frontend.stats) if server.frontend else ()),
+            Source("peer", lambda: peer_samples(server.links.links())),
         )
         routes = operations_routes(sources, lambda: _health(server))
         self._http = HttpServer(routes, self._log)

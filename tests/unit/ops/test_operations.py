@@ -8,9 +8,19 @@ import sys
 
 import pytest
 
+from rpc.streams import LinkStatus
 from vdl.http import REQUEST_BYTES_MAX, HttpServer, Response, answer
+from vdl.kafka.frontend import ApiStats
 from vdl.log import EventLog
-from vdl.metrics import Health, Sample, Source, operations_routes
+from vdl.metrics import (
+    Health,
+    Sample,
+    Source,
+    api_samples,
+    operations_routes,
+    peer_samples,
+    store_numbers,
+)
 
 LOG = EventLog(logging.getLogger("test"))
 
@@ -49,6 +59,32 @@ def test_metrics_samples_of_one_key_share_a_family():
     assert body.count("# TYPE vdl_kafka_requests_total counter") == 1
     assert 'vdl_kafka_requests_total{api="Produce"} 7.0\n' in body
     assert 'vdl_kafka_requests_total{api="Fetch"} 9.0\n' in body
+
+
+def test_metrics_of_apis_and_peers_are_labelled():
+    """One family for all APIs, one for all peers; an API nobody used is not listed."""
+    used, unused = ApiStats(), ApiStats()
+    used.requests, used.total_ns = 3, 1_500_000_000
+    link = LinkStatus(2, True, True, 10, -1, 20_000_000, 0)
+    body = get(
+        routes_with(
+            Source("kafka", lambda: api_samples({"Produce": used, "Fetch": unused})),
+            Source("peer", lambda: peer_samples([link])),
+        )
+    )[2]
+    assert 'vdl_kafka_requests_total{api="Produce"} 3.0\n' in body
+    assert 'vdl_kafka_request_seconds_total{api="Produce"} 1.5\n' in body
+    assert "Fetch" not in body
+    assert 'vdl_peer_up{server="2"} 1.0\n' in body
+    assert 'vdl_peer_round_trip_seconds{server="2"} -1.0\n' in body
+
+
+def test_metrics_of_a_store_have_counters_named_as_such():
+    """What only grows ends in _total, whatever the store calls it."""
+    assert store_numbers({"journal_blocks": 7, "segments": 2}) == {
+        "journal_blocks_total": 7,
+        "segments": 2,
+    }
 
 
 def test_metrics_process_numbers_are_always_there():
