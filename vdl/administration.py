@@ -78,6 +78,10 @@ class Administration:
         host = server.host
         if host is not None:
             problems += [
+                f"the replica of {self._name(group_id)} here lost data and must be replaced"
+                for group_id in sorted(host.lost_groups)
+            ]
+            problems += [
                 f"group {group_id} has no leader"
                 for group_id in sorted(host.groups)
                 if host.leader_of(group_id)[0] < 0

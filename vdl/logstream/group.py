@@ -115,7 +115,9 @@ class Group:
                 election_ticks=options.election_ticks,
                 heartbeat_ticks=options.heartbeat_ticks,
                 rng=rng,
-                storage=LogStorage(log, ConfState(voters=tuple(sorted(placement)))),
+                storage=LogStorage(
+                    log, ConfState(voters=tuple(sorted(placement))), applied=applied
+                ),
                 applied=applied,
                 async_storage_writes=True,
                 pre_vote=True,

@@ -108,6 +108,8 @@ class Host:
         self._rng = rng
         self._log = log
         self._cache_bytes_max = cache_bytes_max
+        self.lost_groups: set[int] = set()
+        """Groups whose replica here lost durable data and takes no part."""
         self._groups: dict[int, Group] = {}
         self._streams: dict[int, LogStream] = {}
         self._state_groups: dict[int, StateGroup] = {}
@@ -543,6 +545,12 @@ class Host:
     # --- Hosting: what `Replicas` makes ---------------------------------------------------
     def is_running(self, group_id: int) -> bool:
         return group_id in self._groups
+
+    def replica_lost(self, log: storage.Log) -> None:
+        """See `Hosting`: a vote or an acknowledgement of it could contradict an earlier one."""
+        if log.group_id not in self.lost_groups:
+            self.lost_groups.add(log.group_id)
+            self._log.error("replica_lost", group=log.group_id, log=log.log_id)
 
     def start_state_group(
         self, log: storage.Log, placement: Sequence[NodeId], then: Callable[[], None]

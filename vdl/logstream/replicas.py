@@ -50,6 +50,9 @@ class Hosting(Protocol):
     def stop_group(self, group_id: int) -> None:
         """Take it out of service, answering everyone who waits."""
 
+    def replica_lost(self, log: storage.Log) -> None:
+        """The log lost what it may have acknowledged: the replica never takes part again."""
+
     def is_running(self, group_id: int) -> bool: ...
 
 
@@ -101,6 +104,10 @@ class Replicas:
                 self._create(group_id, FIRST_REPLICA, partial(self._open_founding, then=done))
 
     def _open_founding(self, log: storage.Log, then: Callable[[], None]) -> None:
+        if log.lost:
+            # Without the catalog this server does not know its partitions either: it waits.
+            self._hosting.replica_lost(log)
+            return
         placement = founding_placement(self._record, log.group_id)
         self._hosting.start_state_group(log, placement, then)
 
@@ -155,6 +162,9 @@ class Replicas:
             self._start(log, info)
 
     def _start(self, log: storage.Log, info: GroupInfo) -> None:
+        if log.lost:
+            self._hosting.replica_lost(log)
+            return
         self._hosting.start_stream(log, info, partition_placement(info))
 
     def _delete(self, group_id: int) -> None:

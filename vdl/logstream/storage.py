@@ -32,15 +32,19 @@ def as_entry(stored: storage.EntryLike) -> Entry:
 class LogStorage:
     """`raft.log.Storage` over one `segments.api.Log`."""
 
-    __slots__ = ("_conf_state", "_log")
+    __slots__ = ("_applied", "_conf_state", "_log")
 
-    def __init__(self, log: storage.Log, conf_state: ConfState) -> None:
+    def __init__(self, log: storage.Log, conf_state: ConfState, *, applied: int) -> None:
         self._log = log
         self._conf_state = conf_state
+        self._applied = applied
 
     def initial_state(self) -> tuple[HardState, ConfState]:
+        """As recovered. What has been applied was committed, whether or not the commit index, which
+        never forces a sync, reached the journal in time."""
         state = self._log.hard_state
-        return HardState(term=state.term, vote=state.vote, commit=state.commit), self._conf_state
+        commit = max(state.commit, self._applied)
+        return HardState(term=state.term, vote=state.vote, commit=commit), self._conf_state
 
     def first_index(self) -> int:
         return self._log.first_index
