@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.chaos.harness.load import QUIET
 from tests.chaos.harness.replica_set import ReplicaSet
 from vdl.commands.cluster_status import ClusterStatus, Partition, collect
 from vdl.commands.kafka_client import Unreachable
@@ -19,7 +20,7 @@ POLL_SECONDS = 0.1
 
 
 def create_topic(replica_set: ReplicaSet, name: str, *, partitions: int = 1) -> None:
-    admin = AdminClient({"bootstrap.servers": replica_set.bootstrap})
+    admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=replica_set.nodes)
     admin.create_topics([topic])[name].result(timeout=CALL_SECONDS_MAX)
 
@@ -38,7 +39,7 @@ def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
     deadline = time.monotonic() + HEALTHY_SECONDS_MAX
     while True:
         # A client of its own each time: one that lives on may answer from memory.
-        admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, "error_cb": _ignore})
+        admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
         try:
             found: Any = admin.list_topics(topic, timeout=CALL_SECONDS_MAX).topics[topic]
             number: int = found.partitions[partition].leader
@@ -48,10 +49,6 @@ def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
             return number
         assert time.monotonic() < deadline, f"{topic} {partition} has no leader"
         time.sleep(POLL_SECONDS)
-
-
-def _ignore(error: object) -> None:
-    """Servers are away here; clients that say so say nothing new."""
 
 
 def wait_healthy(replica_set: ReplicaSet) -> float:

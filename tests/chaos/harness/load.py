@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from vdl.check.anomalies import RETRIED
 from vdl.check.history import Op, Record, Send
@@ -22,6 +22,8 @@ RATE_PER_SECOND = 200
 FLUSH_SECONDS_MAX = 60.0
 READ_SECONDS_MAX = 60.0
 NS = 1_000_000_000
+QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda error: None}
+"""Servers are away here; clients that say so say nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,7 @@ class Load:
                 "linger.ms": 0,
                 # A record is never given up while the servers may come back.
                 "message.timeout.ms": 120_000,
-                "error_cb": lambda error: None,
-                "logger": None,
+                **QUIET,
                 **variant.settings,
                 **settings,
             }
@@ -149,25 +150,15 @@ class Stored:
 
 def read_back(bootstrap: str, topic: str) -> list[Stored]:
     """Everything in partition 0, by a client that starts afresh."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "unused",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "error_cb": lambda error: None,
-        }
-    )
+    deadline = time.monotonic() + READ_SECONDS_MAX
+    end = _end_offset(bootstrap, topic, deadline)
+    consumer = _consumer(bootstrap)
     try:
-        where = TopicPartition(topic, 0, 0)
-        start, end = consumer.get_watermark_offsets(where, timeout=READ_SECONDS_MAX)
-        assert start == 0
-        consumer.assign([where])
+        consumer.assign([TopicPartition(topic, 0, 0)])
         found: list[Stored] = []
-        deadline = time.monotonic() + READ_SECONDS_MAX
         while not found or found[-1].offset < end - 1:
             assert time.monotonic() < deadline, f"{len(found)} of {end} records came"
-            for message in consumer.consume(1_000, timeout=1.0):
+            for message in consumer.consume(1_000, timeout=0.5):
                 error = message.error()
                 assert error is None or error.retriable(), error
                 if error is None:
@@ -179,6 +170,34 @@ def read_back(bootstrap: str, topic: str) -> list[Stored]:
         return found
     finally:
         consumer.close()
+
+
+def _consumer(bootstrap: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            **QUIET,
+        }
+    )
+
+
+def _end_offset(bootstrap: str, topic: str, deadline: float) -> int:
+    """The high watermark of partition 0, as soon as somebody leads it. Asked by a new client each
+    time: librdkafka remembers that a partition had no leader and does not ask again."""
+    while True:
+        consumer = _consumer(bootstrap)
+        try:
+            end: int = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=2.0)[1]
+        except KafkaException:
+            assert time.monotonic() < deadline, f"{topic} has no leader"
+            time.sleep(0.1)
+        else:
+            return end
+        finally:
+            consumer.close()
 
 
 def assert_kept(load: Load, stored: list[Stored]) -> None:
