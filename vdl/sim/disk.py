@@ -269,6 +269,7 @@ class SimDisk:
     def change_names(self, changes: list[tuple[Directory, str, Node | None]]) -> None:
         """Apply one atomic change to the volatile tree; durable when a directory is synced."""
         change = NameChange(changes)
+        before = [(directory, name, directory.entries.get(name)) for directory, name, _ in changes]
         for directory, name, node in changes:
             if node is None:
                 directory.entries.pop(name, None)
@@ -278,9 +279,13 @@ class SimDisk:
         self._cost_ns += self.profile.operation_ns
 
         def undo() -> None:
-            # The volatile tree is not taken back: it is rebuilt from the durable one.
             if change in self._name_changes:
                 self._name_changes.remove(change)
+            for directory, name, node in before:
+                if node is None:
+                    directory.entries.pop(name, None)
+                else:
+                    directory.entries[name] = node
 
         self.step(None, undo)
 

@@ -29,6 +29,7 @@ from vdl.config_values import Address
 from vdl.kafka.context import KafkaOptions, ListenerOptions
 from vdl.kafka.wire import list_offsets
 from vdl.logstream.options import HostOptions
+from vdl.server import ServerState
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
@@ -263,7 +264,13 @@ class World:
             else:
                 client.backoff(3, create)
 
-        create()
+        def serving() -> bool:
+            states = [m.server.state for m in self.machines if m.server is not None]
+            return states.count(ServerState.SERVING) == len(self.machines)
+
+        # A topic made earlier would have fewer replicas.
+        if self.wait(BIRTH_NS, serving):
+            create()
         if not self.wait(BIRTH_NS, lambda: bool(created) and not self.watch.settled()):
             self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
             return False

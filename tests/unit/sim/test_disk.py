@@ -168,6 +168,18 @@ def test_job_is_never_reordered_by_dying_inside_it() -> None:
     assert len(outcomes) == 2
 
 
+def test_kill_inside_a_job_takes_back_what_was_not_issued() -> None:
+    """Without a power cut too: the next process sees no name that nobody had given yet."""
+    for seed in SEEDS:
+        disk, fs = a_disk(seed)
+        fs.open("f", create=True).pwrite([b"old!" * 1000], 0, durable=True)
+        _, steps, _ = disk.run_job(_replace(fs))
+        disk.cut_jobs([steps])
+        assert fs.open("f").pread(4000, 0) in {b"old!" * 1000, b"new!" * 1000}
+        if fs.exists("f.new"):
+            assert fs.open("f").pread(4, 0) == b"old!"
+
+
 def test_journal_jobs_run_one_at_a_time_in_order() -> None:
     """The journal has one writer; the pool has several."""
     disk, _ = a_disk(1)
