@@ -543,9 +543,6 @@ class Host:
             self.on_leader_news()
 
     # --- Hosting: what `Replicas` makes ---------------------------------------------------
-    def is_running(self, group_id: int) -> bool:
-        return group_id in self._groups
-
     def replica_lost(self, log: storage.Log) -> None:
         """See `Hosting`: a vote or an acknowledgement of it could contradict an earlier one."""
         if log.group_id not in self.lost_groups:
@@ -583,6 +580,8 @@ class Host:
         )
 
         def opened(applied: int) -> None:
+            if not self._replicas.holds(log):
+                return
             group = self._make_group(log, placement, stream, applied)
             stream.group = group
             stream.start()

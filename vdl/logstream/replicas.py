@@ -53,8 +53,6 @@ class Hosting(Protocol):
     def replica_lost(self, log: storage.Log) -> None:
         """The log lost what it may have acknowledged: the replica never takes part again."""
 
-    def is_running(self, group_id: int) -> bool: ...
-
 
 def founding_placement(record: BirthRecord, group_id: int) -> list[NodeId]:
     """Replica ids of a catalog or coordinator group; the first is its preferred leader, rotated
@@ -88,6 +86,8 @@ class Replicas:
         self._options = options
         self._logs: dict[int, storage.Log] = {log.group_id: log for log in store.logs.values()}
         self._creating: set[int] = set()
+        self._started: set[int] = set()
+        """Groups whose replica runs or is being opened, which may take a read of the disk."""
 
     # --- founding groups ---------------------------------------------------------------------
     def open_founding(self, then: Callable[[], None]) -> None:
@@ -123,11 +123,15 @@ class Replicas:
 
         self._store.create_log(group_id, replica_number, on_created=created)
 
+    def holds(self, log: storage.Log) -> bool:
+        """Whether the log is still one of this server's: it may be deleted while it is opened."""
+        return self._logs.get(log.group_id) is log
+
     # --- partitions --------------------------------------------------------------------------
     def reconcile(self, catalog: Catalog) -> None:
         """Make what the applied catalog lists here, delete what it no longer does."""
         for group_id, info in catalog.groups.items():
-            if group_id in self._creating or self._hosting.is_running(group_id):
+            if group_id in self._creating or group_id in self._started:
                 continue
             number = self._number_here(info)
             if number:
@@ -165,10 +169,12 @@ class Replicas:
         if log.lost:
             self._hosting.replica_lost(log)
             return
+        self._started.add(log.group_id)
         self._hosting.start_stream(log, info, partition_placement(info))
 
     def _delete(self, group_id: int) -> None:
         log = self._logs.pop(group_id)
+        self._started.discard(group_id)
         self._hosting.stop_group(group_id)
         self._store.delete_log(log.log_id)
 
