@@ -199,10 +199,10 @@ class Journal:
         if self._failed:
             return
         batch = self._rest
+        is_last = batch is None
         if batch is None:
             batch = self.batch
-            if not batch.records and not self._closing and not self._wanted:
-                return
+            self._wanted = False
             batch.seal()
             if batch.records:
                 self.batch = Batch(batch.token + 1)
@@ -212,15 +212,13 @@ class Journal:
             self._prepare()
             return
         part, self._rest = last_part
-        flags = CLOSING if self._closing and self._rest is None else 0
+        flags = CLOSING if self._closing and is_last and self._rest is None else 0
         buffers, file, end = self._build(part, flags)
         if not batch.sequence:
             batch.sequence = file.sequence
         if self._rest is not None:
             self._rest.sequence = batch.sequence
         done_batch = batch if self._rest is None and batch.records else None
-        if self._rest is None:
-            self._wanted = False
         position = file.position
         self._writing = True
         self.write_started_ns = self._now_ns()

@@ -51,6 +51,8 @@ from segments.segment import Cursor, LogFiles
 T = TypeVar("T")
 FLUSH_BYTES_MIN = 16 << 10
 """Smaller tails stay in the journal and are written again at its head, once, before a flush."""
+JOURNAL_FILES_MIN = 3
+"""The file being written, and two that wait for their entries to reach segments."""
 DISK_FULL_RETRY_MS = 1000
 
 
@@ -473,12 +475,26 @@ class DiskStore:
         log.stage_state(self._journal.batch, FLUSHED, 0, plan.last, plan.next_offset)
 
     def _rewrite_tails(self) -> None:
-        """Write again, at the journal's head, what only older journal files hold."""
-        current = self._journal.current_sequence
-        for log_id in sorted(self._logs):
+        """When the journal has grown beyond what its live entries excuse, write again at its head
+        what only the oldest file holds: uncommitted entries, and tails too small for a flush.
+
+        Votes need no rewriting: each file's header carries them. The journal may be twice as long
+        as what no segment holds, so rewriting never costs more than the appends that caused it.
+        """
+        excused = 2 * self._cache.unflushed // self._options.journal_file_bytes
+        if self._journal.file_count <= JOURNAL_FILES_MIN + excused:
+            return
+        needed = {
+            log_id: sequence
+            for log_id, log in self._logs.items()
+            if not log.is_lost and (sequence := log.oldest_needed())
+        }
+        oldest = min(needed.values(), default=0)
+        if not oldest or oldest == self._journal.current_sequence:
+            return
+        for log_id in sorted(needed):
             log = self._logs[log_id]
-            needed = log.oldest_needed()
-            if needed and needed < current and log.last > log.flushed_index and not log.is_lost:
+            if needed[log_id] == oldest and log.last > log.flushed_index:
                 log.restage(self._journal.batch)
                 log.rewritten = True
 
@@ -493,12 +509,16 @@ class DiskStore:
 
     # --- chores -------------------------------------------------------------------------------
     def _next_chore(self) -> None:
-        """Begin the oldest chore whose record is durable, if nothing else is at the files."""
+        """Begin the oldest chore whose record is durable, if nothing else is at the files.
+
+        Not while a checkpoint's notes are not durable: a crash would fall back to the segments
+        from before it, so none of those may go yet.
+        """
         if self._checkpoint_running or self._chore_running or self._failed:
             return
         if not self._chores or self._chores[0][0] > self._journal.durable_token:
             return
-        if self._identity_dirty or self._identity_writing:
+        if self._identity_dirty or self._identity_writing or self._note_token:
             return
         self._chores.popleft()[1]()
 

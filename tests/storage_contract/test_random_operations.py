@@ -131,6 +131,7 @@ class Pair:
 
     def do_idle(self):
         for side in self.sides:
+            side.store.submit(urgent=False)
             side.workers.advance(200)
 
     def do_reset(self, ahead):
@@ -158,6 +159,7 @@ class Pair:
     def do_read(self, fraction, bytes_max):
         results = []
         for side, log in self.logs():
+            side.pump()
             span = log.next_offset - log.log_start_offset
             offset = log.log_start_offset + span * fraction // 100
             try:
@@ -190,6 +192,7 @@ class Pair:
         """A block reaches the disk, and the process dies before it hears of it."""
         for side in self.sides:
             side.submit()
+            side.workers.advance(400)
         self.do_append(2, 40, 1)
         for side in self.sides:
             side.store.submit()
@@ -230,8 +233,6 @@ def summary(log):
         log.log_start_offset, log.next_offset,
         [log.term(n) for n in range(log.first_index - 1, log.last_index + 1)],
     )  # fmt: skip
-
-
 
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
