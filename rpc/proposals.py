@@ -29,6 +29,7 @@ class ProposeOutcome(IntEnum):
     BUSY = 2  # a limit or a leadership transfer; the same leader may take it later
     UNKNOWN_GROUP = 3
     TOO_LARGE = 4
+    REFUSED = 5  # not a command the leader knows; it is not to be sent again
 
 
 _OUTCOME_BY_CODE = {outcome.value: outcome for outcome in ProposeOutcome}

@@ -98,7 +98,9 @@ class Forwarding:
         propose = decode_propose(payload)
         if propose.group != self._catalog.group_id:
             outcome = ProposeOutcome.UNKNOWN_GROUP
-        elif self._catalog.append(bytes(propose.command)):
+        elif not self._catalog.accepts(command := bytes(propose.command)):
+            outcome = ProposeOutcome.REFUSED
+        elif self._catalog.append(command):
             outcome = ProposeOutcome.ACCEPTED
         else:
             outcome = ProposeOutcome.NOT_LEADER
@@ -115,7 +117,10 @@ class Forwarding:
             return
         del self._sent[answer.request_id]
         self._catalog.forget(answer.request_id)
-        self._waiting.append(forwarded)
+        if answer.outcome is ProposeOutcome.REFUSED:
+            forwarded.done(NOT_APPENDED)
+        else:
+            self._waiting.append(forwarded)
 
     # --- time --------------------------------------------------------------------------------
     def retry(self, now_ns: int) -> None:

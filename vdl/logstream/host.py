@@ -29,7 +29,9 @@ from raft.messages import (
     MsgApp,
     MsgAppResp,
     MsgHeartbeat,
+    MsgPreVote,
     MsgSnap,
+    MsgVote,
     PeerMessage,
 )
 from raft.types import NodeId
@@ -271,7 +273,8 @@ class Host:
         self._scheduled = False
         self._send(turn)
         for group in touched.values():
-            self._after_pump(group, tick)
+            if self._groups.get(group.group_id) is group:  # else it was deleted in this turn
+                self._after_pump(group, tick)
         if self._to_wake:
             to_wake, self._to_wake = self._to_wake, {}
             for stream in to_wake.values():
@@ -395,8 +398,7 @@ class Host:
                 # been lost. An old acknowledgement makes the leader repeat it.
                 ask = MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=node.commit)
                 self._turn.send(group.group_id, ask)
-            if node.ticks_until_due() <= 1:
-                node.tick(1)
+            group.fall_due(tick)
         self.mark_dirty(group)
 
     def _tell_leader(self, group: Group) -> None:
@@ -510,6 +512,9 @@ class Host:
             self.stats.messages_dropped += 1
             return
         group.catch_up(tick)
+        if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
+            # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
+            self._tell_leader(group)
         try:
             group.node.step(message)
         except StepPeerNotFound:

@@ -47,6 +47,7 @@ UNKNOWN = Outcome(OutcomeKind.UNKNOWN)
 class Machine(Protocol):
     """A deterministic state machine (see `vdl.state`)."""
 
+    def understands(self, command: Any) -> bool: ...
     def apply(self, command: Any, now_ms: int, index: int) -> Any: ...
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
     def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
@@ -149,6 +150,7 @@ class StateGroup:
 
     def envelope(self, command: Any) -> tuple[int, bytes]:
         """A command with this server's next sequence number: (number, entry payload)."""
+        assert self.machine.understands(command), (self.group_id, command)
         self._seq += 1
         return self._seq, commands.encode(
             commands.Envelope(
@@ -159,6 +161,13 @@ class StateGroup:
                 command=command,
             )
         )
+
+    def accepts(self, data: bytes) -> bool:
+        """Whether a command that came from another server is one this machine can apply."""
+        try:
+            return self.machine.understands(commands.decode(data).command)
+        except commands.DecodeError:
+            return False
 
     def append(self, data: bytes) -> bool:
         """Append an envelope, anybody's, to the leader's log; False when it was refused."""

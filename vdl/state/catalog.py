@@ -190,6 +190,11 @@ class Catalog:
             commands.AllocateProducerIds: self._allocate_producer_ids,
         }
 
+    def understands(self, command: Any) -> bool:
+        """Whether `apply` knows this kind of command. One that it does not must never be appended:
+        every replica would stop at it, at each start again."""
+        return type(command) in self._apply_by_type
+
     def apply(self, command: Any, now_ms: int, index: int) -> Any:
         """Apply one committed command; the answer's type goes with the command's."""
         return self._apply_by_type[type(command)](command)

@@ -232,6 +232,9 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     command: AnyCommand
 
 
+DecodeError = msgspec.DecodeError
+"""A payload that is no command this version knows."""
+
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 

@@ -53,6 +53,11 @@ class Coordinator:
             commands.ExpireOffsets: self._expire_offsets,
         }
 
+    def understands(self, command: Any) -> bool:
+        """Whether `apply` knows this kind of command. One that it does not must never be appended:
+        every replica would stop at it, at each start again."""
+        return type(command) in self._apply_by_type
+
     def apply(self, command: Any, now_ms: int, index: int) -> Any:
         """Apply one committed command; the answer's type goes with the command's. Every answer
         has `events`, in the order they happened."""

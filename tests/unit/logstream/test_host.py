@@ -1,8 +1,13 @@
 """Elections, failover, forwarding and the life of replicas, over three real hosts."""
 
+from itertools import pairwise
 from typing import Any
 
+from rpc.peer import FrameType
+from rpc.proposals import Propose, encode_propose
 from vdl.clock import MS
+from vdl.logstream.options import TICK_NS
+from vdl.state.commands import CompleteJoin, Envelope, encode
 
 
 def leaders_seen(cluster: Any, group_id: int) -> set[tuple[int, int]]:
@@ -138,5 +143,71 @@ def test_leadership_returns_to_first_replica_one_a_second(cluster: Any) -> None:
     for _ in range(8):
         counts.append(sum(group.node.is_leader for group in host.groups.values()))
         cluster.run(1_000)
-    assert all(later - earlier <= 2 for earlier, later in zip(counts, counts[1:], strict=False))
+    assert all(later - earlier <= 2 for earlier, later in pairwise(counts))
     assert cluster.leader(group_id).leader_server == first
+
+
+def test_busy_leader_that_lost_its_majority_is_deposed(cluster: Any) -> None:
+    """Thesis §6.2: requests that arrive all the time must not starve check-quorum."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    leader = cluster.nodes[stream.leader_server]
+    for server in (1, 2, 3):
+        if server != leader.id:
+            cluster.network.cut(leader.id, server)
+            cluster.network.cut(server, leader.id)
+    group = leader.host.groups[group_id]
+    next_tick = cluster.time.now_ns // TICK_NS + 1
+    for tick in range(next_tick, next_tick + 400):
+        leader.clock.call_later(
+            tick * TICK_NS - cluster.time.now_ns, lambda tick=tick: group.catch_up(tick)
+        )
+    cluster.run(4_000)
+    assert not stream.is_leader
+
+
+def test_command_nobody_knows_is_refused_before_it_is_appended(cluster: Any) -> None:
+    """Once in the log it would stop every replica, at each start again."""
+    host = cluster.nodes[1].host
+    assert host.leader_of(0)[0] == 1
+    before = host.groups[0].node.last_index
+    for command in (b"\x01garbage", encode(Envelope(2, 1, 1, 0, CompleteJoin("g", 1)))):
+        frame = b"".join(bytes(part) for part in encode_propose(Propose(7, 0, 0, command)))
+        host.frame(2, FrameType.PROPOSE, memoryview(frame))
+    cluster.run(100)
+    assert host.groups[0].node.last_index == before
+
+
+def test_group_deleted_in_the_turn_that_pumps_it_leaves_the_leader_list(cluster: Any) -> None:
+    group_id = cluster.create_topic()
+    host = cluster.nodes[cluster.leader(group_id).leader_server].host
+    pump = host.run_once
+
+    def busy_turn() -> None:
+        group = host.groups.get(group_id)
+        if group is not None and not group.dirty:
+            group.dirty = True
+            host._dirty.insert(0, group)
+        pump()
+
+    host.run_once = busy_turn
+    cluster.delete_topic()
+    cluster.run(500)
+    leaders = {node.host.leader_of(group_id)[0] for node in cluster.nodes.values()}
+    assert leaders == {-1}
+
+
+def test_link_cut_to_the_leader_alone_deposes_nobody(cluster: Any) -> None:
+    """§6: a voter that hears the leader on its own link does not help to depose it."""
+    group_id = cluster.create_topic()
+    cluster.run(2_000)
+    leader = cluster.leader(group_id).leader_server
+    lonely = next(server for server in (1, 2, 3) if server != leader)
+    terms = {g: group.node.term for g, group in cluster.nodes[leader].host.groups.items()}
+    cluster.network.cut(leader, lonely)
+    cluster.network.cut(lonely, leader)
+    cluster.run(5_000)
+    groups = cluster.nodes[leader].host.groups
+    led = [g for g in terms if groups[g].node.is_leader]
+    assert group_id in led
+    assert all(groups[g].node.term == terms[g] for g in led)
