@@ -75,6 +75,7 @@ class Position:
     lsn: int
     chain: int
     next_sequence: int
+    previous: int
 
 
 class Journal:
@@ -124,17 +125,24 @@ class Journal:
 
     # --- opening -------------------------------------------------------------------------------
     def open(
-        self, position: Position, live: Sequence[tuple[int, str]], spare: Sequence[tuple[int, str]]
+        self,
+        position: Position,
+        live: Sequence[tuple[int, str]],
+        spare: Sequence[tuple[int, str]],
+        carried: Batch,
     ) -> None:
-        """Begin a new file after recovery and write its first block; blocks.
+        """Begin a new file after recovery and write its first block, with what is `carried` over;
+        blocks.
 
         `live` are the files recovery replayed, `spare` those prepared and never used.
         """
+        # Names that the process before had changed, and may have died before making durable.
+        self._fs.sync_directory(self._directory)
         self._lsn = self._durable_lsn = position.lsn
         self._chain = position.chain
         self._next_sequence = position.next_sequence
         self._paths = dict(live)
-        self._replayed = max(self._paths, default=0)
+        self._replayed = position.previous
         for sequence, path in spare:
             handle = self._fs.open(path)
             self._prepared.append(JournalFile(sequence, path, handle, handle.size()))
@@ -142,7 +150,7 @@ class Journal:
             # Small, so that a start does not wait for a large file to be filled.
             size = min(self._options.journal_first_file_bytes, self._options.journal_file_bytes)
             self._prepared.append(self._make_file(self._take_sequence(), "", size))
-        buffers, file, end = self._build(Batch(0), OPENING)
+        buffers, file, end = self._build(carried, OPENING)
         file.file.pwrite(buffers, 0, durable=True)
         self._advance(file, end)
         self._prepare()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from segments.api import CorruptRecord, StorageError, StoredEntry
+from segments.block import RECORD_BYTES
 from segments.cache import Cache
 from segments.frame import read_frame
 from segments.fs import FileSystem
@@ -28,12 +29,16 @@ from segments.segment import SEGMENT_HEADER_BYTES, Cursor, LogFiles, SegmentInfo
 from segments.terms import TermRuns
 
 _READ_BYTES = 1 << 20
+CARRIED = 1 << 62
+"""As a journal sequence: the file about to be opened."""
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found. `newly_lost` are log ids not known as lost before."""
+    """What was found. `newly_lost` are log ids not known as lost before; `carried` is what the
+    first block of the next journal file repeats."""
 
+    carried: Batch
     logs: dict[int, DiskLog] = field(default_factory=dict)
     replay: Replay = field(default_factory=Replay)
     newly_lost: list[int] = field(default_factory=list)
@@ -55,14 +60,17 @@ def recover(
     """Read everything back. Blocks. Removes only files that hold nothing."""
     journal_directory = f"{directory}/journal"
     replay = replay_journal(fs, journal_directory, identity.logs)
-    found = Recovered(replay=replay)
+    found = Recovered(_carry(replay), replay=replay)
+    carried_from = replay.carried_from
     for log_id, replayed in replay.logs.items():
         known = identity.logs[log_id]
         files = LogFiles(
             fs, log_directory(directory, log_id), log_id, known.group_id, index_entries
         )
         try:
-            log = _open_log(files, known.replica_number, cache, replayed, journal_directory)
+            log = _open_log(
+                files, known.replica_number, cache, replayed, journal_directory, carried_from
+            )
         except (StorageError, FileNotFoundError):
             log = _open_lost(files, known.replica_number, cache, replayed)
         log.applied = meta.applied(log_id)
@@ -78,7 +86,12 @@ def recover(
 
 
 def _open_log(
-    files: LogFiles, replica_number: int, cache: Cache, replayed: ReplayedLog, journal: str
+    files: LogFiles,
+    replica_number: int,
+    cache: Cache,
+    replayed: ReplayedLog,
+    journal: str,
+    carried_from: tuple[int, int],
 ) -> DiskLog:
     """A log from its segments up to the durable end and its journal entries behind it.
 
@@ -114,7 +127,7 @@ def _open_log(
     for entries in _journal_entries(files, replayed, journal):
         log.stage(entries, batch)
         batch = Batch(0)
-    log.runs = _runs(replayed)
+    log.runs = _runs(replayed, carried_from)
     if trimmed_ahead:
         log.trim(replayed.first_index)
     _set_state(log, replayed)
@@ -218,15 +231,29 @@ def _read_frames(
     return [read_frame(view, ref.position - start, files.group_id, ref.position) for ref in refs]
 
 
-def _runs(replayed: ReplayedLog) -> list[Run]:
-    """Which journal files hold the entries after the durable end."""
+def _carry(replay: Replay) -> Batch:
+    """The blocks that nothing proves durable, as one batch."""
+    batch = Batch(0)
+    for block in replay.carried:
+        batch.records += [
+            block.table[n : n + RECORD_BYTES] for n in range(0, len(block.table), RECORD_BYTES)
+        ]
+        if len(block.frames):
+            batch.buffers.append(block.frames)
+            batch.bytes += len(block.frames)
+    return batch
+
+
+def _runs(replayed: ReplayedLog, carried_from: tuple[int, int]) -> list[Run]:
+    """Which journal files hold the entries after the durable end; CARRIED for the next file."""
     runs: list[Run] = []
     for index in range(replayed.flushed_index + 1, replayed.last_index + 1):
         ref = replayed.frames.get(index)
         if ref is None:
             break
-        if runs and runs[-1].sequence == ref.sequence:
+        sequence = CARRIED if (ref.sequence, ref.position) >= carried_from else ref.sequence
+        if runs and runs[-1].sequence == sequence:
             runs[-1].last = index
         else:
-            runs.append(Run(ref.sequence, index, index))
+            runs.append(Run(sequence, index, index))
     return runs

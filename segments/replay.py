@@ -13,6 +13,11 @@ Without one, the tail is torn and cut. With one, something acknowledged may be l
 A flip inside the last block, behind which nothing is, cannot be told from a tear; idle and closing
 blocks keep the last one young.
 
+What is read may be in the page cache only: the process died while it wrote, or its sync failed. So
+the journal goes on at the durable mark, and the blocks behind it are *carried*: written again, as
+they are, in the next file's first block before the store opens. A file whose own header lies behind
+the mark is left out of the chain altogether.
+
 Must not know: segments, caches. It collects references to frames, not frames.
 """
 
@@ -138,14 +143,27 @@ class _FoundFile:
 
 
 @dataclass(slots=True)
+class Carried:
+    """A good block that nothing proves durable: its table and its frames."""
+
+    lsn: int
+    chain: int
+    table: bytes
+    frames: memoryview
+
+
+@dataclass(slots=True)
 class Replay:
     """The outcome: logs by id, where the journal goes on, and its files."""
 
     logs: dict[int, ReplayedLog] = field(default_factory=dict)
-    position: Position = field(default_factory=lambda: Position(0, 0, 1))
+    position: Position = field(default_factory=lambda: Position(0, 0, 1, 0))
+    carried: list[Carried] = field(default_factory=list)
     live: list[tuple[int, str]] = field(default_factory=list)
     spare: list[tuple[int, str]] = field(default_factory=list)
     scrap: list[str] = field(default_factory=list)
+    carried_from: tuple[int, int] = (0, 0)
+    """(journal file, position) from which blocks are carried."""
     blocks: int = 0
     torn_bytes: int = 0
     damaged_blocks: int = 0
@@ -186,23 +204,41 @@ class _Replayer:
         if not chain:
             for log in self._logs.values():
                 log.lost = True  # logs exist, so a journal did
-            result.position = Position(0, 0, newest + 1)
+            result.position = Position(0, 0, newest + 1, 0)
             return result
         base = chain[0].header
         assert base is not None, chain[0].path
         for mark in base.marks:
             self._start_from(mark)
-        end_lsn = crc = 0
+        end_lsn = 0
         for n, current in enumerate(chain):
             following = chain[n + 1].header if n + 1 < len(chain) else None
             stop = following.start_lsn if following is not None else None
-            end_lsn, crc = self._replay_file(current, stop)
+            result.carried.clear()
+            end_lsn = self._replay_file(current, stop)
         self._judge_unreadable(found, chain[-1].sequence, end_lsn)
         for log in self._logs.values():
             if log.suspect or not log.is_whole:
                 log.lost = True
-        result.position = Position(end_lsn, crc, newest + 1)
+        self._go_on_at_mark(chain[-1], end_lsn, newest + 1)
         return result
+
+    def _go_on_at_mark(self, last: _FoundFile, end_lsn: int, next_sequence: int) -> None:
+        """Set where the next file begins: behind everything that is proved durable."""
+        header, result = last.header, self.result
+        assert header is not None, last.path
+        first = result.carried[0] if result.carried else None
+        start = first.lsn if first is not None else end_lsn
+        result.carried_from = last.sequence, start - header.start_lsn
+        if first is None or first.lsn == header.start_lsn + header.bytes:
+            # Not even its header is proved: the file before it is the last of the journal.
+            result.live.remove((last.sequence, last.path))
+            result.scrap.append(last.path)
+            result.position = Position(
+                header.start_lsn, header.chain, next_sequence, header.previous
+            )
+        else:
+            result.position = Position(first.lsn, first.chain, next_sequence, last.sequence)
 
     # --- files ---------------------------------------------------------------------------------
     def _find_files(self) -> list[_FoundFile]:
@@ -266,8 +302,8 @@ class _Replayer:
                 handle.close()
 
     # --- blocks --------------------------------------------------------------------------------
-    def _replay_file(self, found: _FoundFile, stop_lsn: int | None) -> tuple[int, int]:
-        """Apply the file's blocks below `stop_lsn`; (LSN of their end, CRC of the last)."""
+    def _replay_file(self, found: _FoundFile, stop_lsn: int | None) -> int:
+        """Apply the file's blocks below `stop_lsn`; the LSN of their end."""
         header = found.header
         assert header is not None, found.path
         file = self._fs.open(found.path)
@@ -301,7 +337,7 @@ class _Replayer:
                     continue
                 position += block.padded
                 chain, flags = block.crc, block.flags
-            return header.start_lsn + position, chain
+            return header.start_lsn + position
         finally:
             file.close()
 
@@ -316,8 +352,13 @@ class _Replayer:
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
         """Apply a block's records; frames whose number is in `bad` are lost to their logs."""
-        self.result.blocks += 1
+        result = self.result
+        result.blocks += 1
         at = BLOCK_HEADER_BYTES + len(block.table)
+        result.carried = [c for c in result.carried if c.lsn >= block.durable]
+        result.carried.append(
+            Carried(block.lsn, block.chain, bytes(block.table), data[at : block.length])
+        )
         for n in range(0, len(block.table), RECORD_BYTES):
             log_id, number, kind, term, index, value = STATE_RECORD.unpack_from(block.table, n)
             length = 0

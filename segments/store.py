@@ -44,7 +44,7 @@ from segments.identity import (
 from segments.journal import Journal
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
-from segments.recovery import Recovered, log_directory, recover
+from segments.recovery import CARRIED, Recovered, log_directory, recover
 from segments.retention import remove_below
 from segments.segment import Cursor, LogFiles
 
@@ -152,13 +152,24 @@ class DiskStore:
                 ),
             )  # fmt: skip
             replay = recovered.replay
-            store._journal.open(replay.position, replay.live, replay.spare)
+            store._journal.open(replay.position, replay.live, replay.spare, recovered.carried)
+            store._settle_carried()
             for path in replay.scrap:
                 fs.unlink(path)
         except BaseException:
             lock.release()
             raise
         return store
+
+    def _settle_carried(self) -> None:
+        """What was carried over now lies in the file just opened."""
+        sequence = self._journal.current_sequence
+        for log in self._logs.values():
+            for run in log.runs:
+                if run.sequence == CARRIED:
+                    run.sequence = sequence
+        self._recovered.replay.carried.clear()
+        self._recovered.carried = Batch(0)
 
     # --- identity -----------------------------------------------------------------------------
     @property
