@@ -150,7 +150,8 @@ class Watch:
         return ""
 
     def compare(self, done: Callable[[], None]) -> None:
-        """Read every replica's log, through its store, and compare; `done` when all are read."""
+        """Compare all replicas, which are settled: their states now, their logs as they are read
+        back through their stores; `done` when all are read."""
         waiting = [0]
         digests: dict[int, dict[str, tuple[int, str]]] = {}
         states: dict[int, dict[str, str]] = {}
@@ -193,17 +194,18 @@ def _read_log(
     machine: Machine,
     done: Callable[[], None],
 ) -> None:
-    """Hash the group's entries from the first to the commit index, a piece at a time."""
+    """Hash the group's entries up to what is committed now, a piece at a time."""
     log = group.log
+    end = log.commit_index + 1
     running = blake2b(digest_size=8)
     position = [log.first_index]
 
     def read_on() -> None:
-        if position[0] > log.commit_index:
+        if position[0] >= end:
             digests[machine.name] = (log.first_index, running.hexdigest())
             done()
             return
-        group.store.entries_cold(log, position[0], log.commit_index + 1, _EVERYTHING, found)
+        group.store.entries_cold(log, position[0], end, _EVERYTHING, found)
 
     def found(entries: list[StoredEntry] | StorageError) -> None:
         if isinstance(entries, StorageError):
