@@ -24,6 +24,7 @@ from rpc.proposals import (
     encode_proposed,
 )
 from rpc.streams import Transport
+from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.state_group import NOT_APPENDED, Outcome, StateGroup
 
 WAITING_MAX = 10_000
@@ -78,7 +79,7 @@ class Forwarding:
                 return False
             catalog.expect(seq, forwarded.deadline_ns, forwarded.done, term=catalog.term)
             return True
-        propose = Propose(seq, catalog.group_id, 0, data)
+        propose = Propose(seq, CATALOG_GROUP, 0, data)
         if not self._transport.send(leader, FrameType.PROPOSE, encode_propose(propose)):
             return False
         forwarded.seq = seq
@@ -96,7 +97,7 @@ class Forwarding:
     def proposed_to_us(self, from_server: int, payload: memoryview) -> None:
         """A peer asks this server, as the catalog's leader, to append its command."""
         propose = decode_propose(payload)
-        if propose.group != self._catalog.group_id:
+        if propose.group != CATALOG_GROUP:
             outcome = ProposeOutcome.UNKNOWN_GROUP
         elif not self._catalog.accepts(command := bytes(propose.command)):
             outcome = ProposeOutcome.REFUSED

@@ -395,8 +395,10 @@ class Host:
             self._tell_leader(group)
             if node.lead and node.commit < node.last_index:
                 # Quiet for an election timeout, yet not all is committed here: the news may have
-                # been lost. An old acknowledgement makes the leader repeat it.
-                ask = MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=node.commit)
+                # been lost. An old acknowledgement makes the leader repeat it; like every one it
+                # vouches for nothing that is not durable here.
+                index = min(node.commit, node.stable)
+                ask = MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=index)
                 self._turn.send(group.group_id, ask)
             group.fall_due(tick)
         self.mark_dirty(group)
@@ -561,6 +563,8 @@ class Host:
         state_group = self._state_groups_made[log.group_id]
 
         def opened(applied: int) -> None:
+            if self._closed:
+                return
             group = self._make_group(log, placement, state_group, applied)
             state_group.group = group
             state_group.is_running = True
@@ -585,7 +589,7 @@ class Host:
         )
 
         def opened(applied: int) -> None:
-            if not self._replicas.holds(log):
+            if self._closed or not self._replicas.holds(log):
                 return
             group = self._make_group(log, placement, stream, applied)
             stream.group = group

@@ -124,7 +124,7 @@ class StateGroup:
     @property
     def serving(self) -> bool:
         """Leads, and has applied its own term's first entry."""
-        return self.group.serving
+        return self.is_running and self.group.serving
 
     @property
     def term(self) -> int:
@@ -139,7 +139,7 @@ class StateGroup:
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
         """Propose on this leader; `done` once, when the command is applied here, or when its
         fate is as certain as it will get."""
-        if not self.group.serving:
+        if not self.serving:
             done(NOT_APPENDED)
             return
         seq, data = self.envelope(command)
@@ -171,7 +171,7 @@ class StateGroup:
 
     def append(self, data: bytes) -> bool:
         """Append an envelope, anybody's, to the leader's log; False when it was refused."""
-        if not self.group.serving:
+        if not self.serving:
             return False
         try:
             self.group.node.propose([Entry(data=data)])

@@ -172,8 +172,13 @@ _KEY_SERVER = Struct(">cI")
 class Catalog:
     """See the module. Everything public but `apply` and `load` is read-only to others."""
 
-    def __init__(self, cluster_id: str = "", *, coordinator_groups: int = 8) -> None:
+    def __init__(
+        self, cluster_id: str = "", *, coordinator_groups: int = 8, founders: int = 1
+    ) -> None:
+        """`founders`: servers in the birth record. Right after birth not all have registered; a
+        topic of default replication waits for them rather than be made with fewer replicas."""
         self.cluster_id = cluster_id
+        self._founders = founders
         self.servers: dict[int, ServerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
@@ -263,7 +268,8 @@ class Catalog:
             partitions = command.default_partitions if new.partitions == -1 else new.partitions
             factor = new.replication_factor
             if factor == -1:
-                factor = min(command.default_replication_factor, max(1, len(self.servers)))
+                servers = max(self._founders, len(self.servers))
+                factor = min(command.default_replication_factor, servers)
         if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
             return refused(
                 ErrorCode.INVALID_PARTITIONS,

@@ -7,7 +7,7 @@ from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
 from vdl.clock import MS
 from vdl.logstream.options import TICK_NS
-from vdl.state.commands import CompleteJoin, Envelope, encode
+from vdl.state.commands import AllocateProducerIds, CompleteJoin, Envelope, encode
 
 
 def leaders_seen(cluster: Any, group_id: int) -> set[tuple[int, int]]:
@@ -211,3 +211,34 @@ def test_link_cut_to_the_leader_alone_deposes_nobody(cluster: Any) -> None:
     led = [g for g in terms if groups[g].node.is_leader]
     assert group_id in led
     assert all(groups[g].node.term == terms[g] for g in led)
+
+
+def test_command_that_arrives_before_the_catalog_is_open_is_refused(cluster: Any) -> None:
+    """A peer may still believe that this server leads; it asks whoever leads by then."""
+    catalog = cluster.nodes[2].host.state_group(0)
+    catalog.is_running = False
+    command = encode(Envelope(1, 1, 1, 0, AllocateProducerIds(1)))
+    frame = b"".join(bytes(part) for part in encode_propose(Propose(7, 0, 0, command)))
+    cluster.nodes[2].host.frame(1, FrameType.PROPOSE, memoryview(frame))
+    assert not catalog.serving
+
+
+def test_quiet_follower_vouches_only_for_what_its_disk_holds(cluster: Any) -> None:
+    """What a replica says of its log waits for its disk, also when it only asks for news."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    leader = cluster.nodes[stream.leader_server].host.groups[group_id].node
+    slow = next(server for server in (1, 2, 3) if server != stream.leader_server)
+    follower = cluster.nodes[slow].host.groups[group_id]
+    cluster.append(stream)
+    cluster.run(300)
+    cluster.nodes[slow].workers.hold()
+    for pause_ms in (3, 3, 0.45):  # the last one's commit news is lost
+        cluster.append(stream)
+        cluster.run(pause_ms)
+    cluster.network.cut(stream.leader_server, slow)
+    assert follower.node.stable < follower.node.commit < follower.node.last_index
+    for _ in range(200):
+        cluster.run(10)
+        progress = leader.progress(follower.replica_id)
+        assert progress is None or progress.match <= follower.node.stable
