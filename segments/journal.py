@@ -211,9 +211,12 @@ class Journal:
         if batch is None:
             batch = self.batch
             self._wanted = False
-            batch.seal()
             if batch.records:
                 self.batch = Batch(batch.token + 1)
+                if self._needs_file(batch, _block_bytes(batch)):
+                    # As of this batch: by the time its file is there more has been staged, and a
+                    # header that spoke of that would name records which are not durable yet.
+                    batch.marks = self._owner.journal_marks()
         last_part = self._fit(batch)
         if last_part is None:
             self._rest = batch if batch.records else None
@@ -285,7 +288,7 @@ class Journal:
         A batch that no file can take whole is cut between records; a single record that none can
         take goes to the start of a file and makes it longer.
         """
-        need = padded(BLOCK_HEADER_BYTES + len(batch.records) * RECORD_BYTES + batch.bytes)
+        need = _block_bytes(batch)
         if not self._needs_file(batch, need):
             return batch, None
         if not self._prepared:
@@ -317,7 +320,7 @@ class Journal:
             file = self._prepared.popleft()
             file.start_lsn = self._lsn
             file.salt = self._rng.getrandbits(64)
-            marks = self._owner.journal_marks()
+            marks = batch.marks if batch.marks is not None else self._owner.journal_marks()
             header = encode_file_header(
                 FileHeader(file.sequence, file.salt, self._lsn, previous, self._chain, marks)
             )
@@ -456,6 +459,11 @@ def file_path(directory: str, sequence: int) -> str:
     return f"{directory}/{sequence:016x}.journal"
 
 
+def _block_bytes(batch: Batch) -> int:
+    """What the block of a batch takes in a file."""
+    return padded(BLOCK_HEADER_BYTES + len(batch.records) * RECORD_BYTES + batch.bytes)
+
+
 def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
     """Cut a batch into a first part of at most `room` bytes, but one record, and the rest."""
     first = Batch(batch.token)
@@ -482,6 +490,7 @@ def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
     first.bytes, rest.bytes = frames, batch.bytes - frames
     first.needs_proof = rest.needs_proof = batch.needs_proof
     first.sequence = rest.sequence = batch.sequence
+    first.marks = rest.marks = batch.marks
     rest.spans = batch.spans
     rest.entries = batch.entries
     return first, rest

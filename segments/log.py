@@ -50,13 +50,13 @@ class Run:
 class Batch:
     """What was staged since the last block: records, and the frames they speak of.
 
-    `hard` has, for each log whose hard state moved, the place reserved in `records` and the
-    record's sequence: only the newest state is written. `needs_proof` is False as long as only
-    commit indexes moved.
+    `hard` has, for each log whose hard state moved, the place of its newest record in `records` and
+    that record's sequence. `needs_proof` is False as long as only commit indexes moved. `marks` is
+    what the header of a new file would say behind this batch.
     """
 
     __slots__ = (
-        "buffers", "bytes", "entries", "hard", "last_chunk", "last_start", "needs_proof",
+        "buffers", "bytes", "entries", "hard", "last_chunk", "last_start", "marks", "needs_proof",
         "records", "sequence", "spans", "token",
     )  # fmt: skip
 
@@ -67,7 +67,8 @@ class Batch:
         self.bytes = 0
         self.entries = 0
         self.spans: list[Span] = []
-        self.hard: dict[int, tuple[int, int, DiskLog]] = {}
+        self.hard: dict[int, tuple[int, int]] = {}
+        self.marks: list[Mark] | None = None
         self.needs_proof = False
         self.sequence = 0
         self.last_chunk: Chunk | None = None
@@ -82,15 +83,6 @@ class Batch:
             self.last_chunk = chunk
             self.last_start = start
         self.bytes += end - start
-
-    def seal(self) -> None:
-        """Fill in the hard states' records."""
-        for place, sequence, log in self.hard.values():
-            hard = log.hard
-            self.records[place] = STATE_RECORD.pack(
-                log.log_id, sequence, HARD, hard.term, hard.commit, hard.vote
-            )
-        self.hard.clear()
 
 
 class DiskLog:
@@ -385,7 +377,9 @@ class DiskLog:
         batch.needs_proof = True
 
     def stage_hard(self, state: HardState, batch: Batch) -> None:
-        """Stage term, vote and commit; a second change within a batch replaces the first."""
+        """Stage term, vote and commit. A second change replaces the first as long as nothing else
+        of this log was staged between: a commit index must never become durable before the
+        truncation or the entries that it presumes, also when a batch is written in parts."""
         hard = self.hard
         assert state.commit <= self.last, (state.commit, self.last)
         assert state.commit >= hard.commit, (state.commit, hard.commit)
@@ -397,10 +391,15 @@ class DiskLog:
         elif state.commit == hard.commit:
             return
         hard.commit = state.commit
-        if self.id not in batch.hard:
-            batch.hard[self.id] = (len(batch.records), self.sequence, self)
+        place, sequence = batch.hard.get(self.id, (-1, -2))
+        if sequence != self.sequence - 1:
+            place, sequence = len(batch.records), self.sequence
+            batch.hard[self.id] = (place, sequence)
             batch.records.append(b"")
             self.sequence += 1
+        batch.records[place] = STATE_RECORD.pack(
+            self.id, sequence, HARD, hard.term, hard.commit, hard.vote
+        )
 
     def stage_state(self, batch: Batch, kind: int, term: int, index: int, value: int) -> None:
         """Stage a record without a frame."""

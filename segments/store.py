@@ -102,6 +102,7 @@ class DiskStore:
         self._checkpoint_running = False
         self._checkpoint_armed = False
         self._checkpoint_waiters: list[Callable[[], None]] = []
+        self._unsaved: dict[int, MetaBatch] = {}
         self._bytes_at_checkpoint = 0
         self._entries_since = 0
         self._note_token = 0
@@ -325,11 +326,12 @@ class DiskStore:
             if log.generation != generation:
                 self._next_chore()
                 return
-            files, segments, first = log.files, log.segments, log.first
-            keep = [s for s in segments[1:] if s.first_index > first]
+            # This record's index: a later one may not be durable yet.
+            files, segments = log.files, log.segments
+            keep = [s for s in segments[1:] if s.first_index > first_index]
             gone = segments[: max(0, len(segments) - len(keep) - 1)]
             log.segments = segments[len(gone) :]
-            self._run_chore(lambda: remove_below(files, gone, first))
+            self._run_chore(lambda: remove_below(files, gone, first_index))
 
         self._chores.append((batch.token, chore))
 
@@ -382,7 +384,11 @@ class DiskStore:
         self._checkpoint_running = True
         self._bytes_at_checkpoint = self._journal.bytes
         self._entries_since = 0
-        batches = self.collect_meta()
+        # What a checkpoint that failed had collected is in no meta yet.
+        for batch in self.collect_meta():
+            earlier = self._unsaved.get(batch.log_id)
+            self._unsaved[batch.log_id] = batch if earlier is None else _joined(earlier, batch)
+        batches = [batch for log_id, batch in self._unsaved.items() if log_id in self._logs]
         plans = [
             self._plan(log) for _, log in sorted(self._dirty.items()) if self._should_flush(log)
         ]
@@ -440,6 +446,7 @@ class DiskStore:
             self._workers.call_later(DISK_FULL_RETRY_MS, self.checkpoint)
         else:
             self.disk_full = False
+            self._unsaved.clear()
             self._checkpoints += 1
             for flushed in result:
                 self._apply_flush(flushed)
@@ -658,6 +665,14 @@ class DiskStore:
             "recovered_torn_bytes": replay.torn_bytes,
             "recovered_damaged_blocks": replay.damaged_blocks,
         }
+
+
+def _joined(earlier: MetaBatch, later: MetaBatch) -> MetaBatch:
+    """Both batches of one log as one."""
+    if later.clear:
+        return later
+    items = [*dict([*earlier.items, *later.items]).items()]
+    return MetaBatch(earlier.log_id, later.applied, items, clear=earlier.clear)
 
 
 def _remove_log(fs: FileSystem, directory: str, log_id: int) -> None:

@@ -1,0 +1,133 @@
+"""Crash points of the disk engine that were once wrong: full disk, a file waited for, a split batch."""
+
+import errno
+import random
+from pathlib import Path
+
+import pytest
+
+from segments import store as store_module
+from segments.api import HardState, Log, MetaBatch, StoredEntry, StoreOptions
+from segments.flusher import FlushPlan
+from segments.fs import RealFileSystem
+from segments.memory import InlineWorkers
+from segments.store import DiskStore
+
+JOURNAL_BYTES = 256 << 10
+
+
+def open_store(path: Path, workers: InlineWorkers) -> DiskStore:
+    options = StoreOptions(
+        journal_file_bytes=JOURNAL_BYTES,
+        journal_first_file_bytes=JOURNAL_BYTES,
+        meta_map_bytes=1 << 24,
+        checkpoint_bytes=1 << 40,
+        checkpoint_interval_ms=10**9,
+    )
+    return DiskStore.open(RealFileSystem(), str(path / "data"), workers, options, random.Random(1))
+
+
+def make_logs(store: DiskStore, workers: InlineWorkers, *groups: int) -> list[Log]:
+    logs: list[Log] = []
+    for group_id in groups:
+        store.create_log(group_id, 1, on_created=logs.append)
+    workers.advance(10)
+    return logs
+
+
+def entry(term: int, index: int, size: int = 100) -> StoredEntry:
+    return StoredEntry(term, index, 0, bytes([term]) * size, index, 1, 5)
+
+
+def test_full_disk_during_a_checkpoint_loses_no_machine_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was collected for a checkpoint that failed is written by the next."""
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    (log,) = make_logs(store, workers, 9)
+    pending: list[tuple[bytes, bytes | None]] = [(b"k1", b"v1"), (b"k2", b"old")]
+    applied = 0
+
+    def collect() -> list[MetaBatch]:
+        items, pending[:] = list(pending), []
+        return [MetaBatch(log.log_id, applied, items)]
+
+    def full(plan: FlushPlan) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    store.collect_meta = collect
+    real = store_module.run_flush
+    for index, flush in ((1, full), (2, real)):
+        store.append(log, [entry(1, index, 20_000)])
+        store.set_hard_state(log, HardState(1, 0, index))
+        store.submit()
+        workers.advance(1)
+        applied = index
+        monkeypatch.setattr(store_module, "run_flush", flush)
+        store.checkpoint()
+        workers.pump()
+        pending.append((b"k2", b"v2"))
+    workers.advance(5_000)
+    assert not store.disk_full
+    assert store.load_meta(log) == (2, [(b"k1", b"v1"), (b"k2", b"v2")])
+
+
+def test_crash_behind_a_file_that_was_waited_for_loses_nothing(tmp_path: Path) -> None:
+    """A file's header speaks of what its first block makes durable, not of what came since."""
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    (log,) = make_logs(store, workers, 9)
+    journal = store._journal
+    journal._prepared.clear()
+    journal._preparing = True  # the next file takes its time
+    store.append(log, [entry(1, 1, 100_000)])
+    store.set_hard_state(log, HardState(1, 0, 1))
+    store.submit()
+    workers.pump()
+    store.checkpoint()
+    workers.pump()
+    store.append(log, [entry(1, 2, 200_000)])
+    store.submit()
+    store.append(log, [entry(1, 3)])
+    store.submit()
+    journal._preparing = False
+    journal._prepare()
+    workers.run_one(workers.pool_jobs)
+    workers.run_one(workers.journal_jobs)
+    while workers.pool_jobs:
+        workers.run_one(workers.pool_jobs)
+    store.abandon()
+    (again,) = open_store(tmp_path, InlineWorkers()).logs.values()
+    assert not again.lost
+    assert again.last_index == 2
+
+
+def test_commit_index_is_never_durable_before_the_truncation_it_presumes(tmp_path: Path) -> None:
+    """Raft §5.4: an overwritten entry must not come back as committed, also when the batch that
+    overwrites it is written in two parts and only the first one made it."""
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    log, other = make_logs(store, workers, 9, 10)
+    store.append(log, [entry(3, 1), entry(3, 2)])
+    store.set_hard_state(log, HardState(3, 1, 0))
+    store.submit()
+    workers.pump()
+    store.append(other, [entry(1, 1)])
+    store.submit()
+    store.set_hard_state(log, HardState(5, 2, 0))
+    store.submit()
+    store.append(other, [entry(1, index, 50_000) for index in range(2, 8)])
+    store.submit()
+    store.append(log, [entry(5, 1), entry(5, 2)])
+    store.set_hard_state(log, HardState(5, 2, 2))
+    store.submit()
+    workers.run_one(workers.journal_jobs)
+    while workers.pool_jobs:
+        workers.run_one(workers.pool_jobs)
+    workers.run_one(workers.journal_jobs)
+    assert store._journal.partly_written
+    store.abandon()
+    logs = open_store(tmp_path, InlineWorkers()).logs.values()
+    again = next(one for one in logs if one.group_id == 9)
+    assert again.commit_index == 0 or again.term(again.commit_index) == 5
