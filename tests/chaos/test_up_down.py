@@ -17,19 +17,22 @@ STOP_SECONDS_MAX = 2.0
 RSS_BYTES_MAX = 100 << 20
 BASE_PORT = 21_700
 BOOTSTRAP = f"127.0.0.1:{BASE_PORT}"
+CLIENT = {"bootstrap.servers": BOOTSTRAP, "log_level": 2}
 VDL = [sys.executable, "-m", "vdl.cli"]
 
 
 def vdl(*arguments, check=True):
-    return subprocess.run(
-        [*VDL, *map(str, arguments)], check=check, capture_output=True, text=True, timeout=60
+    done = subprocess.run(
+        [*VDL, *map(str, arguments)], check=False, capture_output=True, text=True, timeout=60
     )
+    assert done.returncode == 0 or not check, done.stderr
+    return done
 
 
 def produce(topic, value):
     """Send one record with acks=all; its offset, once acknowledged."""
     offsets = []
-    producer = Producer({"bootstrap.servers": BOOTSTRAP, "acks": "all"})
+    producer = Producer({**CLIENT, "acks": "all"})
     producer.produce(
         topic, value, on_delivery=lambda error, message: offsets.append((error, message.offset()))
     )
@@ -39,7 +42,7 @@ def produce(topic, value):
 
 
 def read(topic, offset):
-    consumer = Consumer({"bootstrap.servers": BOOTSTRAP, "group.id": "g"})
+    consumer = Consumer({**CLIENT, "group.id": "g"})
     consumer.assign([TopicPartition(topic, 0, offset)])
     message = consumer.poll(20)
     consumer.close()
@@ -114,9 +117,8 @@ def test_up_in_the_foreground_reports_a_killed_server_and_stops_on_interrupt(fol
 
 
 def kill_one_and_bring_it_back(folder, up):
-    for line in up.stdout:
-        if "^C stops all servers" in line:
-            break
+    greeting = next((line for line in up.stdout if "^C stops all servers" in line), "")
+    assert greeting, "vdl up ended before all servers served"
     offset = produce("kept", b"before")
     first = pids(folder)[0]
     os.kill(first, signal.SIGKILL)
