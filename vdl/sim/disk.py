@@ -31,6 +31,9 @@ from segments.api import Buffer, StorageError
 
 T = TypeVar("T")
 SECTOR_BYTES = 512
+SLOWED_JOB_NS_MAX = 2_000_000_000
+"""However slow a disk has become, one job takes no longer than this: it must outlive the fault by
+less than a world waits for its leaders."""
 
 
 @dataclass(slots=True)
@@ -171,7 +174,8 @@ class SimDisk:
         except (StorageError, OSError) as error:
             result = error
         steps, self._steps = self._steps, None
-        return result, steps, self._cost_ns * self.slowdown
+        slowed_ns = min(self._cost_ns * self.slowdown, SLOWED_JOB_NS_MAX)
+        return result, steps, max(self._cost_ns, slowed_ns)
 
     def step(self, harden: Callable[[], None] | None, undo: Callable[[], None] | None) -> None:
         """Note an operation that was done; outside a job it is complete already."""
