@@ -432,6 +432,8 @@ class Journal:
             file.close()
             fs.unlink(reuse)
         fresh = f"{path}.new"
+        if fs.exists(fresh):
+            fs.unlink(fresh)  # of a process that died here
         file = fs.open(fresh, create=True)
         try:
             for position in range(0, size, len(_ZEROS)):

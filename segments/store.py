@@ -156,7 +156,8 @@ class DiskStore:
             store._journal.open(replay.position, replay.live, replay.spare, recovered.carried)
             store._settle_carried()
             for path in replay.scrap:
-                fs.unlink(path)
+                if fs.exists(path):
+                    fs.unlink(path)
         except BaseException:
             lock.release()
             raise
@@ -381,6 +382,8 @@ class DiskStore:
             self._checkpoint_waiters.append(done)
         if self._checkpoint_running or self._chore_running or self._failed:
             return
+        if self._closing is not None:
+            return
         self._checkpoint_running = True
         self._bytes_at_checkpoint = self._journal.bytes
         self._entries_since = 0
@@ -437,6 +440,10 @@ class DiskStore:
         self, result: list[FlushResult] | BaseException, batches: list[MetaBatch]
     ) -> None:
         self._checkpoint_running = False
+        if self._closing is not None:
+            # The closing block is written: a start finds these entries in the journal.
+            self._try_close()
+            return
         if isinstance(result, BaseException):
             if not _is_disk_full(result):
                 self._fail(result)
@@ -468,8 +475,6 @@ class DiskStore:
         for waiter in waiters:
             waiter()
         self._next_chore()
-        if self._closing is not None:
-            self._try_close()
 
     def _apply_flush(self, result: FlushResult) -> None:
         plan = result.plan
@@ -534,6 +539,8 @@ class DiskStore:
         """
         if self._checkpoint_running or self._chore_running or self._failed:
             return
+        if self._closing is not None:
+            return  # the next start finishes what the records say
         if not self._chores or self._chores[0][0] > self._journal.durable_token:
             return
         if self._identity_dirty or self._identity_writing or self._note_token:

@@ -1,4 +1,4 @@
-"""Crash points of the disk engine that were once wrong: full disk, a file waited for, a split batch."""
+"""Crash points of the disk engine that were once wrong: full disk, awaited file, split batch."""
 
 import errno
 import random
