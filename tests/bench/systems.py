@@ -1,0 +1,120 @@
+"""What is measured: a VDL replica set, or a peer beside it, each three server processes.
+
+The peer is any program that answers
+
+    PEER_COMMAND up DIR      start three servers; print "bootstrap HOST:PORT,... pids PID,..."
+    PEER_COMMAND down DIR    stop them
+
+so that both are driven by the same client code on the same machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tests.chaos.harness.replica_set import ReplicaSet
+
+PEER_UP_SECONDS_MAX = 180
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class System(Protocol):
+    """Three servers that can be started afresh."""
+
+    name: str
+
+    @property
+    def bootstrap(self) -> str:
+        """Known before it is started, as a client's configuration is."""
+        ...
+
+    def up(self) -> None:
+        """Start it on no data; returns when it says that it runs."""
+
+    def pids(self) -> list[int]:
+        """Its processes."""
+        ...
+
+    def down(self) -> None:
+        """Stop it and remove its data."""
+
+
+class Vdl:
+    """This working tree."""
+
+    name = "vdl"
+
+    def __init__(self) -> None:
+        self._replica_set = ReplicaSet(3)
+
+    @property
+    def bootstrap(self) -> str:
+        return self._replica_set.bootstrap
+
+    def up(self) -> None:
+        self._replica_set.up()
+
+    def pids(self) -> list[int]:
+        return [self._replica_set.pid(number) for number in self._replica_set.server_ids]
+
+    def down(self) -> None:
+        self._replica_set.close()
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another system, started by a command of its own. Its folder is kept between runs for what it
+    downloads; it removes its data itself."""
+
+    name: str
+    command: str
+    bootstrap: str = ""
+    _directory: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "vdl-bench-peer")
+    _pids: list[int] = field(default_factory=list)
+
+    def up(self) -> None:
+        done = subprocess.run(
+            [self.command, "up", str(self._directory)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=PEER_UP_SECONDS_MAX,
+        )
+        found = re.search(r"^bootstrap (\S+) pids ([\d,]+)$", done.stdout, re.MULTILINE)
+        if found is None:
+            raise RuntimeError(f"{self.command} up printed no bootstrap line: {done.stdout}")
+        self.bootstrap = found[1]
+        self._pids = [int(pid) for pid in found[2].split(",")]
+
+    def pids(self) -> list[int]:
+        return self._pids
+
+    def down(self) -> None:
+        subprocess.run([self.command, "down", str(self._directory)], check=True)
+        for path in self._directory.glob("d[0-9]"):
+            shutil.rmtree(path)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time the processes have used, together."""
+    total = 0
+    for pid in pids:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+        # The name, in parentheses, may hold spaces; utime and stime are fields 14 and 15.
+        fields = stat.rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS_PER_SECOND
+
+
+def rss_mb(pids: list[int]) -> float:
+    """Resident memory of the largest of the processes."""
+    pages = (Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1] for pid in pids)
+    return max(int(count) for count in pages) * PAGE_BYTES / 1e6
