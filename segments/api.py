@@ -125,6 +125,13 @@ class MetaBatch:
     items: list[tuple[bytes, bytes | None]]
     clear: bool = False
 
+    def then(self, later: MetaBatch) -> MetaBatch:
+        """This batch and a later one of the same log, as one."""
+        if later.clear:
+            return later
+        items = list(dict([*self.items, *later.items]).items())
+        return MetaBatch(self.log_id, later.applied, items, clear=self.clear)
+
 
 @dataclass(slots=True)
 class Slices:

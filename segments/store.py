@@ -42,6 +42,7 @@ from segments.identity import (
     write_identity,
 )
 from segments.journal import Journal
+from segments.leftovers import remove_log, remove_strangers
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
@@ -136,7 +137,7 @@ class DiskStore:
             if identity is None:
                 identity = Identity(rng.randbytes(16))
                 write_identity(fs, directory, encode(identity))
-            _remove_strangers(fs, directory, identity)
+            remove_strangers(fs, directory, identity)
             meta = Meta(fs.open_meta(f"{directory}/meta", options.meta_map_bytes))
             fs.sync_directory(directory)
             cache = Cache(options.cache_bytes_max)
@@ -235,7 +236,7 @@ class DiskStore:
         fs, directory, meta = self._fs, self._directory, self._meta
 
         def remove() -> None:
-            _remove_log(fs, directory, log_id)
+            remove_log(fs, directory, log_id)
             meta.forget(log_id)
 
         # After the identity no longer lists the log: a crash in between resurrects nothing.
@@ -303,7 +304,7 @@ class DiskStore:
         generation = log.generation
 
         def remove() -> None:
-            _remove_log(fs, directory, log_id)
+            remove_log(fs, directory, log_id)
 
         def chore() -> None:
             if log.deleted or log.generation != generation:
@@ -390,7 +391,7 @@ class DiskStore:
         # What a checkpoint that failed had collected is in no meta yet.
         for batch in self.collect_meta():
             earlier = self._unsaved.get(batch.log_id)
-            self._unsaved[batch.log_id] = batch if earlier is None else _joined(earlier, batch)
+            self._unsaved[batch.log_id] = batch if earlier is None else earlier.then(batch)
         batches = [batch for log_id, batch in self._unsaved.items() if log_id in self._logs]
         plans = [
             self._plan(log) for _, log in sorted(self._dirty.items()) if self._should_flush(log)
@@ -672,38 +673,6 @@ class DiskStore:
             "recovered_torn_bytes": replay.torn_bytes,
             "recovered_damaged_blocks": replay.damaged_blocks,
         }
-
-
-def _joined(earlier: MetaBatch, later: MetaBatch) -> MetaBatch:
-    """Both batches of one log as one."""
-    if later.clear:
-        return later
-    items = [*dict([*earlier.items, *later.items]).items()]
-    return MetaBatch(earlier.log_id, later.applied, items, clear=earlier.clear)
-
-
-def _remove_log(fs: FileSystem, directory: str, log_id: int) -> None:
-    """Move a log's files out of the way, durably, then remove them."""
-    path = log_directory(directory, log_id)
-    if not fs.exists(path):
-        return
-    grave = f"{directory}/deleted/{log_id:08x}"
-    if fs.exists(grave):
-        fs.remove_tree(grave)
-    fs.rename(path, grave)
-    fs.sync_directory(f"{directory}/logs")
-    fs.sync_directory(f"{directory}/deleted")
-    fs.remove_tree(grave)
-
-
-def _remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None:
-    """Finish deletions that a crash cut short."""
-    known = {f"{log_id:08x}" for log_id in identity.logs}
-    for name in fs.list(f"{directory}/logs"):
-        if name not in known:
-            _remove_log(fs, directory, int(name, 16))
-    for name in fs.list(f"{directory}/deleted"):
-        fs.remove_tree(f"{directory}/deleted/{name}")
 
 
 def _is_disk_full(error: BaseException) -> bool:

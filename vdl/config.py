@@ -186,7 +186,7 @@ KEYS: dict[str, Key] = {
     "kafka.auto.create.topics.enable": Key("kafka.auto_create_topics", boolean),
     "kafka.num.partitions": Key("kafka.num_partitions", integer(1, 10_000)),
     "kafka.default.replication.factor": Key("kafka.default_replication_factor", integer(1, 7)),
-    "kafka.message.max.bytes": Key("kafka.message_max_bytes", size(KIB, GIB)),
+    "kafka.message.max.bytes": Key("kafka.message_max_bytes", size(KIB, 16 * MIB)),
     "kafka.log.segment.bytes": Key("kafka.segment_bytes", size(64 * KIB, 2 * GIB - 1)),
     "kafka.min.insync.replicas": Key("kafka.min_insync_replicas", integer(1, 7)),
     "kafka.log.retention.ms": Key("kafka.retention_ms", milliseconds(-1, INT64_MAX)),
@@ -238,6 +238,7 @@ KEYS: dict[str, Key] = {
     "raft.held_appends": Key("host.held_appends_max", integer(1, 1_000_000)),
     "raft.early_messages": Key("host.early_messages_max", integer(0, 1_000_000)),
     "raft.cold_read_bytes": Key("host.cold_read_bytes", size(64 * KIB, 64 * MIB)),
+    "raft.disk_patience": Key("host.disk_patience_ms", duration(100, 600_000)),
     "raft.transfer_stop": Key("host.transfer_stop_ms", duration(0, 60_000)),
     # --- storage
     "storage.journal_file_bytes": Key("store.journal_file_bytes", size(MIB, 4 * GIB)),

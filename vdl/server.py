@@ -17,7 +17,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from rpc.birth import decode_answer, encode_ask
+from rpc.errors import MalformedFrame
 from rpc.hello import Hello, RejectReason
 from rpc.links import Links
 from rpc.peer import FrameType
@@ -185,7 +188,10 @@ class Server:
         birth = self._birth
         if not encoded or birth is None or birth.state is not BirthState.ASKING:
             return
-        record = decode_record(encoded)
+        try:
+            record = decode_record(encoded)
+        except msgspec.DecodeError as error:
+            raise MalformedFrame("birth record") from error
         if birth.answered(record) is BirthState.BORN:
             self._adopt(record)
         else:

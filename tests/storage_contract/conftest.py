@@ -1,8 +1,8 @@
 """What every backend of the storage contract is driven through.
 
 A `Harness` owns one data directory over several lives: `crash` ends a life as kill -9 would (jobs
-that did not run never happened), `power_cut` also forgets what was not synced, where the backend has
-such a thing, and `reopen` begins the next one.
+that did not run never happened), `power_cut` also forgets what was not synced, where the backend
+has such a thing, and `reopen` begins the next one.
 """
 
 import random

@@ -227,10 +227,8 @@ def test_timestamps_find_the_first_entry_at_or_after(harness, writer, hard_state
     """index_of_timestamp: largest timestamps, in no order, over segments and tail."""
     log = harness.new_log()
     stamps = [(n * 37) % 101 + n for n in range(1, 201)]
-    offset = 0
     for n, stamp in enumerate(stamps, 1):
-        harness.store.append(log, [StoredEntry(1, n, 0, bytes(150), offset, 1, stamp)])
-        offset += 1
+        harness.store.append(log, [StoredEntry(1, n, 0, bytes(150), n - 1, 1, stamp)])
         harness.store.set_hard_state(log, hard_state(commit=n))
         harness.submit()
         if n == 150:

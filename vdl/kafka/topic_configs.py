@@ -97,6 +97,9 @@ class TopicConfig:
 
 _INTEGER_TYPES = frozenset({ConfigType.INT, ConfigType.LONG})
 
+BATCH_BYTES_MAX = 16 << 20
+"""No topic may ask for larger batches: one travels to the peers in one frame."""
+
 MAX_MESSAGE_BYTES = "max.message.bytes"
 TIMESTAMP_TYPE = "message.timestamp.type"
 TIMESTAMP_AFTER_MAX_MS = "message.timestamp.after.max.ms"
@@ -175,6 +178,7 @@ KNOWN = (
         "message.max.bytes",
         low=0,
         from_options=lambda options: options.message_max_bytes,
+        high=BATCH_BYTES_MAX,
     ),
     TopicConfig(
         TIMESTAMP_AFTER_MAX_MS,

@@ -1,7 +1,8 @@
 """Raft messages that came before the group they are for.
 
 A leader may be quicker than the catalog's news of its group, and a replica takes a moment to open.
-Dropping its first messages would cost an election timeout, so they wait here, bounded.
+Dropping its first messages would cost an election timeout, so they wait here, bounded. Appends with
+entries do not: they pin what they were received in, and the leader probes again after an answer.
 
 Must not know: what the messages say.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raft.messages import PeerMessage
+from raft.messages import MsgApp, PeerMessage
 
 
 class EarlyMessages:
@@ -27,8 +28,8 @@ class EarlyMessages:
         return self._count
 
     def keep(self, group_id: int, message: PeerMessage) -> bool:
-        """False when there is no room."""
-        if self._count >= self._messages_max:
+        """False when it is not kept."""
+        if self._count >= self._messages_max or (isinstance(message, MsgApp) and message.entries):
             return False
         self._count += 1
         self._by_group.setdefault(group_id, []).append(message)

@@ -25,7 +25,7 @@ from rpc.proposals import (
 )
 from rpc.streams import Transport
 from vdl.logstream.replicas import CATALOG_GROUP
-from vdl.logstream.state_group import NOT_APPENDED, Outcome, StateGroup
+from vdl.logstream.state_group import COMMAND_BYTES_MAX, NOT_APPENDED, Outcome, StateGroup
 
 WAITING_MAX = 10_000
 """Commands of this server that wait for a catalog leader."""
@@ -74,6 +74,9 @@ class Forwarding:
         if leader == 0 or (leader == self._server_id and not catalog.serving):
             return False
         seq, data = catalog.envelope(forwarded.command)
+        if len(data) > COMMAND_BYTES_MAX:
+            forwarded.done(NOT_APPENDED)
+            return True
         if leader == self._server_id:
             if not catalog.append(data):
                 return False

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -43,13 +42,16 @@ from rpc.streams import Transport
 from vdl.clock import MS, Clock
 from vdl.log import Log
 from vdl.logstream.birth import BirthRecord, encode_record
+from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.early import EarlyMessages
 from vdl.logstream.forwarding import Forwarding
-from vdl.logstream.group import Group, Owner
+from vdl.logstream.group import Group
 from vdl.logstream.leadership import Leadership
+from vdl.logstream.opening import Opening
 from vdl.logstream.options import TICK_NS, HostOptions
-from vdl.logstream.replicas import CATALOG_GROUP, Replicas, open_machine
+from vdl.logstream.replicas import CATALOG_GROUP, Replicas
 from vdl.logstream.state_group import Outcome, StateGroup
+from vdl.logstream.stats import HostStats
 from vdl.logstream.stream import LogStream
 from vdl.logstream.timers import DueGroups
 from vdl.logstream.transfers import best_heir, next_to_return
@@ -63,19 +65,6 @@ _SWEEP_NS = 100 * MS
 
 _RETURN_NS = 1_000 * MS
 """How often one leadership may return to its placement's first replica."""
-
-
-@dataclass(slots=True)
-class HostStats:
-    """Counters since start."""
-
-    turns: int = 0
-    frames_out: int = 0
-    messages_out: int = 0
-    messages_in: int = 0
-    messages_dropped: int = 0
-    elections: int = 0
-    early_messages: int = 0
 
 
 class Host:
@@ -119,6 +108,7 @@ class Host:
         self._scheduled = False
         self._closed = False
         self._stopping = False
+        self._disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
         self._turn = Turn(self.mark_dirty)
         self._awaiting: dict[int, list[tuple[Group, Sequence[Message]]]] = {}
         """Answers by the journal token that must be durable first."""
@@ -146,6 +136,9 @@ class Host:
                 clock=clock,
                 mark_dirty=self.mark_dirty,
             )
+        self._opening = Opening(
+            server_id=server_id, store=store, options=options, rng=rng, tick=self._tick
+        )
         self._forwarding = Forwarding(server_id, catalog_group, transport)
         self._replicas = Replicas(
             server_id=server_id, record=record, store=store, hosting=self, options=options
@@ -286,6 +279,8 @@ class Host:
         store = self.store
         if turn.staged:
             token = store.submit(urgent=turn.urgent)
+            if turn.urgent:
+                self._disk_watch.staged(token)
             turn.staged = False
             turn.urgent = False
         else:
@@ -422,12 +417,22 @@ class Host:
             return
         self.clock.call_later(_SWEEP_NS, self._sweep)
         now_ns = self.clock.now_ns()
+        if self._disk_watch.is_hung(self.store.durable_token, now_ns):
+            self._make_room()
         for group in list(self._groups.values()):
             if group.owner.busy:
                 group.owner.expire(now_ns)
             if group.reads:
                 group.reads.expire(now_ns)
         self._forwarding.retry(now_ns)
+
+    def _make_room(self) -> None:
+        """This server's disk hangs: hand over what the followers' disks keep alive."""
+        for group in list(self._groups.values()):
+            if group.node.is_leader and group.node.commit > group.node.stable:
+                heir = best_heir(group, self._alive)
+                if heir:
+                    self._transfer(group, heir)
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:
@@ -533,7 +538,10 @@ class Host:
             self.stats.messages_dropped += 1
 
     def _is_expected(self, group_id: int) -> bool:
-        """Whether the group exists, as far as this server knows."""
+        """Whether the group exists, as far as this server knows, and has a replica here that may
+        run."""
+        if group_id in self.lost_groups:
+            return False
         return group_id <= self.coordinator_count or group_id in self.catalog.groups
 
     def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
@@ -554,6 +562,7 @@ class Host:
         """See `Hosting`: a vote or an acknowledgement of it could contradict an earlier one."""
         if log.group_id not in self.lost_groups:
             self.lost_groups.add(log.group_id)
+            self._early.take(log.group_id)
             self._log.error("replica_lost", group=log.group_id, log=log.log_id)
 
     def start_state_group(
@@ -562,20 +571,15 @@ class Host:
         """See `Hosting`."""
         state_group = self._state_groups_made[log.group_id]
 
-        def opened(applied: int) -> None:
+        def opened(group: Group) -> None:
             if self._closed:
                 return
-            group = self._make_group(log, placement, state_group, applied)
             state_group.group = group
-            state_group.is_running = True
             self._state_groups[log.group_id] = state_group
             then()
             self._run_group(group)
 
-        open_machine(
-            self.store, log, state_group.machine, state_group.replay, opened,
-            bytes_max=self.options.cold_read_bytes,
-        )  # fmt: skip
+        self._opening.state_group(log, placement, state_group, opened)
 
     def start_stream(self, log: storage.Log, info: GroupInfo, placement: Sequence[NodeId]) -> None:
         """See `Hosting`."""
@@ -588,36 +592,15 @@ class Host:
             wake=self.wake,
         )
 
-        def opened(applied: int) -> None:
+        def opened(group: Group) -> None:
             if self._closed or not self._replicas.holds(log):
                 return
-            group = self._make_group(log, placement, stream, applied)
             stream.group = group
             stream.start()
             self._streams[log.group_id] = stream
             self._run_group(group)
 
-        open_machine(
-            self.store, log, stream.state, stream.apply, opened,
-            bytes_max=self.options.cold_read_bytes,
-        )  # fmt: skip
-
-    def _make_group(
-        self, log: storage.Log, placement: Sequence[NodeId], owner: Owner, applied: int
-    ) -> Group:
-        replica_id = next(r for r in placement if server_of(r) == self.server_id)
-        return Group(
-            group_id=log.group_id,
-            replica_id=replica_id,
-            placement=placement,
-            log=log,
-            store=self.store,
-            owner=owner,
-            applied=applied,
-            tick=self._tick(),
-            options=self.options,
-            rng=random.Random(self._rng.getrandbits(64)),
-        )
+        self._opening.stream(log, placement, stream, opened)
 
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""

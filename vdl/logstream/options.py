@@ -32,5 +32,8 @@ class HostOptions:
     failover_ticks_max: int = 5
     """A refused link makes a follower campaign after 10 to 50 ms."""
 
+    disk_patience_ms: int = 3_000
+    """A leader whose journal write takes longer hands its leaderships over."""
+
     transfer_stop_ms: int = 1_200
     """How long a stopping server waits for its leaderships to move."""

@@ -5,9 +5,6 @@ partitions from the *applied* catalog, never from anything less: a replica is ma
 lists it here, and deleted only when an applied catalog of this cluster has given out its group id
 and does not list it (a catalog that lags behind must not delete what it has not heard of).
 
-A replica opens by loading the checkpointed state of its machine and replaying the committed rest
-of its log; only then does its Raft node start.
-
 Must not know: messages, timers, who leads.
 """
 
@@ -18,22 +15,15 @@ from functools import partial
 from typing import Protocol
 
 import segments.api as storage
-from raft.types import Entry, NodeId
+from raft.types import NodeId
 from vdl.logstream.birth import BirthRecord
 from vdl.logstream.options import HostOptions
-from vdl.logstream.storage import as_entry
 from vdl.logstream.turn import replica_id_of
 from vdl.state.catalog import Catalog, GroupInfo
 
 CATALOG_GROUP = 0
 FIRST_REPLICA = 1
 """Replica number of the founding voters of catalog and coordinator groups."""
-
-
-class Loadable(Protocol):
-    """The part of a machine that opening needs."""
-
-    def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
 
 
 class Hosting(Protocol):
@@ -177,48 +167,6 @@ class Replicas:
         self._started.discard(group_id)
         self._hosting.stop_group(group_id)
         self._store.delete_log(log.log_id)
-
-
-def open_machine(
-    store: storage.Store,
-    log: storage.Log,
-    machine: Loadable,
-    replay: Callable[[Sequence[Entry]], None],
-    then: Callable[[int], None],
-    *,
-    bytes_max: int,
-) -> None:
-    """Load the machine's checkpoint, replay the committed rest; `then(applied)`, perhaps later.
-
-    A checkpoint that cannot be trusted costs a replay of the whole log, never a default.
-    """
-    try:
-        applied, items = store.load_meta(log)
-    except storage.CorruptRecord:
-        applied, items = 0, []
-    applied = max(applied, log.first_index - 1)
-    machine.load(items)
-    end = max(log.hard_state.commit, applied) + 1
-
-    def proceed(applied: int) -> None:
-        while applied + 1 < end:
-            try:
-                entries = [as_entry(one) for one in log.entries(applied + 1, end, bytes_max)]
-            except storage.NotInMemory:
-                store.entries_cold(log, applied + 1, end, bytes_max, resume)
-                return
-            replay(entries)
-            applied = entries[-1].index
-        then(applied)
-
-    def resume(found: list[storage.StoredEntry] | storage.StorageError) -> None:
-        if isinstance(found, storage.StorageError):
-            raise found
-        entries = [as_entry(one) for one in found]
-        replay(entries)
-        proceed(entries[-1].index)
-
-    proceed(applied)
 
 
 def _nothing() -> None:

@@ -21,6 +21,9 @@ from vdl.logstream.group import Group
 from vdl.logstream.turn import server_of
 from vdl.state import commands
 
+COMMAND_BYTES_MAX = 8 << 20
+"""The largest command: it travels to the peers in one frame."""
+
 
 class OutcomeKind(Enum):
     """What a proposer may be told."""
@@ -80,17 +83,14 @@ class StateGroup:
     __slots__ = (
         "_boot",
         "_clock",
+        "_group",
         "_mark_dirty",
         "_pending",
         "_seq",
         "_server_id",
-        "group",
-        "is_running",
         "machine",
         "observers",
     )
-
-    group: Group
 
     def __init__(
         self,
@@ -102,8 +102,7 @@ class StateGroup:
         mark_dirty: Callable[[Group], None],
     ) -> None:
         self.machine = machine
-        self.is_running = False
-        """Whether the replica has opened: before that `group` is not there."""
+        self._group: Group | None = None
         self.observers: list[StateObserver] = []
         self._server_id = server_id
         self._boot = boot
@@ -112,6 +111,21 @@ class StateGroup:
         self._clock = clock
         self._mark_dirty = mark_dirty
         self._pending: dict[int, Pending] = {}
+
+    @property
+    def group(self) -> Group:
+        """The replica; only once it runs."""
+        assert self._group is not None, "the replica has not opened yet"
+        return self._group
+
+    @group.setter
+    def group(self, group: Group) -> None:
+        self._group = group
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the replica has opened."""
+        return self._group is not None
 
     @property
     def group_id(self) -> int:
@@ -171,7 +185,7 @@ class StateGroup:
 
     def append(self, data: bytes) -> bool:
         """Append an envelope, anybody's, to the leader's log; False when it was refused."""
-        if not self.serving:
+        if not self.serving or len(data) > COMMAND_BYTES_MAX:
             return False
         try:
             self.group.node.propose([Entry(data=data)])

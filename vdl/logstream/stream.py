@@ -468,12 +468,11 @@ class LogStream:
             self._held = deque(held for held in self._held if held.deadline_ns > now_ns)
             for held in late:
                 held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-        for waiter in self._waiters:
-            if waiter.deadline_ns <= now_ns:
-                # It stays in line, so that the order of the rest is kept; nobody listens any more.
-                waiter.deadline_ns = NEVER
-                done, waiter.done = waiter.done, _nobody
-                done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        for waiter in [one for one in self._waiters if one.deadline_ns <= now_ns]:
+            # It stays in line, so that the order of the rest is kept; nobody listens any more.
+            waiter.deadline_ns = NEVER
+            done, waiter.done = waiter.done, _nobody
+            done(Appended(ErrorCode.REQUEST_TIMED_OUT))
         late_asked = [one for one in self._asked if one.deadline_ns <= now_ns]
         if late_asked:
             self._asked = [one for one in self._asked if one.deadline_ns > now_ns]

@@ -27,7 +27,9 @@ def best_heir(group: Group, alive: Collection[int]) -> NodeId:
         if replica == group.replica_id or server_of(replica) not in alive:
             continue
         progress = group.node.progress(replica)
-        if progress is not None and progress.match > best_match:
+        if progress is None or progress.state is not ProgressState.REPLICATE:
+            continue  # it has not shown what it has since this leader came, or since it came back
+        if progress.match > best_match:
             best, best_match = replica, progress.match
     return best
 

@@ -7,7 +7,14 @@ from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
 from vdl.clock import MS
 from vdl.logstream.options import TICK_NS
-from vdl.state.commands import AllocateProducerIds, CompleteJoin, Envelope, encode
+from vdl.logstream.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
+from vdl.state.commands import (
+    AllocateProducerIds,
+    CompleteJoin,
+    DeleteTopics,
+    Envelope,
+    encode,
+)
 
 
 def leaders_seen(cluster: Any, group_id: int) -> set[tuple[int, int]]:
@@ -216,7 +223,7 @@ def test_link_cut_to_the_leader_alone_deposes_nobody(cluster: Any) -> None:
 def test_command_that_arrives_before_the_catalog_is_open_is_refused(cluster: Any) -> None:
     """A peer may still believe that this server leads; it asks whoever leads by then."""
     catalog = cluster.nodes[2].host.state_group(0)
-    catalog.is_running = False
+    catalog._group = None
     command = encode(Envelope(1, 1, 1, 0, AllocateProducerIds(1)))
     frame = b"".join(bytes(part) for part in encode_propose(Propose(7, 0, 0, command)))
     cluster.nodes[2].host.frame(1, FrameType.PROPOSE, memoryview(frame))
@@ -242,3 +249,26 @@ def test_quiet_follower_vouches_only_for_what_its_disk_holds(cluster: Any) -> No
         cluster.run(10)
         progress = leader.progress(follower.replica_id)
         assert progress is None or progress.match <= follower.node.stable
+
+
+def test_leader_whose_disk_hangs_makes_room(cluster: Any) -> None:
+    """Its links are alive, so nobody else would ever depose it."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    leader = cluster.nodes[stream.leader_server]
+    leader.workers.hold()
+    assert cluster.append(stream) == []
+    cluster.run(5_000)
+    assert cluster.leader(group_id).leader_server != leader.id
+
+
+def test_oversized_command_is_refused_and_ends_nobody(cluster: Any) -> None:
+    """What does not fit a frame must not get into a log."""
+    outcomes: list[Outcome] = []
+    command = DeleteTopics(["x" * (COMMAND_BYTES_MAX + 1)])
+    for via in (1, 2):
+        cluster.nodes[via].host.propose_catalog(
+            command, deadline_ns=cluster.deadline(), done=outcomes.append
+        )
+    cluster.run(100)
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.NOT_APPENDED] * 2

@@ -48,12 +48,14 @@ def handle_create_topics(
     response = CreateTopicsResponse()
     wanted: list[tuple[NewTopic, CreatableTopicResult]] = []
     times = Counter(topic.name for topic in request.topics)
+    first_of: dict[str, CreatableTopic] = {}
+    for topic in request.topics:
+        first_of.setdefault(topic.name, topic)
     partitions = sum(
-        len(topic.assignments) or max(0, topic.num_partitions) for topic in request.topics
+        len(topic.assignments) or max(1, topic.num_partitions) for topic in request.topics
     )
     too_many = partitions > ctx.server.config.partitions_per_request_max
-    for name in times:
-        topic = next(topic for topic in request.topics if topic.name == name)
+    for name, topic in first_of.items():
         result = CreatableTopicResult(name=name, configs=[])
         response.topics.append(result)
         try:

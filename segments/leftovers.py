@@ -1,0 +1,35 @@
+"""Files of logs that are no more: moved aside first, then removed.
+
+A log is deleted by its absence from the identity; what lies about afterwards, because a process
+died between the two, is found at the next start. Must not know: what the files hold.
+"""
+
+from __future__ import annotations
+
+from segments.fs import FileSystem
+from segments.identity import Identity
+from segments.recovery import log_directory
+
+
+def remove_log(fs: FileSystem, directory: str, log_id: int) -> None:
+    """Move a log's files out of the way, durably, then remove them."""
+    path = log_directory(directory, log_id)
+    if not fs.exists(path):
+        return
+    grave = f"{directory}/deleted/{log_id:08x}"
+    if fs.exists(grave):
+        fs.remove_tree(grave)
+    fs.rename(path, grave)
+    fs.sync_directory(f"{directory}/logs")
+    fs.sync_directory(f"{directory}/deleted")
+    fs.remove_tree(grave)
+
+
+def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None:
+    """Finish deletions that a crash cut short."""
+    known = {f"{log_id:08x}" for log_id in identity.logs}
+    for name in fs.list(f"{directory}/logs"):
+        if name not in known:
+            remove_log(fs, directory, int(name, 16))
+    for name in fs.list(f"{directory}/deleted"):
+        fs.remove_tree(f"{directory}/deleted/{name}")

@@ -1,0 +1,37 @@
+"""Whether this server's own disk hangs.
+
+A leader whose disk stands still goes on committing, because its followers are a majority without
+it, and its links stay alive: nobody would ever depose it, while every command that waits for its
+own disk fails. So it has to notice by itself.
+
+Must not know: the disk, who leads what.
+"""
+
+from __future__ import annotations
+
+from vdl.clock import MS
+
+
+class DiskWatch:
+    """Fed with the tokens that were handed to the journal and those it has made durable."""
+
+    __slots__ = ("_owed", "_patience_ns", "_since_ns", "_staged")
+
+    def __init__(self, patience_ms: int, now_ns: int) -> None:
+        self._patience_ns = patience_ms * MS
+        self._staged = 0
+        self._owed = 0
+        """The token that is waited for, since `_since_ns`."""
+        self._since_ns = now_ns
+
+    def staged(self, token: int) -> None:
+        """The journal was asked to write up to `token` now."""
+        self._staged = token
+
+    def is_hung(self, durable: int, now_ns: int) -> bool:
+        """Whether something handed over longer ago than the patience is still not durable."""
+        if durable >= self._owed:
+            self._owed = self._staged
+            self._since_ns = now_ns
+            return False
+        return now_ns - self._since_ns > self._patience_ns

@@ -1,0 +1,18 @@
+"""What a host counts since its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class HostStats:
+    """Counters since start."""
+
+    turns: int = 0
+    frames_out: int = 0
+    messages_out: int = 0
+    messages_in: int = 0
+    messages_dropped: int = 0
+    elections: int = 0
+    early_messages: int = 0
