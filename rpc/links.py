@@ -30,7 +30,7 @@ Must not know: Raft, sockets, asyncio.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -80,7 +80,9 @@ class LinkOptions:
     backoff_first_ms: int = 20
     backoff_max_ms: int = 1_000
     redial_report_ms: int = 100
-    stable_ms: int = 1_000
+    stable_ms: int = 200
+    confirm_ms_max: int = 100
+    """How long `confirm` waits for a peer that neither answers nor is lost."""
     quick_redials_ms: tuple[int, ...] = (1, 4, 16)
     """Pauses before dialling again when a lost peer accepts and then dies before its HELLO."""
     inbound_max: int = 64
@@ -170,6 +172,16 @@ class _Connection:
         self.stream.close()
 
 
+class _Confirmation:
+    """Somebody who waits until what is known of a peer is current."""
+
+    __slots__ = ("asked_ns", "done")
+
+    def __init__(self, asked_ns: int, done: Callable[[], None]) -> None:
+        self.asked_ns = asked_ns
+        self.done = done
+
+
 class _Peer:
     """What is known about one other server.
 
@@ -177,8 +189,8 @@ class _Peer:
     """
 
     __slots__ = (
-        "address", "attempt", "attempt_timer", "dial", "dial_timer", "failures", "held", "is_up",
-        "link", "quick_redials", "refusable", "report_timer", "server_id",
+        "address", "attempt", "attempt_timer", "confirming", "dial", "dial_timer", "failures",
+        "held", "is_up", "link", "quick_redials", "refusable", "report_timer", "server_id",
     )  # fmt: skip
 
     def __init__(self, server_id: int) -> None:
@@ -195,6 +207,7 @@ class _Peer:
         self.report_timer: Timer | None = None  # a loss that is not yet reported
         self.failures = 0
         self.quick_redials = 0
+        self.confirming: list[_Confirmation] = []
 
     @property
     def is_attempting(self) -> bool:
@@ -236,6 +249,26 @@ class Links:
         if not connection.blocked:
             connection.flush()
         return True
+
+    def confirm(self, server_id: int, done: Callable[[], None]) -> None:
+        """Call `done` once `link_up` and `link_down` have said all there is to say of the peer: it
+        answered something sent now, or its loss has been reported, or it keeps silent for
+        `confirm_ms_max`. Never from within this call. A process that died a moment ago is found
+        out by this before anybody is sent to it."""
+        peer = self._peers.get(server_id)
+        if self._is_closed or peer is None or not peer.is_up:
+            self._clock.call_later(0, done)
+            return
+        confirmation = _Confirmation(self._clock.now_ns(), done)
+        peer.confirming.append(confirmation)
+        self._clock.call_later(
+            self._options.confirm_ms_max * _MS, partial(_give_up, peer, confirmation)
+        )
+        link = peer.link
+        if link is not None:
+            link.engine.ping(confirmation.asked_ns)
+            if not link.blocked:
+                link.flush()
 
     def links(self) -> list[LinkStatus]:
         """Every known peer, by server id."""
@@ -421,6 +454,8 @@ class Links:
                 self._answered(connection, event.hello)
         elif type(event) is PongReceived:
             connection.round_trip_ns = max(0, self._clock.now_ns() - event.sent_ns)
+            if connection.peer is not None and connection.peer.confirming:
+                _confirmed(connection.peer, event.sent_ns)
         else:
             assert isinstance(event, Rejected), event
             self._rejected(connection, event)
@@ -589,6 +624,7 @@ class Links:
             return
         peer.is_up = False
         self._handler.link_down(peer.server_id, refused=refused)
+        _confirmed(peer, self._clock.now_ns())
 
     # --- liveness -------------------------------------------------------------------------------
     def _sweep(self) -> None:
@@ -660,3 +696,17 @@ def _cancel(timer: Timer | None) -> Timer | None:
 def _same_process(known: Hello | None, hello: Hello) -> bool:
     assert known is not None
     return (known.directory_id, known.incarnation) == (hello.directory_id, hello.incarnation)
+
+
+def _confirmed(peer: _Peer, asked_until_ns: int) -> None:
+    """Answer those who asked up to then."""
+    answered = [one for one in peer.confirming if one.asked_ns <= asked_until_ns]
+    peer.confirming = [one for one in peer.confirming if one.asked_ns > asked_until_ns]
+    for one in answered:
+        one.done()
+
+
+def _give_up(peer: _Peer, confirmation: _Confirmation) -> None:
+    if confirmation in peer.confirming:
+        peer.confirming.remove(confirmation)
+        confirmation.done()

@@ -142,6 +142,9 @@ class Transport(Protocol):
         """Hand over one frame; the buffers must not change until written. False, and nothing sent:
         no link, an unborn one, or the bound on unsent bytes is reached: report it unreachable."""
 
+    def confirm(self, server_id: int, done: Callable[[], None]) -> None:
+        """Call `done` when what is known of the link is current; never from within this call."""
+
     def links(self) -> list[LinkStatus]:
         """Every known peer, by server id."""
 

@@ -220,6 +220,9 @@ class Host(Protocol):
 
     def alive_servers(self) -> list[int]: ...
 
+    def confirm_links(self, done: Callable[[], None]) -> None:
+        """`done`, later, when `alive_servers` and `leader_of` are certain again."""
+
     @property
     def overloaded(self) -> bool:
         """Too much is appended and not yet in segments: producers are not listened to now."""

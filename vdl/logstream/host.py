@@ -233,6 +233,20 @@ class Host:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])
 
+    def confirm_links(self, done: Callable[[], None]) -> None:
+        """Call `done` when it is certain again who is alive: a client that has just lost its
+        server asks another one at once, before that one has noticed. Not from within this call."""
+        waiting = [1 + len(self._alive)]
+
+        def confirmed() -> None:
+            waiting[0] -= 1
+            if not waiting[0]:
+                done()
+
+        for server in sorted(self._alive):
+            self._transport.confirm(server, confirmed)
+        self.clock.call_soon(confirmed)
+
     def coordinator_group(self, key: str) -> int:
         """The coordinator group of a consumer group: equal on every server, for ever."""
         return 1 + crc32(key.encode()) % self.coordinator_count
@@ -240,7 +254,7 @@ class Host:
     # --- the turn -------------------------------------------------------------------------
     def mark_dirty(self, group: Group) -> None:
         """Have `group` pumped this turn."""
-        if not group.dirty:
+        if not group.dirty and not self._closed:
             group.dirty = True
             self._dirty.append(group)
             if not self._scheduled:

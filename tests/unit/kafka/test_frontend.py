@@ -97,17 +97,21 @@ def test_bytes_that_make_no_sense_end_their_connection_alone(
 
 def test_bytes_after_the_body_are_ignored() -> None:
     """Kafka ignores them; so a newer client's unknown tail does no harm."""
-    client = World().client()
+    world = World()
+    client = world.client()
     body = b"".join(API[METADATA].wire.encode_request(MetadataRequest([]), 1))
     client.session.receive(client.frame(METADATA, 1, body + b"more"))
+    world.run()
     (answer,) = client.answers()
     assert answer.topics == []
 
 
 def test_text_that_is_no_utf8_is_an_unknown_topic() -> None:
     """Kafka replaces what it cannot read; the name is then simply invalid."""
-    client = World().client()
+    world = World()
+    client = world.client()
     client.session.receive(client.frame(METADATA, 1, pack(">ih", 1, 2) + b"\xff\xfe"))
+    world.run()
     (answer,) = client.answers()
     assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 

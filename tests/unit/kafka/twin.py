@@ -273,6 +273,9 @@ class TwinHost:
     def alive_servers(self) -> list[int]:
         return self.alive
 
+    def confirm_links(self, done: Callable[[], None]) -> None:
+        self.clock.call_soon(done)
+
     def coordinator_group(self, key: str) -> int:
         return 1 + len(key) % self.coordinator_count
 

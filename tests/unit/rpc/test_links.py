@@ -458,3 +458,38 @@ def test_links_same_seed_same_history() -> None:
         return [server.handler.events for server in world.servers.values()]
 
     assert history(7) == history(7)
+
+
+def test_links_confirm_a_live_peer_within_a_round_trip() -> None:
+    """It answers a ping that was sent after the question."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    asked: list[str] = []
+    world[1].links.confirm(2, lambda: asked.append("confirmed"))
+    assert asked == []
+    world.run(5)
+    assert asked == ["confirmed"]
+
+
+def test_links_confirm_a_peer_that_just_died_after_its_loss_is_told() -> None:
+    """Whoever asks in the moment of the death hears of it, not of yesterday's link."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.network.crash(2)
+    seen: list[set[int]] = []
+    world[1].links.confirm(2, lambda: seen.append(set(world[1].handler.up)))
+    world.run(90)
+    assert seen == [set()]
+
+
+def test_links_confirm_a_silent_peer_is_bounded() -> None:
+    """A peer that neither answers nor is lost holds nobody up for long."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world.network.cut(2, 1)
+    asked: list[str] = []
+    world[1].links.confirm(2, lambda: asked.append("given up"))
+    world.run(99)
+    assert asked == []
+    world.run(2)
+    assert asked == ["given up"]

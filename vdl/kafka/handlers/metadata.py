@@ -15,6 +15,8 @@ Kafka.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.api import Later
@@ -115,7 +117,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
     """Servers and topics; creates topics that do not exist when that is wanted."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _everything(ctx)
+        return _confirmed(ctx, lambda: _everything(ctx))
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -141,7 +143,16 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
         )
         if missing:
             return _create(ctx, asked, missing)
-    return _some(ctx, asked, frozenset())
+    return _confirmed(ctx, lambda: _some(ctx, asked, frozenset()))
+
+
+def _confirmed(ctx: RequestContext, answer: Callable[[], MetadataResponse]) -> Later:
+    """Answer once it is certain who is alive. Clients ask in the very moment in which they lose
+    their connection to a leader; to be told of that leader again costs them a second."""
+    later = Later()
+    host = ctx.server.host
+    host.confirm_links(lambda: later.run(lambda: later.complete(answer())))
+    return later
 
 
 def _everything(ctx: RequestContext) -> MetadataResponse:
