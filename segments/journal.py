@@ -294,6 +294,7 @@ class Journal:
         if not self._prepared:
             return None
         room = self._prepared[0].capacity - self._header_bytes()
+        room -= room % PAGE_BYTES  # blocks are whole pages, whatever size a file was given
         if need <= room or len(batch.records) == 1:
             return batch, None
         return _split(batch, room)
@@ -480,6 +481,7 @@ def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
         left -= size
         frames += frame
         count += 1
+    assert count < len(batch.records), (count, room)
     first.records, rest.records = batch.records[:count], batch.records[count:]
     taken = 0
     for buffer in batch.buffers:

@@ -119,7 +119,8 @@ def _open_log(
     log.flushed_index = log.tail.flushed_index = log.last = replayed.flushed_index
     log.flushed_offset = log.offset = replayed.flushed_offset
     if segments:
-        log.cursor = files.healing(segments, end, lambda: _cursor(files, end - 1))
+        numbers = {segment.number for segment in segments}
+        log.cursor = files.healing(segments, end, lambda: _cursor(files, end - 1, numbers))
         first = max(log.first, segments[0].first_index)
         for index, term in files.healing(segments, end, lambda: files.term_runs(first, end)):
             log.terms.add(index, term)
@@ -167,7 +168,9 @@ def _usable_segments(files: LogFiles, replayed: ReplayedLog) -> list[SegmentInfo
 
     Raises CorruptRecord when there are none or they do not follow each other.
     """
-    segments = files.segments()
+    segments, begun = files.segments()
+    for path in begun:
+        files.fs.unlink(path)
     for segment in [s for s in segments if s.first_index > replayed.flushed_index]:
         files.fs.unlink(files.segment_path(segment.number))
         segments.remove(segment)
@@ -182,9 +185,11 @@ def _usable_segments(files: LogFiles, replayed: ReplayedLog) -> list[SegmentInfo
     return segments
 
 
-def _cursor(files: LogFiles, last: int) -> Cursor:
+def _cursor(files: LogFiles, last: int, numbers: set[int]) -> Cursor:
     """Where the frame after entry `last` goes. Raises CorruptRecord."""
     idx = files.idx(last)
+    if idx.segment not in numbers:
+        raise CorruptRecord("segment missing", last, expected=idx.segment)
     cursor = Cursor(idx.segment, idx.position + idx.length, idx.max_timestamp)
     file = files.fs.open(files.segment_path(cursor.segment))
     try:

@@ -252,17 +252,27 @@ class LogFiles:
         return found
 
     # --- rebuilding ------------------------------------------------------------------------------
-    def segments(self) -> list[SegmentInfo]:
-        """The log segments there are, by number. Raises CorruptRecord."""
+    def segments(self) -> tuple[list[SegmentInfo], list[str]]:
+        """(log segments by number, files behind the last whose header is not good: begun, and cut
+        short by a crash). Raises CorruptRecord for a bad header between good ones."""
         found: list[SegmentInfo] = []
+        begun: list[str] = []
         for name in self.fs.list(self.directory):
-            if name.endswith(".log"):
-                file = self.fs.open(f"{self.directory}/{name}")
-                try:
-                    found.append(decode_segment_header(file.pread(64, 0), self.log_id))
-                finally:
-                    file.close()
-        return found
+            if not name.endswith(".log"):
+                continue
+            path = f"{self.directory}/{name}"
+            file = self.fs.open(path)
+            try:
+                info = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), self.log_id)
+            except CorruptRecord:
+                begun.append(path)
+            else:
+                if begun:
+                    raise CorruptRecord("segment header", info.number)
+                found.append(info)
+            finally:
+                file.close()
+        return found, begun
 
     def walk(self, segment: SegmentInfo, end: int) -> Iterator[tuple[StoredEntry, int, int]]:
         """(entry, position, length) of a segment's frames below index `end`, in order.

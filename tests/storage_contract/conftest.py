@@ -6,7 +6,7 @@ has such a thing, and `reopen` begins the next one.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -27,6 +27,9 @@ SMALL = StoreOptions(
     checkpoint_entries=60,
     meta_map_bytes=1 << 20,
 )
+
+ODD = replace(SMALL, journal_file_bytes=33_500, journal_first_file_bytes=19_700)
+"""Files that are no whole number of pages, and smaller than many batches."""
 
 
 @dataclass
@@ -244,3 +247,8 @@ def hard_state():
 @pytest.fixture
 def make_harness():
     return make
+
+
+@pytest.fixture
+def odd_options():
+    return ODD

@@ -399,3 +399,20 @@ def test_batch_larger_than_a_journal_file_is_durable_as_a_whole(harness, writer)
     log = harness.reopen()
     assert log.last_index == 1000
     assert len(harness.all_entries(log)) == 1000
+
+
+def test_batch_of_many_blocks_fits_files_of_odd_size(make_harness, odd_options, tmp_path):
+    """Blocks are whole pages: a file whose size is not takes fewer, and nothing is passed over."""
+    harness = make_harness("disk", tmp_path, odd_options)
+    log = harness.new_log()
+    index = 1
+    for size in range(0, 2400, 37):
+        entries = [StoredEntry(1, index + n, 0, bytes(size), 0, 0, -1) for n in range(15)]
+        harness.store.append(log, entries)
+        index += 15
+        harness.submit()
+        assert harness.store._journal.is_idle
+    log = harness.reopen()
+    assert not log.lost
+    assert log.last_index == index - 1
+    harness.crash()

@@ -242,11 +242,15 @@ def summary(log):
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(plan=st.lists(operations, max_size=50))
-def test_engine_under_random_operations_equals_its_twin(make_harness, backend, plan):
+@given(plan=st.lists(operations, max_size=50), odd=st.booleans())
+def test_engine_under_random_operations_equals_its_twin(
+    make_harness, odd_options, backend, plan, odd
+):
     """Append, truncate, trim, reset, checkpoint, roll, crash, reopen: the twin's state exactly."""
     with tempfile.TemporaryDirectory() as directory:
-        pair = Pair(make_harness(backend, Path(directory)), make_harness("memory", None))
+        options = [odd_options] if odd else []
+        engine = make_harness(backend, Path(directory), *options)
+        pair = Pair(engine, make_harness("memory", None))
         try:
             for operation in plan:
                 pair.run(operation)
@@ -257,7 +261,7 @@ def test_engine_under_random_operations_equals_its_twin(make_harness, backend, p
             pair.compare()
             pair.compare_contents()
         finally:
-            pair.sides[0].crash()
+            engine.crash()
 
 
 @settings(
