@@ -220,6 +220,9 @@ class Host(Protocol):
 
     def alive_servers(self) -> list[int]: ...
 
+    def leader_lost_ns(self, group_id: int) -> int:
+        """When the group lost its leader together with the leader's server; 0 if not lately."""
+
     def confirm_links(self, done: Callable[[], None]) -> None:
         """`done`, later, when `alive_servers` and `leader_of` are certain again."""
 
@@ -262,6 +265,8 @@ class ConnectionInfo:
     peer_port: int
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
+    told_of_loss_ns: int = 0
+    """The latest loss of a leader that Metadata has told this client of."""
 
 
 @dataclass(slots=True)

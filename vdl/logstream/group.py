@@ -75,6 +75,7 @@ class Group:
         "last_tick",
         "last_token",
         "leader_known",
+        "leader_lost_ns",
         "log",
         "meta_applied",
         "node",
@@ -147,6 +148,8 @@ class Group:
         self.serving = False
         """Leads, and has applied the first entry of its own term."""
         self.leader_known: NodeId = 0
+        self.leader_lost_ns = 0
+        """When the leader's server was last lost; 0 for never."""
         self.term_known = self.node.term
         self.preferred = placement[0] == replica_id
         """First of its placement: leads when it can."""

@@ -63,6 +63,9 @@ from vdl.state.partition import PartitionState
 _SWEEP_NS = 100 * MS
 """How often deadlines are looked at: an answer may be this much late."""
 
+_LATELY_NS = 1_000 * MS
+"""How long the loss of a leader is news to clients."""
+
 _RETURN_NS = 1_000 * MS
 """How often one leadership may return to its placement's first replica."""
 
@@ -232,6 +235,13 @@ class Host:
     def alive_servers(self) -> list[int]:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])
+
+    def leader_lost_ns(self, group_id: int) -> int:
+        """When the group lost its leader together with the leader's server; 0 if not lately."""
+        group = self._groups.get(group_id)
+        if group is None or self.clock.now_ns() - group.leader_lost_ns > _LATELY_NS:
+            return 0
+        return group.leader_lost_ns
 
     def confirm_links(self, done: Callable[[], None]) -> None:
         """Call `done` when it is certain again who is alive: a client that has just lost its
@@ -479,7 +489,10 @@ class Host:
                     if server_of(replica) == server_id:
                         node.report_unreachable(replica)
                         self.mark_dirty(group)
-            elif refused and server_of(node.lead) == server_id:
+            elif server_of(node.lead) == server_id:
+                group.leader_lost_ns = self.clock.now_ns()
+                if not refused:
+                    continue
                 node.forget_leader()
                 options = self.options
                 group.catch_up(self._tick())

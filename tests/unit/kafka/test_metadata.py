@@ -193,3 +193,18 @@ def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> N
     controllers = DescribeClusterRequest(endpoint_type=2)
     answer = client.ask(DESCRIBE_CLUSTER, 1, controllers)
     assert answer.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
+
+
+def test_metadata_tells_of_a_leaders_loss_before_it_tells_of_the_next_leader() -> None:
+    """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
+    server disappears. Each client is told of the loss once, and of the new leader when it asks
+    again."""
+    world = World()
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    world.host.lost_ns[group_id] = world.clock.now_ns() + 1
+    for client in (world.client(), world.client()):
+        first = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
+        assert (first.leader_id, first.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+        second = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
+        assert (second.leader_id, second.error_code) == (1, ErrorCode.NONE)

@@ -221,6 +221,7 @@ class TwinHost:
         self.coordinator_count = 8
         self.overloaded = False
         self.alive = [1, 2, 3]
+        self.lost_ns: dict[int, int] = {}
         self.streams: dict[int, TwinStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
@@ -272,6 +273,9 @@ class TwinHost:
 
     def alive_servers(self) -> list[int]:
         return self.alive
+
+    def leader_lost_ns(self, group_id: int) -> int:
+        return self.lost_ns.get(group_id, 0)
 
     def confirm_links(self, done: Callable[[], None]) -> None:
         self.clock.call_soon(done)

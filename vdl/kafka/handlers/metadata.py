@@ -53,12 +53,14 @@ _PARTITIONS_DESCRIBED_MAX = 2_000
 class View:
     """The cluster as one request sees it: leaders, who is reachable, addresses."""
 
-    __slots__ = ("alive", "ctx", "leaders")
+    __slots__ = ("alive", "ctx", "leaders", "lost_ns")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
         self.alive = set(ctx.server.host.alive_servers())
         self.leaders: set[int] = set()
+        self.lost_ns = 0
+        """The latest loss of a leader this answer tells of."""
 
     def controller_id(self) -> int:
         """The catalog's leader, -1 when unknown."""
@@ -71,7 +73,9 @@ class View:
         leader, term = host.leader_of(group_id)
         replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
         error = ErrorCode.NONE
-        if leader < 0:
+        is_news = self._is_news(group_id)
+        if leader < 0 or is_news:
+            leader = -1
             error = ErrorCode.LEADER_NOT_AVAILABLE
         elif endpoint(self.ctx, leader) is None:
             leader = -1
@@ -91,6 +95,14 @@ class View:
             in_sync,
             [server for server in replicas if server not in in_sync],
         )
+
+    def _is_news(self, group_id: int) -> bool:
+        """Whether this client has to hear first that the leader is gone with its server. librdkafka
+        loses a partition for a second when it moves in the answer in which its server disappears;
+        told of the loss alone, it lets go and asks again after 100 ms."""
+        lost_ns = self.ctx.server.host.leader_lost_ns(group_id)
+        self.lost_ns = max(self.lost_ns, lost_ns)
+        return lost_ns > self.ctx.connection.told_of_loss_ns
 
     def topic(self, topic: Topic) -> MetadataResponseTopic:
         """One topic with all its partitions."""
@@ -190,6 +202,8 @@ def _some(
 
 
 def _response(view: View, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+    connection = view.ctx.connection
+    connection.told_of_loss_ns = max(connection.told_of_loss_ns, view.lost_ns)
     return MetadataResponse(
         brokers=view.brokers(),
         cluster_id=view.ctx.server.host.cluster_id,
