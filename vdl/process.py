@@ -52,6 +52,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 
 _NS = 1e9
+_STOP_SECONDS_MAX = 2.0
 
 
 class LoopClock:
@@ -201,6 +202,7 @@ class Process:
         self._log.info("stopping", transfer=transfer)
         for listener in self._listeners:
             listener.close()
+        self._loop.call_later(_STOP_SECONDS_MAX, self._stop_timed_out)
         self.server.stop(self._stopped, transfer=transfer)
 
     def _stopped(self) -> None:
@@ -208,6 +210,12 @@ class Process:
             self._http.close()
         if not self._ended.done():
             self._ended.set_result(EXIT_OK)
+
+    def _stop_timed_out(self) -> None:
+        """A disk that hangs must not keep a process: what a clean stop saves is only time."""
+        if not self._ended.done():
+            self._log.error("stop_timed_out")
+            os._exit(EXIT_FAILED)
 
     def _disk_failed(self, error: BaseException) -> None:
         """Nothing may be acknowledged after a failed sync: end before anything else can run."""
