@@ -23,7 +23,9 @@ from operator import attrgetter
 from segments.api import EntryLike
 
 CHUNK_BYTES_MIN = 4 << 10
-CHUNK_BYTES_MAX = 1 << 20
+CHUNK_BYTES_MAX = (1 << 20) + (4 << 10)
+"""A mebibyte, and room for the header of a batch that is one."""
+SPARE_CHUNKS_MAX = 32
 ENTRY_OVERHEAD_BYTES = 400
 """What an entry costs beside its frame: the entry, its view, its numbers."""
 
@@ -36,10 +38,22 @@ class Chunk:
     Invariant: bytes below `used` never change.
     """
 
-    __slots__ = ("buffer", "capacity", "charge", "ends", "entries", "first", "readonly", "used")
+    __slots__ = (
+        "buffer",
+        "capacity",
+        "charge",
+        "ends",
+        "entries",
+        "first",
+        "memory",
+        "readonly",
+        "used",
+    )
 
-    def __init__(self, capacity: int, first: int) -> None:
-        self.buffer = memoryview(bytearray(capacity))
+    def __init__(self, memory: bytearray, first: int) -> None:
+        capacity = len(memory)
+        self.memory = memory
+        self.buffer = memoryview(memory)
         self.readonly = self.buffer.toreadonly()
         self.capacity = capacity
         self.charge = capacity
@@ -80,7 +94,7 @@ class Tail:
 
     def grow(self, frame_bytes: int, index: int) -> Chunk:
         """A new last chunk with room for a frame of `frame_bytes`, beginning with `index`."""
-        chunk = Chunk(max(self.next_bytes, frame_bytes), index)
+        chunk = Chunk(self.cache.memory(max(self.next_bytes, frame_bytes)), index)
         self.cache.bytes += chunk.charge
         self.next_bytes = min(self.next_bytes * 2, CHUNK_BYTES_MAX)
         self.chunks.append(chunk)
@@ -165,7 +179,9 @@ class Tail:
 class Cache:
     """The budget of all tails. Counts hits and what no segment holds yet."""
 
-    __slots__ = ("_evictable", "bytes", "bytes_max", "evicted", "hits", "misses", "unflushed")
+    __slots__ = (
+        "_evictable", "_spare", "bytes", "bytes_max", "evicted", "hits", "misses", "unflushed",
+    )  # fmt: skip
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -175,6 +191,25 @@ class Cache:
         self.misses = 0
         self.evicted = 0
         self._evictable: deque[tuple[Tail, Chunk]] = deque()
+        self._spare: deque[bytearray] = deque()
+
+    def memory(self, capacity: int) -> bytearray:
+        """Memory for a chunk: an evicted one's, once nobody holds a view of it any more.
+
+        A fresh mebibyte costs 256 page faults, ten times what copying a batch into it does.
+        """
+        if capacity == CHUNK_BYTES_MAX:
+            for _ in range(min(4, len(self._spare))):
+                memory = self._spare.popleft()
+                try:
+                    # A bytearray refuses to change its length while a view of it exists.
+                    memory.pop()
+                except BufferError:
+                    self._spare.append(memory)
+                else:
+                    memory.append(0)
+                    return memory
+        return bytearray(capacity)
 
     def flushed(self, tail: Tail, flushed_index: int) -> None:
         """Entries up to `flushed_index` are in segments now."""
@@ -190,7 +225,8 @@ class Cache:
 
     def evict(self) -> None:
         """Let the oldest flushed chunks go while above the budget."""
-        while self.bytes > self.bytes_max and self._evictable:
+        limit = self.bytes_max - len(self._spare) * CHUNK_BYTES_MAX
+        while self.bytes > limit and self._evictable:
             tail, chunk = self._evictable.popleft()
             if not tail.chunks or tail.chunks[0] is not chunk:
                 continue  # gone already
@@ -200,6 +236,10 @@ class Cache:
             del tail.firsts[0]
             self.bytes -= chunk.charge
             self.evicted += 1
+            if len(chunk.memory) == CHUNK_BYTES_MAX:
+                if len(self._spare) == SPARE_CHUNKS_MAX:
+                    self._spare.popleft()
+                self._spare.append(chunk.memory)
             if not tail.chunks:
                 tail.next_bytes = CHUNK_BYTES_MIN
 
