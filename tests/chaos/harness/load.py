@@ -85,7 +85,7 @@ class Load:
             }
         )
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load")
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FAILED = ROOT / ".cache" / "failed"
 FAILED_KEPT_MAX = 5
 UP_SECONDS_MAX = 60
-PORTS = range(20_000, 32_000, 50)
+PORTS = range(22_000, 32_000, 50)
 PORT_STEPS = (0, 10, 20, 30)
 """Kafka, peers, administration, metrics: each server has one port of every kind."""
 POLL_SECONDS = 0.005
