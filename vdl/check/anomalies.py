@@ -398,9 +398,3 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Anomaly]], ...] = (
     leader_epochs,
     listed_offsets,
 )
-
-
-def find(ops: Iterable[Op]) -> list[Anomaly]:
-    """Every anomaly of the logs in the history."""
-    evidence = Evidence(ops)
-    return [anomaly for check in CHECKS for anomaly in check(evidence)]

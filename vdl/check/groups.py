@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from vdl.check.anomalies import Anomaly, Evidence
 from vdl.check.history import Op
@@ -146,9 +146,3 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Anomaly]], ...] = (
     committed_offsets,
     skipped_by_commit,
 )
-
-
-def find(ops: Iterable[Op]) -> list[Anomaly]:
-    """Every anomaly of the consumer groups in the history."""
-    evidence = Evidence(ops)
-    return [anomaly for check in CHECKS for anomaly in check(evidence)]

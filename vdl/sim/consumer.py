@@ -101,7 +101,6 @@ class Consumer:
         self._failures = 0
         self._pump_due = False
         self._retrying = False
-        self._generation = 0
         client.on_metadata.append(self.wake)
 
     def close(self) -> None:
