@@ -31,20 +31,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from rpc.errors import RemoteError
 from rpc.hello import Hello, RejectReason
+from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
 from rpc.peer import (
-    DEFAULT_LIMITS,
     Event,
     FrameReceived,
     FrameType,
     HelloReceived,
     LinkState,
     PeerEngine,
-    PeerLimits,
     PongReceived,
     Rejected,
     Role,
@@ -64,33 +62,6 @@ from rpc.streams import (
 
 _MS = 1_000_000
 
-
-@dataclass(frozen=True, slots=True)
-class LinkOptions:
-    """Times and bounds of all links of one server."""
-
-    limits: PeerLimits = DEFAULT_LIMITS
-    heartbeat_ms: int = 100
-    ping_idle_ms: int = 500
-    silent_ms_max: int = 2_000
-    suspect_ms_max: int = 300
-    """A link whose peer dials again must bring a byte within this time."""
-    attempt_ms_max: int = 1_000
-    """From the start of a dial to the peer's HELLO; as long for an inbound stream's HELLO."""
-    backoff_first_ms: int = 20
-    backoff_max_ms: int = 1_000
-    redial_report_ms: int = 100
-    stable_ms: int = 200
-    confirm_ms_max: int = 100
-    """How long `confirm` waits for a peer that neither answers nor is lost."""
-    quick_redials_ms: tuple[int, ...] = (1, 4, 16)
-    """Pauses before dialling again when a lost peer accepts and then dies before its HELLO."""
-    inbound_max: int = 64
-    """Inbound streams that have not said who they are, at one time."""
-    peers_max: int = 1_024
-
-
-DEFAULT_OPTIONS = LinkOptions()
 
 # Reasons that do not go away by themselves: the next dial waits the longest back-off.
 _LASTING = frozenset(

@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rpc.hello import Hello
-from rpc.links import DEFAULT_OPTIONS, LinkOptions, Links
+from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
+from rpc.links import Links
 from rpc.reader import Buffer
 from rpc.streams import Address, Clock, Dialer, DialFailed, PeerHandler, Stream, StreamOwner, Timer
 

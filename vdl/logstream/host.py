@@ -49,7 +49,7 @@ from vdl.logstream.group import Group
 from vdl.logstream.leadership import Leadership
 from vdl.logstream.opening import Opening
 from vdl.logstream.options import TICK_NS, HostOptions
-from vdl.logstream.replicas import CATALOG_GROUP, Replicas
+from vdl.logstream.replicas import CATALOG_GROUP, CatalogObserver, Replicas
 from vdl.logstream.state_group import Outcome, StateGroup
 from vdl.logstream.stats import HostStats
 from vdl.logstream.stream import LogStream
@@ -117,8 +117,7 @@ class Host:
         """Answers by the journal token that must be durable first."""
         self._to_wake: dict[int, LogStream] = {}
         self._early = EarlyMessages(options.early_messages_max)
-        self._due = DueGroups()
-        self._due_timer_tick = 0
+        self._due = DueGroups(clock, self._fall_due)
         self._alive: dict[int, Hello] = {}
         self.leadership = Leadership(clock)
         self._boot = rng.getrandbits(62)
@@ -140,13 +139,13 @@ class Host:
                 mark_dirty=self.mark_dirty,
             )
         self._opening = Opening(
-            server_id=server_id, store=store, options=options, rng=rng, tick=self._tick
+            server_id=server_id, store=store, options=options, rng=rng, tick=self._due.tick
         )
         self._forwarding = Forwarding(server_id, catalog_group, transport)
         self._replicas = Replicas(
             server_id=server_id, record=record, store=store, hosting=self, options=options
         )
-        catalog_group.observers.append(_CatalogObserver(self))
+        catalog_group.observers.append(CatalogObserver(self.catalog_applied))
         store.on_durable = self._durable
         store.collect_meta = self._collect_meta
 
@@ -175,7 +174,7 @@ class Host:
 
     def _transfer(self, group: Group, heir: NodeId) -> None:
         if not group.node.transferring:
-            group.catch_up(self._tick())
+            group.catch_up(self._due.tick())
             group.node.transfer_leader(heir)
             self.mark_dirty(group)
 
@@ -191,6 +190,7 @@ class Host:
     def close(self) -> None:
         """Answer everyone who waits; nothing is sent or applied afterwards."""
         self._closed = True
+        self._due.close()
         self._forwarding.close()
         for stream in self._streams.values():
             stream.close()
@@ -276,7 +276,7 @@ class Host:
         self._scheduled = True  # what becomes dirty from here on is part of this pass
         self.stats.turns += 1
         turn = self._turn
-        tick = self._tick()
+        tick = self._due.tick()
         touched: dict[int, Group] = {}
         while self._dirty:
             dirty, self._dirty = self._dirty, []
@@ -296,7 +296,7 @@ class Host:
             to_wake, self._to_wake = self._to_wake, {}
             for stream in to_wake.values():
                 stream.wake()
-        self._arm()
+        self._due.arm()
 
     def _submit(self, turn: Turn) -> None:
         """Close the turn's block and line up the answers that wait for it."""
@@ -375,30 +375,10 @@ class Host:
         self._to_wake[stream.group_id] = stream
 
     # --- time -----------------------------------------------------------------------------
-    def _tick(self) -> int:
-        return self.clock.now_ns() // TICK_NS
-
-    def _arm(self) -> None:
-        """One timer for the earliest due group."""
-        tick = self._due.next_tick
-        if tick is None or (self._due_timer_tick and self._due_timer_tick <= tick):
-            return
-        self._due_timer_tick = tick
-        delay_ns = max(0, tick * TICK_NS - self.clock.now_ns())
-        self.clock.call_later(delay_ns, lambda: self._due_now(tick))
-
-    def _due_now(self, armed: int) -> None:
-        if self._due_timer_tick != armed or self._closed:
-            return
-        self._due_timer_tick = 0
-        tick = self._tick()
-        for group in self._due.take_due(tick):
-            if self._groups.get(group.group_id) is group:
-                self._fall_due(group, tick)
-        self._arm()
-
     def _fall_due(self, group: Group, tick: int) -> None:
         """Let what is due happen, after saying what the links know: who is alive."""
+        if self._groups.get(group.group_id) is not group:
+            return
         node = group.node
         if node.is_leader:
             for replica in group.voters:
@@ -495,7 +475,7 @@ class Host:
                     continue
                 node.forget_leader()
                 options = self.options
-                group.catch_up(self._tick())
+                group.catch_up(self._due.tick())
                 node.campaign_soon(
                     self._rng.randint(options.failover_ticks_min, options.failover_ticks_max)
                 )
@@ -505,7 +485,7 @@ class Host:
     def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
         if frame_type is FrameType.RAFT:
-            tick = self._tick()
+            tick = self._due.tick()
             for group_id, message in decode_messages(payload):
                 self._step(group_id, message, server_id, tick)
         elif frame_type is FrameType.HEARTBEAT or frame_type is FrameType.LEADERS:
@@ -573,7 +553,7 @@ class Host:
 
     def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
-        tick = self._tick()
+        tick = self._due.tick()
         changed = self.leadership.received(server_id, frame_type, payload)
         for change in changed:
             group = self._groups.get(change.group)
@@ -633,7 +613,7 @@ class Host:
         """Let it take part, beginning with what its peers have already said."""
         self._groups[group.group_id] = group
         self._tell_leader(group)
-        tick = self._tick()
+        tick = self._due.tick()
         for message in self._early.take(group.group_id):
             self._step(group.group_id, message, server_of(message.from_), tick)
         self._campaign_if_preferred(group)
@@ -650,7 +630,7 @@ class Host:
             if server_of(replica) == self.server_id or server_of(replica) in self._alive
         )
         if reachable * 2 > len(group.voters):
-            group.catch_up(self._tick())
+            group.catch_up(self._due.tick())
             node.campaign()
             self.mark_dirty(group)
 
@@ -692,24 +672,6 @@ class Host:
     def groups(self) -> dict[int, Group]:
         """The running replicas by group id; read only."""
         return self._groups
-
-
-class _CatalogObserver:
-    """Follows the applied catalog."""
-
-    __slots__ = ("_host",)
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
-        self._host.catalog_applied()
-
-    def on_serving(self, group: StateGroup) -> None:
-        """Nothing to do: the catalog's leader has no work of its own yet."""
-
-    def on_stopped_serving(self, group: StateGroup) -> None:
-        """See `on_serving`."""
 
 
 def _nothing() -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import segments.api as storage
 from raft.types import NodeId
 from vdl.logstream.birth import BirthRecord
 from vdl.logstream.options import HostOptions
+from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import replica_id_of
 from vdl.state.catalog import Catalog, GroupInfo
 
@@ -167,6 +168,24 @@ class Replicas:
         self._started.discard(group_id)
         self._hosting.stop_group(group_id)
         self._store.delete_log(log.log_id)
+
+
+class CatalogObserver:
+    """Tells of every command that the catalog here has applied."""
+
+    __slots__ = ("_applied",)
+
+    def __init__(self, applied: Callable[[], None]) -> None:
+        self._applied = applied
+
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
+        self._applied()
+
+    def on_serving(self, group: StateGroup) -> None:
+        """Nothing to do: the catalog's leader has no work of its own."""
+
+    def on_stopped_serving(self, group: StateGroup) -> None:
+        """See `on_serving`."""
 
 
 def _nothing() -> None:

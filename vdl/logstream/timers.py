@@ -7,24 +7,55 @@ election timeout that is pushed away again and again, costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 
+from vdl.clock import Clock
 from vdl.logstream.group import Group
+from vdl.logstream.options import TICK_NS
 
 
 class DueGroups:
-    """Groups by the tick at which they want to be called."""
+    """Groups by the tick at which they want to be called, and the one timer that calls them."""
 
-    __slots__ = ("_heap", "_order")
+    __slots__ = ("_armed_tick", "_clock", "_closed", "_fall_due", "_heap", "_order")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, fall_due: Callable[[Group, int], None]) -> None:
+        """`fall_due(group, tick)`: the group is due, and must be scheduled again."""
+        self._clock = clock
+        self._fall_due = fall_due
         self._heap: list[tuple[int, int, Group]] = []
         self._order = 0
+        self._armed_tick = 0
+        self._closed = False
 
-    @property
-    def next_tick(self) -> int | None:
-        """The earliest tick at which somebody may be due."""
-        return self._heap[0][0] if self._heap else None
+    def tick(self) -> int:
+        """The present tick."""
+        return self._clock.now_ns() // TICK_NS
+
+    def close(self) -> None:
+        """Nobody is called any more."""
+        self._closed = True
+
+    def arm(self) -> None:
+        """Set the timer for the earliest group that may be due."""
+        if not self._heap:
+            return
+        tick = self._heap[0][0]
+        if self._armed_tick and self._armed_tick <= tick:
+            return
+        self._armed_tick = tick
+        delay_ns = max(0, tick * TICK_NS - self._clock.now_ns())
+        self._clock.call_later(delay_ns, lambda: self._run(tick))
+
+    def _run(self, armed: int) -> None:
+        if self._armed_tick != armed or self._closed:
+            return
+        self._armed_tick = 0
+        tick = self.tick()
+        for group in self.take_due(tick):
+            self._fall_due(group, tick)
+        self.arm()
 
     def schedule(self, group: Group, tick: int) -> None:
         """`group` is due at `tick`. Invariant: `heap_tick` is where its one live entry lies, at or

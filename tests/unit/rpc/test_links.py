@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rpc.hello import RejectReason
-from rpc.links import LinkOptions
+from rpc.link_options import LinkOptions
 from rpc.peer import FrameType, PeerLimits
 from tests.unit.rpc.world import World, address_of, hello_of
 

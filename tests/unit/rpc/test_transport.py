@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc.links import LinkOptions
+from rpc.link_options import LinkOptions
 from rpc.peer import FrameType, PeerLimits
 from rpc.reader import Buffer
 from rpc.streams import DialFailed, Stream

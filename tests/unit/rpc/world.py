@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rpc.hello import Hello, RejectReason
-from rpc.links import LinkOptions, Links
+from rpc.link_options import LinkOptions
+from rpc.links import Links
 from rpc.memory import Network
 from rpc.peer import FrameType
 from rpc.streams import Address

@@ -1,0 +1,304 @@
+"""What recovery makes of torn and damaged journals and segments."""
+
+import pytest
+
+from segments.api import CorruptRecord, DirectoryInUse, MetaBatch, StoredEntry
+from segments.fs import RealFileSystem
+
+
+def contents(bench, log):
+    """All entries of a log, from disk where need be."""
+    found, index = [], log.first_index
+    while index <= log.last_index:
+        answers = []
+        if log.tail.first and index >= log.tail.first:
+            answers.append(log.entries(index, log.last_index + 1, 1 << 20))
+        else:
+            bench.store.entries_cold(log, index, log.last_index + 1, 1 << 20, answers.append)
+            bench.workers.pump()
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        found += answers[0]
+        index = found[-1].index + 1
+    return [bytes(entry.data) for entry in found]
+
+
+def test_torn_tail_of_any_length_is_cut(bench):
+    """A block that nothing proves durable and that does not match is a torn tail: cut."""
+    (log,) = bench.create()
+    bench.append(log, 5, size=6000)
+    bench.store.abandon()
+    file = bench.journals()[-1]
+    whole = file.read_bytes()
+    last = bench.blocks(file)[-1]
+    for kept in (0, 1, 63, 64, 100, 512, 3000, 4096, 6000):
+        torn = whole[: last + kept] + bytes(len(whole) - last - kept)
+        file.write_bytes(torn)
+        for leftover in bench.journals():
+            if leftover != file:
+                leftover.unlink()
+        store = bench.open()
+        log = store.logs[1]
+        assert not log.lost, kept
+        assert log.last_index == 4, kept
+        assert len(contents(bench, log)) == 4
+        store.abandon()
+    file.write_bytes(whole)
+    bench.open()
+
+
+def test_journal_goes_on_after_a_cut(bench):
+    """Recovery opens a new file that records the cut; old bytes behind it never come back."""
+    (log,) = bench.create()
+    bench.append(log, 3)
+    file = bench.journals()[-1]
+    last = bench.blocks(file)[-1]
+    saved = file.read_bytes()
+    file.write_bytes(saved[: last + 70] + bytes(len(saved) - last - 70))
+    store = bench.reopen()
+    log = store.logs[1]
+    assert log.last_index == 2
+    bench.append(log, 1, term=2, size=50)
+    store.abandon()
+    # As if the device brought the torn block back.
+    file.write_bytes(saved)
+    log = bench.open().logs[1]
+    assert (log.last_index, log.term(3)) == (3, 2)
+    assert not log.lost
+
+
+@pytest.mark.parametrize("where", ["frame", "table", "header", "chain"])
+def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, flip_bit, where):
+    """A bad block with a good one behind it had been durable: what it held may have been
+    acknowledged, so its replica never votes or serves again."""
+    first, second = bench.create(2)
+    bench.append(first, 3)
+    bench.append(second, 3)
+    bench.append(first, 2)
+    file = bench.journals()[-1]
+    blocks = bench.blocks(file)
+    victim = blocks[2]
+    at = {"frame": 64 + 2 * 32 + 60, "table": 64 + 20, "header": 34, "chain": 41}[where]
+    flip_bit(file, victim + at)
+    store = bench.reopen()
+    assert store.logs[1].lost
+    # The second log's records after the damage show that it lost none.
+    assert not store.logs[2].lost
+    assert store.logs[2].last_index == 3
+    assert store.stats()["recovered_damaged_blocks"] == 1
+    store = bench.reopen()
+    assert store.logs[1].lost
+    assert not store.logs[2].lost
+
+
+def test_lost_replica_stays_lost_when_the_evidence_is_gone(bench, flip_bit):
+    """The identity file remembers it."""
+    first, second = bench.create(2)
+    bench.append(first, 3)
+    bench.append(second, 3)
+    file = bench.journals()[-1]
+    flip_bit(file, bench.blocks(file)[2] + 64 + 64 + 60)
+    store = bench.reopen()
+    assert store.logs[1].lost
+    bench.append(store.logs[2], 5, size=20_000)
+    for _ in range(4):
+        bench.checkpoint()
+        store = bench.reopen()
+    assert not file.exists()
+    assert store.logs[1].lost
+    assert not store.logs[2].lost
+
+
+def test_flip_in_the_last_block_is_proved_by_the_idle_block(bench, flip_bit):
+    """After a quiet spell an empty block is written, so that damage to the last one shows."""
+    (log,) = bench.create()
+    bench.append(log, 3)
+    file = bench.journals()[-1]
+    last = bench.blocks(file)[-1]
+    bench.idle()
+    assert bench.blocks(file)[-1] > last
+    flip_bit(file, last + 64 + 64 + 70)
+    assert bench.reopen().logs[1].lost
+
+
+def test_idle_server_writes_one_idle_block(bench):
+    """Idle blocks are not written for ever."""
+    (log,) = bench.create()
+    bench.append(log, 1)
+    bench.idle()
+    before = bench.store.stats()["journal_blocks"]
+    bench.workers.advance(100_000)
+    assert bench.store.stats()["journal_blocks"] == before
+
+
+def test_recovery_repeated_without_writes_keeps_everything(bench):
+    """Each start carries the unproved block over; nothing grows, nothing is lost."""
+    (log,) = bench.create()
+    bench.append(log, 4)
+    for _ in range(8):
+        store = bench.reopen()
+        assert store.logs[1].last_index == 4
+        assert not store.logs[1].lost
+        assert store.stats()["journal_files"] <= 3
+    assert len(contents(bench, store.logs[1])) == 4
+
+
+def test_index_files_missing_short_or_wrong_are_rebuilt(bench, flip_bit):
+    """An index holds nothing that its log segments do not."""
+    (log,) = bench.create()
+    bench.append(log, 150, size=300)
+    bench.checkpoint()
+    expected = contents(bench, log)
+    files = sorted((bench.path / "logs/00000001").glob("*.index"))
+    assert len(files) == 3
+    files[0].unlink()
+    files[1].write_bytes(files[1].read_bytes()[:500])
+    flip_bit(files[2], 64 + 40 * 3 + 5)
+    log = bench.reopen().logs[1]
+    assert not log.lost
+    assert contents(bench, log) == expected
+    assert [log.term(n) for n in (1, 70, 150)] == [1, 1, 1]
+
+
+def test_damaged_frame_in_a_segment_is_never_returned(bench, flip_bit):
+    """Every byte read from disk is checked; the rest of the log is served."""
+    (log,) = bench.create()
+    bench.append(log, 100, size=300)
+    bench.checkpoint()
+    log = bench.reopen().logs[1]
+    flip_bit(bench.path / "logs/00000001/0000000002.log", 64 + 348 * 2 + 200)
+    with pytest.raises(CorruptRecord):
+        contents(bench, log)
+    answers = []
+    bench.store.entries_cold(log, 60, 101, 1 << 20, answers.append)
+    bench.workers.pump()
+    assert [entry.index for entry in answers[0]][:1] == [60]
+
+
+def test_segment_missing_marks_the_replica_lost(bench):
+    """What the journal says is in segments, and is not, is lost."""
+    (log,) = bench.create()
+    bench.append(log, 100, size=300)
+    bench.checkpoint()
+    (bench.path / "logs/00000001/0000000003.log").unlink()
+    log = bench.reopen().logs[1]
+    assert log.lost
+    assert log.hard_state.term == 1
+
+
+def test_directory_held_by_another_is_refused(bench):
+    """One process per data directory (flock)."""
+    with pytest.raises(DirectoryInUse):
+        type(bench)(bench.path)
+
+
+def test_identity_damaged_is_refused(bench, flip_bit):
+    """Who this directory is cannot be guessed."""
+    bench.create()
+    bench.store.abandon()
+    flip_bit(bench.path / "identity", 20)
+    with pytest.raises(CorruptRecord):
+        bench.open()
+    flip_bit(bench.path / "identity", 20)
+    bench.open()
+
+
+def test_meta_value_damaged_is_refused_not_defaulted(bench):
+    """A value that cannot be trusted costs a snapshot, never a default."""
+    (log,) = bench.create()
+    bench.append(log, 3)
+    batch = MetaBatch(log.log_id, 3, [(b"key%d" % n, b"value") for n in range(9)])
+    bench.store.collect_meta = lambda: [batch]
+    bench.checkpoint()
+    assert bench.store.load_meta(log)[0] == 3
+    file = RealFileSystem().open_meta
+    bench.store.abandon()
+    meta = file(f"{bench.directory}/meta", 1 << 20)
+    stored = dict(meta.scan(b""))
+    name = next(key for key in stored if key.endswith(b"key4"))
+    meta.commit([(name, None)])
+    meta.close()
+    log = bench.open().logs[1]
+    with pytest.raises(CorruptRecord):
+        bench.store.load_meta(log)
+
+
+def test_deleted_log_whose_files_remain_is_finished_at_start(bench):
+    """A crash between the identity and the files resurrects nothing."""
+    first, _ = bench.create(2)
+    bench.append(first, 60, size=300)
+    bench.checkpoint()
+    bench.store.delete_log(1)
+    # Only the identity is written; the process dies before the files go.
+    bench.workers.advance(0)
+    bench.workers.pool_jobs.clear()
+    store = bench.reopen()
+    assert list(store.logs) == [2]
+    assert not (bench.path / "logs/00000001").exists()
+    assert not list((bench.path / "deleted").iterdir())
+    assert [log.log_id for log in bench.create()] == [3]
+
+
+def test_journal_files_are_recycled_not_added(bench):
+    """Files that nothing needs become the next ones."""
+    (log,) = bench.create()
+    for _ in range(30):
+        bench.append(log, 5, size=20_000)
+        bench.checkpoint()
+    assert bench.store.stats()["journal_files"] <= 3
+    assert len(list((bench.path / "journal").iterdir())) <= 5
+    assert bench.reopen().logs[1].last_index == 150
+
+
+def test_quiet_log_is_carried_at_the_journals_head(bench):
+    """An uncommitted entry, or a tail too small for a flush, does not keep the journal growing."""
+    quiet, uncommitted, busy = bench.create(3)
+    bench.append(quiet, 2)
+    bench.append(uncommitted, 2, commit=False)
+    for _ in range(40):
+        bench.append(busy, 5, size=20_000)
+        bench.checkpoint()
+    assert bench.store.stats()["journal_files"] <= 4
+    store = bench.reopen()
+    assert [len(contents(bench, log)) for log in store.logs.values()] == [2, 2, 200]
+    assert store.logs[2].commit_index == 0
+
+
+def test_vote_survives_the_release_of_its_file(bench):
+    """Each journal file's header carries every log's term and vote."""
+    voter, busy = bench.create(2)
+    bench.store.set_hard_state(voter, type(voter.hard_state)(7, 42, 0))
+    bench.store.submit()
+    bench.workers.pump()
+    first = bench.journals()[0]
+    for _ in range(30):
+        bench.append(busy, 5, size=20_000)
+        bench.checkpoint()
+    assert not first.exists()
+    assert bench.reopen().logs[1].hard_state == type(voter.hard_state)(7, 42, 0)
+
+
+def test_sync_failure_is_fatal_and_nothing_is_acknowledged_after(bench):
+    """A failed journal write: on_fatal once, no token after (a retry would report success over lost
+    pages)."""
+    (log,) = bench.create()
+    bench.append(log, 1)
+    fatal, durable = [], []
+    bench.store.on_fatal = fatal.append
+    bench.store.on_durable = durable.append
+    file = bench.store._journal._current.file
+
+    class Broken:
+        def pwrite(self, *arguments, durable=False):
+            raise OSError(5, "input/output error")
+
+        close = file.close
+
+    bench.store._journal._current.file = Broken()
+    for _ in range(3):
+        entry = StoredEntry(1, log.last_index + 1, 0, b"x", log.next_offset, 1, 1)
+        bench.store.append(log, [entry])
+        bench.store.submit()
+        bench.workers.advance(1000)
+    assert len(fatal) == 1
+    assert durable == []
