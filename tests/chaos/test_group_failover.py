@@ -1,0 +1,64 @@
+"""A consumer group reads on while the servers that lead its partitions and coordinate it die."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.chaos.conftest import Figure
+from tests.chaos.harness.cluster import create_topic, leader, wait_healthy
+from tests.chaos.harness.group import Members
+from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load
+from tests.chaos.harness.replica_set import ReplicaSet
+
+TOPIC, GROUP = "group-failover", "readers"
+ACKS_BETWEEN = 200
+DRAIN_SECONDS_MAX = 60.0
+
+
+def committed(replica_set: ReplicaSet) -> int:
+    """What the group has committed for partition 0, asked by a client that is no member."""
+    consumer = Consumer({"bootstrap.servers": replica_set.bootstrap, "group.id": GROUP, **QUIET})
+    try:
+        offset: int = consumer.committed([TopicPartition(TOPIC, 0)], timeout=20)[0].offset
+    finally:
+        consumer.close()
+    return offset
+
+
+@pytest.mark.parametrize("fault", ["each server in turn", "all at once"])
+def test_group_misses_no_record_and_no_commit_goes_back(
+    replica_set: ReplicaSet, fault: str, figure: Figure
+) -> None:
+    """Every acknowledged record is delivered at least once, and the group's committed offset never
+    falls: its coordinator, wherever it is, loses neither members' progress nor the group."""
+    create_topic(replica_set, TOPIC)
+    load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
+    members = Members(replica_set.bootstrap, TOPIC, GROUP, count=2)
+    load.start()
+    members.start()
+    victims = [[number] for number in replica_set.server_ids]
+    if fault == "all at once":
+        victims = [list(replica_set.server_ids)]
+    commits = []
+    try:
+        for struck in victims:
+            wait_healthy(replica_set)
+            load.wait_acknowledged(ACKS_BETWEEN)
+            commits.append(committed(replica_set))
+            replica_set.kill(*struck)
+            if len(struck) < replica_set.nodes:
+                load.wait_acknowledged(ACKS_BETWEEN)
+            replica_set.up()
+            commits.append(committed(replica_set))
+        load.wait_acknowledged(ACKS_BETWEEN)
+    finally:
+        load.stop()
+    assert leader(replica_set, TOPIC) > 0
+    members.wait_seen({ack.number for ack in load.acks}, seconds_max=DRAIN_SECONDS_MAX)
+    members.stop()
+    commits.append(committed(replica_set))
+    assert members.problems == []
+    assert commits == sorted(commits)
+    figure("delivered_again", sum(members.seen.values()) - len(members.seen))
+    figure("committed", commits)
