@@ -94,9 +94,12 @@ class Tail:
 
     def grow(self, frame_bytes: int, index: int) -> Chunk:
         """A new last chunk with room for a frame of `frame_bytes`, beginning with `index`."""
-        chunk = Chunk(self.cache.memory(max(self.next_bytes, frame_bytes)), index)
+        size = self.next_bytes
+        while size < frame_bytes and size < CHUNK_BYTES_MAX:
+            size = min(size * 2, CHUNK_BYTES_MAX)
+        chunk = Chunk(self.cache.memory(max(size, frame_bytes)), index)
         self.cache.bytes += chunk.charge
-        self.next_bytes = min(self.next_bytes * 2, CHUNK_BYTES_MAX)
+        self.next_bytes = min(size * 2, CHUNK_BYTES_MAX)
         self.chunks.append(chunk)
         self.firsts.append(index)
         return chunk

@@ -162,7 +162,7 @@ class Journal:
         if not batch.records:
             return batch.token - 1
         token = batch.token
-        if urgent:
+        if urgent or self._closing:  # no idle block follows a close
             self._wanted = True
             if not self._writing:
                 self._write()
@@ -497,6 +497,7 @@ def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
     first.marks = rest.marks = batch.marks
     rest.spans = batch.spans
     rest.entries = batch.entries
+    assert rest.records, (room, len(batch.records), batch.bytes)
     return first, rest
 
 

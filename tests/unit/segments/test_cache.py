@@ -1,0 +1,146 @@
+"""The tail cache and its parts."""
+
+import random
+
+from segments.api import StoredEntry
+from segments.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Cache
+from segments.log import Batch, DiskLog, Run
+from segments.segment import LogFiles
+from segments.terms import TermRuns
+
+
+def make_log(budget=1 << 20):
+    files = LogFiles(None, "nowhere", 1, 9, 64)
+    return DiskLog(files, 1, Cache(budget), first_index=1, prev_term=0, next_offset=0)
+
+
+def stage(log, count, size, batch=None):
+    batch = batch or Batch(1)
+    first = log.last + 1
+    log.stage(
+        [StoredEntry(1, n, 0, bytes(size), n - 1, 1, n) for n in range(first, first + count)], batch
+    )
+    return batch
+
+
+def test_chunks_grow_with_their_log():
+    """A quiet log costs 4 KiB, a busy one works in mebibytes."""
+    log = make_log()
+    stage(log, 1, 100)
+    assert [chunk.capacity for chunk in log.tail.chunks] == [CHUNK_BYTES_MIN]
+    for _ in range(400):
+        stage(log, 1, 10_000)
+    sizes = [chunk.capacity for chunk in log.tail.chunks]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == CHUNK_BYTES_MAX
+    assert log.tail.cache.bytes == sum(sizes)
+
+
+def test_frames_that_touch_are_gathered_as_one_buffer():
+    """A journal block gathers runs, not entries (IOV_MAX)."""
+    log = make_log()
+    batch = Batch(1)
+    for _ in range(10):
+        stage(log, 3, 20, batch)
+    assert len(batch.buffers) == 1
+    assert batch.bytes == len(batch.buffers[0]) == 30 * 68
+
+
+def test_slice_at_its_byte_limit_and_one_past():
+    """At least one entry, then ≤ the limit of frame bytes."""
+    log = make_log()
+    stage(log, 500, 52)
+    for count in (1, 2, 17, 300):
+        assert len(log.tail.slice(1, 501, count * 100)) == count
+        assert len(log.tail.slice(1, 501, count * 100 - 1)) == max(1, count - 1)
+    assert len(log.tail.slice(7, 8, 1 << 20)) == 1
+    assert [entry.index for entry in log.tail.slice(31, 90, 1 << 20)] == list(range(31, 90))
+
+
+def test_evicted_are_only_chunks_that_segments_hold():
+    """Oldest first, never what is not flushed, never what has grown since it was."""
+    log = make_log(budget=0)
+    cache = log.tail.cache
+    stage(log, 50, 100)
+    cache.evict()
+    assert log.tail.first == 1
+    last_chunk = log.tail.chunks[-1].first
+    cache.flushed(log.tail, 50)
+    stage(log, 1, 100)
+    cache.evict()
+    assert log.tail.first == last_chunk
+    cache.flushed(log.tail, 51)
+    cache.evict()
+    assert log.tail.chunks == []
+    assert cache.bytes == 0
+    stage(log, 1, 100)
+    assert log.tail.first == 52
+
+
+def test_memory_of_a_chunk_is_reused_only_without_views():
+    """Memory that was handed out as a view is never written again while the view lives."""
+    log = make_log(budget=0)
+    cache = log.tail.cache
+    stage(log, 3, CHUNK_BYTES_MAX - 1000)
+    held = log.tail.entry(3).data
+    chunk_memory = log.tail.chunks[-1].memory
+    assert len(chunk_memory) == CHUNK_BYTES_MAX
+    cache.flushed(log.tail, 3)
+    cache.evict()
+    again = [cache.memory(CHUNK_BYTES_MAX) for _ in range(3)]
+    assert not any(memory is chunk_memory for memory in again)
+    del held
+    again = [cache.memory(CHUNK_BYTES_MAX) for _ in range(3)]
+    assert any(memory is chunk_memory for memory in again)
+    assert all(len(memory) == CHUNK_BYTES_MAX for memory in again)
+
+
+def test_hits_and_misses_are_counted():
+    """Reads that the cache answered, and those that needed the disk."""
+    log = make_log()
+    stage(log, 5, 100)
+    log.hard.commit = 5
+    log.read(2, 5, 1000)
+    log.entries(1, 3, 1000)
+    assert (log.tail.cache.hits, log.tail.cache.misses) == (2, 0)
+
+
+def test_term_runs_answer_as_a_list_would():
+    """Twin: a plain list of terms."""
+    rng = random.Random(4)
+    runs, plain, first = TermRuns(0, 0), [0], 0
+    for _ in range(3000):
+        action = rng.random()
+        last = first + len(plain) - 1
+        if action < 0.8:
+            term = plain[-1] + (rng.random() < 0.2)
+            runs.add(last + 1, term)
+            plain.append(term)
+        elif action < 0.9 and len(plain) > 1:
+            cut = rng.randint(first + 1, last)
+            runs.truncate(cut)
+            del plain[cut - first :]
+        elif len(plain) > 1:
+            cut = rng.randint(first, last)
+            runs.trim(cut)
+            del plain[: cut - first]
+            first = cut
+        for index in {first, first + len(plain) - 1, rng.randint(first, first + len(plain) - 1)}:
+            assert runs.term(index) == plain[index - first]
+
+
+def test_journal_runs_name_the_oldest_file_needed():
+    """What a truncation or a flush made superfluous holds no file."""
+    log = make_log()
+    stage(log, 20, 10)
+    log.note_journaled(1, 1, 8)
+    log.note_journaled(2, 9, 14)
+    log.note_journaled(3, 12, 20)
+    assert log.runs == [Run(1, 1, 8), Run(2, 9, 11), Run(3, 12, 20)]
+    assert log.oldest_needed() == 1
+    log.flushed_index = 8
+    assert log.oldest_needed() == 2
+    log.note_journaled(4, 9, 20)
+    assert log.oldest_needed() == 4
+    log.flushed_index = 20
+    assert log.oldest_needed() == 0

@@ -1,0 +1,148 @@
+"""Bytes on disk, held fast: a change here is a change of format and needs a new version."""
+
+import pytest
+
+from segments import block, identity, index, segment
+from segments.api import CorruptRecord, HardState, StoredEntry
+from segments.cache import Cache
+from segments.frame import read_frame
+from segments.log import Batch, DiskLog
+from segments.segment import LogFiles, SegmentInfo
+
+FRAME = (
+    "846bce77050000000900000003000000000100000200000007000000000000006400000000000000"
+    "b168de3a00000000"
+)
+BLOCK = (
+    "56444c426b69c658887766554433221100200000000000000010000000000000b500000002000000"
+    "feca0000000000000000000000000000000000000000000004000000000000000100000003000000"
+    "070000000000000035000000846bce77040000000100000002000000030000000700000000000000"
+    "0000000000010000"
+)
+IDX = "6400000000000000b168de3a0000000040000000350000000100000003000000020000000000b835"
+SEGMENT = (
+    "56444c534547303130ed60120300000004000000000000000900000000000000f401000000000000"
+    "282300000000000000000000000000000000000000000000"
+)
+IDENTITY = (
+    "56444c49444e543136410f2d86000000000102030405060708090a0b0c0d0e0f0600000002000000"
+    "06000000000000007265636f72640200000009000000010000000000000001000000000000000000"
+    "0000000000000000000000000000050000000000000003000000010000000b000000000000004600"
+    "0000000000000400000000000000"
+)
+
+
+def staged():
+    """One entry, staged into a batch: (log, batch)."""
+    files = LogFiles(None, "nowhere", 4, 9, 64)
+    log = DiskLog(files, 1, Cache(1 << 20), first_index=7, prev_term=2, next_offset=100)
+    batch = Batch(1)
+    log.stage([StoredEntry(3, 7, 0, b"hello", 100, 2, 987654321)], batch)
+    return log, batch
+
+
+def test_frame_bytes_are_as_documented():
+    """48-byte header, payload, CRC over all but itself."""
+    _, batch = staged()
+    frame = bytes(batch.buffers[0])
+    assert frame.hex() == FRAME + b"hello".hex()
+    entry = read_frame(memoryview(frame), 0, 9, 0)
+    assert (entry.term, entry.index, entry.kind, bytes(entry.data)) == (3, 7, 0, b"hello")
+    assert (entry.base_offset, entry.records, entry.timestamp) == (100, 2, 987654321)
+
+
+def test_frame_with_any_bit_flipped_is_refused():
+    """Every bit of a frame is covered."""
+    _, batch = staged()
+    frame = bytes(batch.buffers[0])
+    for bit in range(len(frame) * 8):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptRecord):
+            read_frame(memoryview(damaged), 0, 9, 0)
+
+
+def test_block_with_any_bit_of_header_or_table_flipped_is_refused():
+    """The block's CRC covers header and table, chained from the block before."""
+    log, batch = staged()
+    log.stage_hard(HardState(3, 1 << 40, 7), batch)
+    head, crc = block.encode_block(
+        salt=0x1122334455667788, lsn=8192, durable=4096, chain=0xCAFE, flags=0,
+        table=b"".join(batch.records), frames_bytes=batch.bytes,
+    )  # fmt: skip
+    assert head.hex() == BLOCK
+    assert block.block_bytes(head[:64], salt=0x1122334455667788, lsn=8192) == len(head)
+    found = block.decode_block(head, 4096)
+    assert found is not None
+    assert (found.crc, found.chain, found.durable, found.length) == (crc, 0xCAFE, 4096, 181)
+    for bit in range(32, len(head) * 8):
+        damaged = bytearray(head)
+        damaged[bit // 8] ^= 1 << bit % 8
+        size = block.block_bytes(bytes(damaged[:64]), salt=0x1122334455667788, lsn=8192)
+        assert size == 0 or block.decode_block(bytes(damaged), 4096) is None, bit
+
+
+def test_file_header_round_trips_and_refuses_damage():
+    """Marks carry the state of every log."""
+    log, _ = staged()
+    header = block.FileHeader(5, 77, 1 << 33, 4, 99, [log.mark(), log.mark()])
+    data = block.encode_file_header(header)
+    assert len(data) == 4096
+    found = block.decode_file_header(data)
+    assert found is not None
+    assert (found.sequence, found.salt, found.start_lsn) == (5, 77, 1 << 33)
+    assert (found.previous, found.chain, found.marks) == (4, 99, header.marks)
+    for bit in range(0, 240 * 8, 7):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert block.decode_file_header(bytes(damaged)) is None, bit
+
+
+def test_idx_bytes_are_as_documented_and_zeros_fail():
+    """40 bytes; the check is seeded by entry and log, so a misplaced Idx fails too."""
+    out = bytearray(40)
+    index.pack_idx(out, 0, 4, 7, 100, 987654321, 64, 53, 1, 3, 2, 0)
+    assert out.hex() == IDX
+    assert index.read_idx(bytes(out), 0, 4, 7).base_offset == 100
+    for log_id, entry in ((4, 8), (5, 7)):
+        with pytest.raises(CorruptRecord):
+            index.read_idx(bytes(out), 0, log_id, entry)
+    for entry in range(1, 100_000, 17):
+        with pytest.raises(CorruptRecord):
+            index.read_idx(bytes(40), 0, 4, entry)
+
+
+def test_idx_place_is_arithmetic():
+    """Entry X in index file X // M at 64 + X % M * 40."""
+    assert index.place(0, 100) == (0, 64)
+    assert index.place(99, 100) == (0, 64 + 99 * 40)
+    assert index.place(100, 100) == (1, 64)
+
+
+def test_segment_header_round_trips_and_refuses_damage():
+    """64 bytes, its own CRC, and the log it belongs to."""
+    data = segment.encode_segment_header(SegmentInfo(3, 500, 9000), 4, 9)
+    assert data.hex() == SEGMENT
+    assert segment.decode_segment_header(data, 4) == SegmentInfo(3, 500, 9000)
+    with pytest.raises(CorruptRecord):
+        segment.decode_segment_header(data, 5)
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptRecord):
+            segment.decode_segment_header(bytes(damaged), 4)
+
+
+def test_identity_round_trips_and_refuses_damage():
+    """Cluster record, directory id and logs, under one CRC."""
+    made = identity.Identity(bytes(range(16)), b"record", 6)
+    made.logs[2] = identity.LogIdentity(2, 9, 1, 1, 0, 0)
+    made.logs[5] = identity.LogIdentity(5, 0, 3, 11, 70, 4, lost=True)
+    data = identity.encode(made)
+    assert data.hex() == IDENTITY
+    assert identity.decode(data) == made
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptRecord):
+            identity.decode(bytes(damaged))
