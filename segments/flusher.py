@@ -124,7 +124,8 @@ class _Writer:
     def finish(self) -> None:
         assert self._file is not None, "a plan without entries"
         self._index.flush()
-        self._file.sync()
+        if self._unsynced:
+            self._file.sync()
         if self._new_names:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
 
@@ -173,8 +174,7 @@ class _Writer:
             files.fs.unlink(path)  # scrap of a flush that a crash cut short
         self._file = files.fs.open(path, create=True)
         self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
-        self._allocated = SEGMENT_HEADER_BYTES
-        self._unsynced = 0
+        self._allocated = self._unsynced = SEGMENT_HEADER_BYTES
         self._new_names = True
         self.result.opened.append(info)
         cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES

@@ -19,7 +19,7 @@ from segments.api import CorruptRecord, StorageError, StoredEntry
 from segments.block import RECORD_BYTES
 from segments.cache import Cache
 from segments.frame import read_frame
-from segments.fs import FileSystem
+from segments.fs import File, FileSystem
 from segments.identity import Identity
 from segments.journal import file_path
 from segments.log import Batch, DiskLog, Run
@@ -62,15 +62,14 @@ def recover(
     replay = replay_journal(fs, journal_directory, identity.logs)
     found = Recovered(_carry(replay), replay=replay)
     carried_from = replay.carried_from
+    reader = _JournalReader(fs, journal_directory)
     for log_id, replayed in replay.logs.items():
         known = identity.logs[log_id]
         files = LogFiles(
             fs, log_directory(directory, log_id), log_id, known.group_id, index_entries
         )
         try:
-            log = _open_log(
-                files, known.replica_number, cache, replayed, journal_directory, carried_from
-            )
+            log = _open_log(files, known.replica_number, cache, replayed, reader, carried_from)
         except (StorageError, FileNotFoundError):
             log = _open_lost(files, known.replica_number, cache, replayed)
         log.applied = meta.applied(log_id)
@@ -82,6 +81,7 @@ def recover(
         if log.is_lost and not known.lost:
             found.newly_lost.append(log_id)
         found.logs[log_id] = log
+    reader.close()
     return found
 
 
@@ -90,7 +90,7 @@ def _open_log(
     replica_number: int,
     cache: Cache,
     replayed: ReplayedLog,
-    journal: str,
+    journal: _JournalReader,
     carried_from: tuple[int, int],
 ) -> DiskLog:
     """A log from its segments up to the durable end and its journal entries behind it.
@@ -203,7 +203,7 @@ def _cursor(files: LogFiles, last: int, numbers: set[int]) -> Cursor:
 
 
 def _journal_entries(
-    files: LogFiles, replayed: ReplayedLog, journal: str
+    files: LogFiles, replayed: ReplayedLog, journal: _JournalReader
 ) -> Iterator[list[StoredEntry]]:
     """The entries after the durable end, from the journal, in runs of frames that touch."""
     index = replayed.flushed_index + 1
@@ -220,20 +220,31 @@ def _journal_entries(
         ):
             refs.append(ref)
             length += ref.length
-        yield _read_frames(files, file_path(journal, first.sequence), refs, length)
+        yield journal.entries(files.group_id, refs, length)
         index += len(refs)
 
 
-def _read_frames(
-    files: LogFiles, path: str, refs: list[FrameRef], length: int
-) -> list[StoredEntry]:
-    file = files.fs.open(path)
-    try:
-        view = memoryview(file.pread(length, refs[0].position))
-    finally:
-        file.close()
-    start = refs[0].position
-    return [read_frame(view, ref.position - start, files.group_id, ref.position) for ref in refs]
+class _JournalReader:
+    """Reads frames back; keeps the few files open that all logs' entries lie in."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._files: dict[int, File] = {}
+
+    def entries(self, group_id: int, refs: list[FrameRef], length: int) -> list[StoredEntry]:
+        """The entries of frames that lie end to end. Raises CorruptRecord."""
+        start, sequence = refs[0].position, refs[0].sequence
+        file = self._files.get(sequence)
+        if file is None:
+            file = self._fs.open(file_path(self._directory, sequence))
+            self._files[sequence] = file
+        view = memoryview(file.pread(length, start))
+        return [read_frame(view, ref.position - start, group_id, ref.position) for ref in refs]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
 
 
 def _carry(replay: Replay) -> Batch:
