@@ -123,6 +123,7 @@ class Process:
             log=self._log,
         )
         server.on_serving = self._open_listeners
+        server.on_closing = self._close_listeners
         for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
             loop.add_signal_handler(number, self._stop, transfer)
         await self._open_operations(server, store)
@@ -172,6 +173,11 @@ class Process:
         if self._config.admin is not None:
             self._loop.create_task(self._open_admin())
 
+    def _close_listeners(self) -> None:
+        """Who connects now is refused."""
+        for listener in self._listeners:
+            listener.close()
+
     async def _open_admin(self) -> None:
         """The admin service, after the listeners: gRPC takes a while to load."""
         from rpc.admin_service import AdminService
@@ -200,8 +206,6 @@ class Process:
         if self.server.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         self._log.info("stopping", transfer=transfer)
-        for listener in self._listeners:
-            listener.close()
         self._loop.call_later(_STOP_SECONDS_MAX, self._stop_timed_out)
         self.server.stop(self._stopped, transfer=transfer)
 

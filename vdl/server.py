@@ -47,6 +47,9 @@ from vdl.state.commands import RegisterServer
 _REGISTER_RETRY_NS = 300 * MS
 _REGISTER_DEADLINE_NS = 2_000 * MS
 _STOP_POLL_NS = 5 * MS
+_LINGER_NS = 400 * MS
+"""How long a server whose leaderships moved stays to say so, while clients still ask."""
+_LINGER_QUIET_NS = 100 * MS
 _CLUSTER_ID_BYTES = 16
 
 ADMIN_LISTENER = "ADMIN"
@@ -90,6 +93,8 @@ class Server:
         """A stop that is announced for all servers: handing leaderships over would be in vain."""
         self.on_serving: Callable[[], None] = _nothing
         """Called once, when clients may be let in."""
+        self.on_closing: Callable[[], None] = _nothing
+        """Called once, when no more clients are to be let in."""
         self._rng = rng
         self._random_bytes = random_bytes
         self._advertised = advertised
@@ -298,15 +303,20 @@ class Server:
         wait_ms = self.config.host.transfer_stop_ms if transfer else 0
         self._drain(self.clock.now_ns() + wait_ms * MS, done)
 
-    def _drain(self, deadline_ns: int, done: Callable[[], None]) -> None:
+    def _drain(self, deadline_ns: int, done: Callable[[], None], handed_over_ns: int = 0) -> None:
+        """Hand over, linger, close. A client that is told NOT_LEADER_OR_FOLLOWER moves on within a
+        round trip; one whose connection to the leader ends has to find out for itself."""
         host = self.host
-        if (
-            host is not None
-            and self.clock.now_ns() < deadline_ns
-            and host.transfer_leaderships() > 0
-        ):
-            self.clock.call_later(_STOP_POLL_NS, lambda: self._drain(deadline_ns, done))
-            return
+        now_ns = self.clock.now_ns()
+        if host is not None and now_ns < deadline_ns:
+            if host.transfer_leaderships() > 0:
+                handed_over_ns = now_ns
+            if handed_over_ns and self._lingers(handed_over_ns, now_ns):
+                self.clock.call_later(
+                    _STOP_POLL_NS, lambda: self._drain(deadline_ns, done, handed_over_ns)
+                )
+                return
+        self.on_closing()
         if self.frontend is not None:
             self.frontend.stop()
         if host is not None:
@@ -315,6 +325,13 @@ class Server:
             self.frontend.close()
         self.links.close()
         self.store.close(lambda: self._stopped(done))
+
+    def _lingers(self, handed_over_ns: int, now_ns: int) -> bool:
+        """Whether clients may still have to be told that the leaders moved."""
+        if now_ns - handed_over_ns >= _LINGER_NS or self.frontend is None:
+            return now_ns == handed_over_ns
+        quiet_since_ns = max(self.frontend.last_active_ns, handed_over_ns)
+        return now_ns - quiet_since_ns < _LINGER_QUIET_NS
 
     def _stopped(self, done: Callable[[], None]) -> None:
         self.state = ServerState.STOPPED

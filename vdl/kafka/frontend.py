@@ -560,6 +560,11 @@ class Frontend:
                 traceback="".join(traceback.format_exception(error)),
             )
 
+    @property
+    def last_active_ns(self) -> int:
+        """When any client last sent something; 0 when there is none."""
+        return max((session.last_active_ns for session in self._sessions.values()), default=0)
+
     # --- stop ------------------------------------------------------------------------------------
     def stop(self) -> None:
         """Take no connection and no request; drop long polls; let started appends finish."""

@@ -273,6 +273,8 @@ class Host:
 
     def run_once(self) -> None:
         """One pass over everything that is dirty."""
+        if self._closed:
+            return
         self._scheduled = True  # what becomes dirty from here on is part of this pass
         self.stats.turns += 1
         turn = self._turn
