@@ -1,4 +1,4 @@
-"""The child of test_kill: appends, commits, checkpoints, and prints what is durable, until killed."""
+"""The child of test_kill: appends, commits, prints what is durable, until it is killed."""
 
 import asyncio
 import random
