@@ -93,7 +93,7 @@ class Process:
         self._log = EventLog(self._logger)
         self._clock = LoopClock(loop)
         # Luck spreads timers; identities are drawn from the system.
-        self._rng = random.Random(int.from_bytes(os.urandom(8)))
+        self._rng = random.Random(int.from_bytes(os.urandom(32)))
         self._ended: asyncio.Future[int] = loop.create_future()
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
@@ -109,7 +109,12 @@ class Process:
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
         )
         store = DiskStore.open(
-            RealFileSystem(), str(config.data_dir), workers, config.store, self._rng
+            RealFileSystem(),
+            str(config.data_dir),
+            workers,
+            config.store,
+            self._rng,
+            now_ns=time.monotonic_ns,
         )
         store.on_fatal = self._disk_failed
         self.server = server = Server(
