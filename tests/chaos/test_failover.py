@@ -3,7 +3,9 @@
 Nothing acknowledged may be lost, moved or reordered, ever; and the bounds are on what an unmodified
 librdkafka producer sees: the longest time without an acknowledgement around each fault.
 
-FAILOVERS sets how many leaders are killed (three without it; ten for the full form).
+FAILOVERS sets how many leaders are struck: three without it, ten for the full form. The full form holds
+the bounds themselves, on a machine that does nothing else; the short one runs beside whatever a
+build machine is doing and only notices when failover has stopped being fast at all.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from tests.chaos.harness.replica_set import ReplicaSet
 
 TOPIC = "failover"
 FAILOVERS = int(os.environ.get("FAILOVERS", "3"))
-KILL_GAP_MS_MEDIAN, KILL_GAP_MS_MAX = 1_000, 3_000
-PAUSE_GAP_MS_MAX = 3_500
-STOP_GAP_MS_MAX = 300
+LENIENCE = 1 if FAILOVERS >= 10 else 5
+KILL_GAP_MS_MEDIAN, KILL_GAP_MS_MAX = 1_000 * LENIENCE, 3_000 * LENIENCE
+PAUSE_GAP_MS_MAX = 3_500 * LENIENCE
+STOP_GAP_MS_MAX = 300 * LENIENCE
 SETTLED_ACKS = 100
 """So many acknowledgements, half a second's, before and after each fault."""
 

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-START_SECONDS_MAX = 3.0
-STOP_SECONDS_MAX = 2.0
+LENIENCE = 4
+"""What a test holds beside whatever else the machine does; `make bench` measures."""
+
+START_SECONDS_MAX = 3.0 * LENIENCE
+STOP_SECONDS_MAX = 2.0 * LENIENCE
 RSS_BYTES_MAX = 100 << 20
 BASE_PORT = 21_700
 BOOTSTRAP = f"127.0.0.1:{BASE_PORT}"
