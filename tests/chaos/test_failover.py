@@ -3,9 +3,9 @@
 Nothing acknowledged may be lost, moved or reordered, ever; and the bounds are on what an unmodified
 librdkafka producer sees: the longest time without an acknowledgement around each fault.
 
-FAILOVERS sets how many leaders are struck: three without it, ten for the full form. The full form holds
-the bounds themselves, on a machine that does nothing else; the short one runs beside whatever a
-build machine is doing and only notices when failover has stopped being fast at all.
+FAILOVERS sets how many leaders are struck: three without it, ten for the full form. The full form
+holds the bounds themselves, on a machine that does nothing else; the short one runs beside whatever
+a build machine is doing and only notices when failover has stopped being fast at all.
 """
 
 from __future__ import annotations
