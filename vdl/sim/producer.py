@@ -102,6 +102,8 @@ class _Batch:
     producer_id: int = NO_PRODUCER_ID
     attempts: int = 0
     in_flight: bool = False
+    sent_to: int = -1
+    """The server of the newest attempt."""
     uncertain: bool = False
     """An attempt ended without saying whether it appended."""
     last_error: int = 0
@@ -227,7 +229,7 @@ class Producer:
                 leader = self.client.metadata.leader(tp)
                 if leader < 0:
                     leaderless = True
-                else:
+                elif not self._awaits_another(self._partitions[tp], leader):
                     requests.setdefault(leader, []).append((tp, batch))
             if leaderless:
                 self.client.refresh()
@@ -247,12 +249,20 @@ class Producer:
                 return batch
         return None
 
+    def _awaits_another(self, partition: _Partition, leader: int) -> bool:
+        """Whether batches are still with a server that led before. Only sequence numbers keep the
+        order over several connections: a plain producer waits for the answers."""
+        return not self.options.idempotent and any(
+            batch.in_flight and batch.sent_to != leader for batch in partition.batches
+        )
+
     def _send(self, leader: int, chosen: list[tuple[TopicPartition, _Batch]]) -> None:
         idempotent = self.options.idempotent
         payloads: list[tuple[TopicPartition, bytearray]] = []
         for tp, batch in chosen:
             partition = self._partitions[tp]
             batch.in_flight = True
+            batch.sent_to = leader
             batch.attempts += 1
             if idempotent and batch.sequence == NO_SEQUENCE:
                 batch.sequence = partition.next_sequence
