@@ -214,6 +214,9 @@ class SlowDisk:
         self.machine.disk.slowdown = 1
 
 
+_REVIVE_NS = 100 * MS
+
+
 class SyncFailure:
     """The next sync of a machine fails: its process has to end itself."""
 
@@ -317,4 +320,11 @@ class Nemesis:
             machine.resume()
             if machine.condition is Condition.STOPPING:
                 machine.kill()
+        self._revive()
+
+    def _revive(self) -> None:
+        """Start whoever is down, again and again: a sync that had failed when everything was healed
+        may end its process only a moment later."""
+        for machine in self._world.machines:
             machine.start()
+        self._world.time.after(_REVIVE_NS, self._revive)
