@@ -26,13 +26,10 @@ from vdl.logstream.group import Group
 from vdl.logstream.options import HostOptions
 from vdl.logstream.times import TimedOffset, find_offset_for_time
 from vdl.logstream.turn import server_of
-from vdl.records import BatchHeader
+from vdl.records import BatchHeader, patch_position
 from vdl.state.partition import PartitionState
 from vdl.state.producers import Duplicate, Overlay
 
-_BASE_OFFSET = Struct(">q")
-_LEADER_EPOCH = Struct(">i")
-_LEADER_EPOCH_POSITION = 12
 _PRODUCER = Struct(">qhii")
 _PRODUCER_POSITION = 43
 
@@ -250,8 +247,7 @@ class LogStream:
                 return False
             done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return True
-        _BASE_OFFSET.pack_into(batch, 0, entry.base_offset)
-        _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_POSITION, entry.term)
+        patch_position(batch, base_offset=entry.base_offset, leader_epoch=entry.term)
         if producer_id >= 0:
             self._overlay.append(
                 producer_id,
