@@ -3,6 +3,12 @@
 State of group 0, the same on every server, so each server answers Metadata from its own copy. A
 group id is given out once and never again; a replica is thereby named for ever.
 
+A replica is the memory of what it voted for and acknowledged. So a number (server id, replica
+number) belongs to the one data directory it was given to: when a server comes back with another
+directory, or finds a replica damaged, the catalog gives out the next number, and the groups change
+their members accordingly. What stands here is what the members *are to be*; each group's leader
+brings them about.
+
 Rules:
 
 * `apply` decides. Its results carry Kafka's error codes, one for each topic asked for.
@@ -13,9 +19,10 @@ Must not know: who leads what, whether a server is alive (a command may say), re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -27,6 +34,9 @@ from vdl.state.table import decode_value, encode_value
 
 TOPIC_NAME_CHARS_MAX = 249
 """Longest topic name Kafka allows."""
+
+FIRST_REPLICA = 1
+"""Replica number of a group's founding members."""
 
 PARTITIONS_PER_TOPIC_MAX = 100_000
 """Keeps one command from filling every server's memory."""
@@ -61,7 +71,9 @@ class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     partition: int
     replicas: list[ReplicaInfo]
-    """Preferred leader first."""
+    """What the group's members are to be, preferred leader first."""
+    founding: list[ReplicaInfo]
+    """The members it was made with: the configuration its log begins in."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -102,7 +114,24 @@ class ServerRegistered:
     server_id: int
 
 
-CatalogEvent = GroupAdded | GroupRemoved | ServerRegistered
+@dataclass(slots=True)
+class ReplicasReplaced:
+    """Event: the server's replicas of these groups have new numbers; the old ones are gone."""
+
+    server_id: int
+    group_ids: list[int]
+
+
+CatalogEvent = GroupAdded | GroupRemoved | ServerRegistered | ReplicasReplaced
+
+
+@dataclass(slots=True)
+class Replacement:
+    """Answer to ReplaceServer and ReplaceReplicas."""
+
+    error: ErrorCode
+    message: str = ""
+    events: list[CatalogEvent] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -167,18 +196,25 @@ class ProducerIdBlock:
 _KEY_COUNTERS = b"c"
 _KEY_GROUP = Struct(">cQ")
 _KEY_SERVER = Struct(">cI")
+_KEY_NUMBER = Struct(">cQI")
 
 
 class Catalog:
     """See the module. Everything public but `apply` and `load` is read-only to others."""
 
     def __init__(
-        self, cluster_id: str = "", *, coordinator_groups: int = 8, founders: int = 1
+        self,
+        cluster_id: str = "",
+        *,
+        coordinator_groups: int = 8,
+        founders: Mapping[int, bytes] = MappingProxyType({}),
     ) -> None:
-        """`founders`: servers in the birth record. Right after birth not all have registered; a
-        topic of default replication waits for them rather than be made with fewer replicas."""
+        """`founders`: server id → directory id, from the birth record. They hold the catalog and
+        the coordinators. Right after birth not all have registered; a topic of default
+        replication waits for them rather than be made with fewer replicas."""
         self.cluster_id = cluster_id
-        self._founders = founders
+        self.coordinator_groups = coordinator_groups
+        self.founders = dict(sorted(founders.items()))
         self.servers: dict[int, ServerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
@@ -186,6 +222,10 @@ class Catalog:
         """Groups of partitions only: the catalog and the coordinators are in the birth record."""
         self.next_group_id = coordinator_groups + 1
         self.next_producer_id = 0
+        self.retired: dict[bytes, int] = {}
+        """Directories that were replaced, and whose they were: they never take part again."""
+        self._numbers: dict[tuple[int, int], int] = {}
+        """(catalog or coordinator group, server) → replica number, where it is not the first."""
         self._first_group_id = self.next_group_id
         self._dirty: set[bytes] = set()
         self._apply_by_type: dict[type, Callable[[Any], Any]] = {
@@ -193,6 +233,8 @@ class Catalog:
             commands.CreateTopics: self._create_topics,
             commands.DeleteTopics: self._delete_topics,
             commands.AllocateProducerIds: self._allocate_producer_ids,
+            commands.ReplaceServer: self._replace_server,
+            commands.ReplaceReplicas: self._replace_replicas,
         }
 
     def understands(self, command: Any) -> bool:
@@ -207,8 +249,9 @@ class Catalog:
     # --- servers ---------------------------------------------------------------------------
     def _register_server(self, command: commands.RegisterServer) -> Registration:
         known = self.servers.get(command.server_id)
-        if known is not None and known.directory_id != command.directory_id:
-            # A server that lost its disk is not the server its replicas were entrusted to.
+        if self.directory_of(command.server_id) not in (None, command.directory_id):
+            # A server that lost its disk is not the server its replicas were entrusted to: first
+            # they must be replaced.
             return Registration(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"server {command.server_id} is registered with another data directory",
@@ -231,6 +274,94 @@ class Catalog:
         self.servers[command.server_id] = info
         self._dirty.add(_server_key(command.server_id))
         return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
+
+    def directory_of(self, server_id: int) -> bytes | None:
+        """The directory that holds the server's replicas; None for a server nobody knows."""
+        known = self.servers.get(server_id)
+        return self.founders.get(server_id) if known is None else known.directory_id
+
+    # --- replicas --------------------------------------------------------------------------
+    def replicas(self, group_id: int) -> list[ReplicaInfo]:
+        """What the members of any group are to be, preferred leader first; empty for a group that
+        does not exist."""
+        if group_id <= self.coordinator_groups:
+            return [
+                ReplicaInfo(server, self._numbers.get((group_id, server), FIRST_REPLICA))
+                for server in self._founders_from(group_id)
+            ]
+        info = self.groups.get(group_id)
+        return [] if info is None else info.replicas
+
+    def founding(self, group_id: int) -> list[ReplicaInfo]:
+        """The members a group was made with, preferred leader first."""
+        if group_id <= self.coordinator_groups:
+            return [ReplicaInfo(s, FIRST_REPLICA) for s in self._founders_from(group_id)]
+        return self.groups[group_id].founding
+
+    def replica_number(self, group_id: int, server_id: int) -> int:
+        """The number of the server's replica of a group, 0 when it is to have none."""
+        for replica in self.replicas(group_id):
+            if replica.server_id == server_id:
+                return replica.replica_number
+        return 0
+
+    def _founders_from(self, group_id: int) -> list[int]:
+        """The founders, rotated so that the preferred leaders of coordinators spread."""
+        servers = list(self.founders)
+        shift = group_id % len(servers) if servers else 0
+        return servers[shift:] + servers[:shift]
+
+    def _replace_server(self, command: commands.ReplaceServer) -> Replacement:
+        server_id, new = command.server_id, command.directory_id
+        if self.directory_of(server_id) != command.old_directory_id:
+            return Replacement(
+                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory by now"
+            )
+        if new in self.retired or any(s.directory_id == new for s in self.servers.values()):
+            return Replacement(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION, "the new directory has been in use before"
+            )
+        known = self.servers.get(server_id)
+        if known is None:  # it lost its directory before it could register
+            known = ServerInfo(server_id, new, "", {}, replica_of_catalog=True)
+        self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
+        self.retired[command.old_directory_id] = server_id
+        self._dirty.add(_server_key(server_id))
+        self._dirty.add(_retired_key(command.old_directory_id))
+        system = range(1 + self.coordinator_groups)
+        held = [g for g in (*system, *self.groups) if self.replica_number(g, server_id)]
+        return self._renumber(server_id, held)
+
+    def _replace_replicas(self, command: commands.ReplaceReplicas) -> Replacement:
+        server_id = command.server_id
+        if self.directory_of(server_id) != command.directory_id:
+            return Replacement(
+                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory by now"
+            )
+        # A command that is sent again finds its replicas replaced: then nothing is left to do.
+        lost = [
+            replica.group_id
+            for replica in command.replicas
+            if self.replica_number(replica.group_id, server_id) == replica.replica_number
+        ]
+        return self._renumber(server_id, lost)
+
+    def _renumber(self, server_id: int, group_ids: list[int]) -> Replacement:
+        """Give the server's replicas of these groups their next numbers."""
+        for group_id in group_ids:
+            number = self.replica_number(group_id, server_id) + 1
+            if group_id <= self.coordinator_groups:
+                self._numbers[group_id, server_id] = number
+                self._dirty.add(_number_key(group_id, server_id))
+            else:
+                info = self.groups[group_id]
+                replicas = [
+                    ReplicaInfo(server_id, number) if replica.server_id == server_id else replica
+                    for replica in info.replicas
+                ]
+                self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
+                self._dirty.add(_group_key(group_id))
+        return Replacement(ErrorCode.NONE, events=[ReplicasReplaced(server_id, group_ids)])
 
     # --- topics ----------------------------------------------------------------------------
     def _create_topics(self, command: commands.CreateTopics) -> TopicsCreated:
@@ -268,7 +399,7 @@ class Catalog:
             partitions = command.default_partitions if new.partitions == -1 else new.partitions
             factor = new.replication_factor
             if factor == -1:
-                servers = max(self._founders, len(self.servers))
+                servers = len(self.founders.keys() | self.servers.keys())
                 factor = min(command.default_replication_factor, servers)
         if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
             return refused(
@@ -335,11 +466,13 @@ class Catalog:
         for partition, servers in enumerate(placements):
             group_id = first + partition
             assert group_id not in self.groups, group_id
+            members = [ReplicaInfo(server, FIRST_REPLICA) for server in servers]
             self.groups[group_id] = GroupInfo(
                 group_id=group_id,
                 topic=new.name,
                 partition=partition,
-                replicas=[ReplicaInfo(server, 1) for server in servers],
+                replicas=members,
+                founding=members,
             )
             self._dirty.add(_group_key(group_id))
         self.next_group_id = first + len(placements)
@@ -399,6 +532,8 @@ class Catalog:
         keys.extend(map(_group_key, self.groups))
         keys.extend(map(_server_key, self.servers))
         keys.extend(map(_topic_key, self.topics))
+        keys.extend(map(_retired_key, self.retired))
+        keys.extend(_number_key(*place) for place in self._numbers)
         found = ((key, self._stored(key)) for key in sorted(keys))
         return [(key, value) for key, value in found if value is not None]
 
@@ -410,6 +545,8 @@ class Catalog:
         self.groups = {}
         self.next_group_id = self._first_group_id
         self.next_producer_id = 0
+        self.retired = {}
+        self._numbers = {}
         self._dirty = set()
         for key, value in items:
             match key[:1]:
@@ -420,6 +557,11 @@ class Catalog:
                 case b"g":
                     group = decode_value(value, GroupInfo)
                     self.groups[group.group_id] = group
+                case b"n":
+                    _, group_id, server_id = _KEY_NUMBER.unpack(key)
+                    self._numbers[group_id, server_id] = decode_value(value, int)
+                case b"r":
+                    self.retired[key[1:]] = decode_value(value, int)
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
@@ -437,6 +579,10 @@ class Catalog:
                 value = Counters(self.next_group_id, self.next_producer_id)
             case b"g":
                 value = self.groups.get(_KEY_GROUP.unpack(key)[1])
+            case b"n":
+                value = self._numbers.get(_KEY_NUMBER.unpack(key)[1:])
+            case b"r":
+                value = self.retired.get(key[1:])
             case b"s":
                 value = self.servers.get(_KEY_SERVER.unpack(key)[1])
             case _:
@@ -459,6 +605,14 @@ def topic_name_complaint(name: str) -> str:
 
 def _group_key(group_id: int) -> bytes:
     return _KEY_GROUP.pack(b"g", group_id)
+
+
+def _number_key(group_id: int, server_id: int) -> bytes:
+    return _KEY_NUMBER.pack(b"n", group_id, server_id)
+
+
+def _retired_key(directory_id: bytes) -> bytes:
+    return b"r" + directory_id
 
 
 def _server_key(server_id: int) -> bytes:

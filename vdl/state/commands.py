@@ -88,6 +88,32 @@ class AllocateProducerIds(Command, frozen=True, tag=4):
     count: int
 
 
+class ReplaceServer(Command, frozen=True, tag=5):
+    """A server came back with another, empty data directory: its replicas went with the old one.
+    All of them are to be replaced by new ones, under new numbers, in the new directory."""
+
+    server_id: int
+    old_directory_id: bytes
+    """The directory the proposer knows it by: another one means that somebody was quicker."""
+    directory_id: bytes
+
+
+class LostReplica(Part, frozen=True):
+    """A replica that its own server can no longer trust."""
+
+    group_id: int
+    replica_number: int
+
+
+class ReplaceReplicas(Command, frozen=True, tag=6):
+    """A server found that some of its replicas lost what they may have acknowledged: each is to be
+    replaced by a new one, under a new number, in the same directory."""
+
+    server_id: int
+    directory_id: bytes
+    replicas: list[LostReplica]
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 
@@ -207,6 +233,8 @@ AnyCommand = (
     | CreateTopics
     | DeleteTopics
     | AllocateProducerIds
+    | ReplaceServer
+    | ReplaceReplicas
     | JoinGroup
     | SyncGroup
     | LeaveGroup

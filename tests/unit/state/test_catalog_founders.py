@@ -6,7 +6,7 @@ from vdl.state.commands import CreateTopics, NewTopic, RegisterServer
 
 
 def test_default_replication_counts_founders_that_have_not_registered_yet() -> None:
-    catalog = Catalog("cluster", founders=3)
+    catalog = Catalog("cluster", founders={n: bytes([n]) * 16 for n in (1, 2, 3)})
     create = CreateTopics([NewTopic("events", bytes(16))])
     for server_id in (1, 2):
         catalog.apply(

@@ -14,6 +14,8 @@ EXAMPLES = [
     ),
     commands.DeleteTopics(["t"], [b"i" * 16]),
     commands.AllocateProducerIds(1000),
+    commands.ReplaceServer(3, b"o" * 16, b"n" * 16),
+    commands.ReplaceReplicas(3, b"n" * 16, [commands.LostReplica(9, 1)]),
     commands.JoinGroup(
         "g", "", "c-1", None, "c", "/h", 1, 2, "consumer",
         [commands.Protocol("range", b"\x00")], True, 10, False,
