@@ -26,6 +26,7 @@ from typing import Protocol, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
+INSTALLED_STATE_BYTES_MAX = 8 << 20
 
 
 class StorageError(Exception):
@@ -208,6 +209,13 @@ class Log(Protocol):
         """The applied index of the last meta checkpoint."""
 
     @property
+    def installed_state(self) -> bytes:
+        """What came with the last `reset_log`, until a checkpoint covers it: one that made a
+        `MetaBatch` with `clear`, collected after the reset and applied at least up to it,
+        durable. Empty when there is nothing to cover. A crash in between loses nothing: `open`
+        finds it again, and the owner installs it instead of what `load_meta` has."""
+
+    @property
     def log_start_offset(self) -> int: ...
     @property
     def next_offset(self) -> int:
@@ -300,12 +308,19 @@ class Store(Protocol):
         """Stage term, vote and commit. A commit index that moves also lets entries flow to
         segments; commit alone never forces a sync."""
 
-    def reset_log(self, log: Log, *, first_index: int, prev_term: int, next_offset: int) -> None:
-        """Stage the installation of a snapshot: drop every entry, continue at `first_index`."""
+    def reset_log(
+        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+    ) -> None:
+        """Stage the installation of a snapshot: drop every entry, continue at `first_index`
+        (> commit). `state` (≤ `INSTALLED_STATE_BYTES_MAX`) is opaque to the store; it travels in
+        the same journal record and is what `Log.installed_state` returns until a checkpoint has
+        stored what the owner made of it."""
 
     def trim_log(self, log: Log, *, first_index: int) -> None:
         """Stage the removal of every entry below `first_index` (≤ commit + 1): retention. Whole
-        segments that fall below it are deleted once the record is durable."""
+        segments that fall below it are deleted once the record is durable. Not while
+        `installed_state` waits for its checkpoint: the entries behind it are what it is followed
+        by after a crash."""
 
     def submit(self, *, urgent: bool = True) -> int:
         """Close what was staged into the next block and hand it to the journal writer; blocks
@@ -347,6 +362,7 @@ class Store(Protocol):
     # --- meta --------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:
         """(applied index, items in key order) of the last checkpoint; (0, []) when none.
+        Outdated while the log's `installed_state` is not empty: begin with that instead.
         Raises CorruptRecord when a value cannot be trusted: the state must then come from a
         snapshot or from the log, never from a default."""
 

@@ -16,7 +16,7 @@ File header (64 bytes, then one mark of 88 bytes for every log of the directory)
     52 logs         4  number of marks
     56 zero         8
 
-Block header (64 bytes), table (32 bytes a record), then the frames of its ENTRY records in order:
+Block header (64 bytes), table (32 bytes a record), then the frames of its records, in order:
 
     0  magic        4  "VDLB"
     4  crc          4  CRC32C over bytes [8, 64) and the table, seeded with `chain`
@@ -40,6 +40,9 @@ Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 
     RESET      term: the one before `index`; index: the next one; value: its offset
     FLUSHED    index: the last one that segments hold durably; value: the offset after it
     TRIM       term: the one before `index`; index: the new first one; value: its offset
+    INSTALL    as RESET, with a frame: length 4, CRC 4; its base offset is the next offset, its
+               timestamp the number of the reset, its payload the state that came with it
+    STATE      the frame of an INSTALL again, which changes nothing else
 
 `sequence` counts a log's records: after an unreadable block it shows which logs lost some.
 
@@ -76,6 +79,10 @@ TRUNCATE = 3
 RESET = 4
 FLUSHED = 5
 TRIM = 6
+INSTALL = 7
+STATE = 8
+FRAMED = frozenset((ENTRY, INSTALL, STATE))
+"""Kinds whose record has a frame in the block: its length and CRC stand in the record."""
 
 CLOSING = 1
 OPENING = 2

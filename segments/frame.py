@@ -24,7 +24,7 @@ import struct
 
 from crc32c import crc32c
 
-from segments.api import CorruptRecord, StoredEntry
+from segments.api import Buffer, CorruptRecord, StoredEntry
 
 FRAME_BYTES = 48
 FRAME_VERSION = 1
@@ -43,6 +43,23 @@ def frame_length(view: memoryview, at: int) -> int:
         return 0
     length: int = CRC.unpack_from(view, at + 4)[0]
     return FRAME_BYTES + length
+
+
+def frame_header(
+    data: Buffer, *, group_id: int, term: int, index: int, base_offset: int, timestamp: int
+) -> bytes:
+    """Header and CRC of a frame around `data` that is not an entry. Entries are framed where they
+    are copied, see `DiskLog.stage`."""
+    rest = HEADER_REST.pack(
+        len(data), group_id, term, 0, FRAME_VERSION, 0, 0, index, base_offset, timestamp
+    )
+    return CRC.pack(crc32c(data, crc32c(rest))) + rest
+
+
+def base_offset_of(view: memoryview, at: int) -> int:
+    """Base offset in the frame at `at`, which has been checked."""
+    found: int = HEADER.unpack_from(view, at)[9]
+    return found
 
 
 def read_frame(view: memoryview, at: int, group_id: int, position: int) -> StoredEntry:

@@ -26,6 +26,7 @@ from segments.api import Buffer, StoreOptions, Workers
 from segments.block import (
     BLOCK_HEADER_BYTES,
     CLOSING,
+    FRAMED,
     OPENING,
     PAGE_BYTES,
     RECORD_BYTES,
@@ -496,6 +497,7 @@ def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
     first.sequence = rest.sequence = batch.sequence
     first.marks = rest.marks = batch.marks
     rest.spans = batch.spans
+    rest.installs = batch.installs
     rest.entries = batch.entries
     assert rest.records, (room, len(batch.records), batch.bytes)
     return first, rest
@@ -503,4 +505,4 @@ def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
 
 def _frame_bytes(record: bytes) -> int:
     """Length of the frame that a record's block carries for it."""
-    return int.from_bytes(record[24:28], "little") if record[8] == 1 else 0
+    return int.from_bytes(record[24:28], "little") if record[8] in FRAMED else 0

@@ -22,9 +22,20 @@ from segments.api import (
     Slices,
     Unavailable,
 )
-from segments.block import ENTRY, ENTRY_RECORD, HARD, MARK_VOID, RESET, STATE_RECORD, TRUNCATE, Mark
+from segments.block import (
+    ENTRY,
+    ENTRY_RECORD,
+    HARD,
+    INSTALL,
+    MARK_VOID,
+    RESET,
+    STATE,
+    STATE_RECORD,
+    TRUNCATE,
+    Mark,
+)
 from segments.cache import Cache, Chunk, Tail
-from segments.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST
+from segments.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, frame_header
 from segments.segment import Cursor, LogFiles, SegmentInfo
 from segments.terms import TermRuns
 
@@ -47,17 +58,29 @@ class Run:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Install:
+    """A reset, and the state that came with it. `number` tells it from other resets of the log."""
+
+    number: int
+    first_index: int
+    prev_term: int
+    next_offset: int
+    state: bytes
+
+
 class Batch:
     """What was staged since the last block: records, and the frames they speak of.
 
     `hard` has, for each log whose hard state moved, the place of its newest record in `records` and
-    that record's sequence. `needs_proof` is False as long as only commit indexes moved. `marks` is
-    what the header of a new file would say behind this batch.
+    that record's sequence. `installs` are resets: (log, its generation). `needs_proof` is False as
+    long as only commit indexes moved. `marks` is what the header of a new file would say behind
+    this batch.
     """
 
     __slots__ = (
-        "buffers", "bytes", "entries", "hard", "last_chunk", "last_start", "marks", "needs_proof",
-        "records", "sequence", "spans", "token",
+        "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start", "marks",
+        "needs_proof", "records", "sequence", "spans", "token",
     )  # fmt: skip
 
     def __init__(self, token: int) -> None:
@@ -67,6 +90,7 @@ class Batch:
         self.bytes = 0
         self.entries = 0
         self.spans: list[Span] = []
+        self.installs: list[tuple[DiskLog, int]] = []
         self.hard: dict[int, tuple[int, int]] = {}
         self.marks: list[Mark] | None = None
         self.needs_proof = False
@@ -83,6 +107,13 @@ class Batch:
             self.last_chunk = chunk
             self.last_start = start
         self.bytes += end - start
+
+    def add_frame(self, parts: Sequence[bytes]) -> None:
+        """A frame that lies in no chunk."""
+        for part in parts:
+            self.buffers.append(memoryview(part))
+            self.bytes += len(part)
+        self.last_chunk = None
 
 
 class DiskLog:
@@ -104,11 +135,14 @@ class DiskLog:
         "group",
         "hard",
         "id",
+        "install",
+        "install_sequence",
         "is_lost",
         "is_void",
         "last",
         "number",
         "offset",
+        "reset_token",
         "rewritten",
         "runs",
         "segments",
@@ -148,6 +182,9 @@ class DiskLog:
         self.sequence = 0
         self.runs: list[Run] = []
         self.unflushed = 0
+        self.install: Install | None = None
+        self.install_sequence = 0
+        self.reset_token = 0
         self.rewritten = False
         self.flush_blocked = False
         self.generation = 0
@@ -195,6 +232,10 @@ class DiskLog:
     @property
     def next_offset(self) -> int:
         return self.offset
+
+    @property
+    def installed_state(self) -> bytes:
+        return b"" if self.install is None else self.install.state
 
     @property
     def lost(self) -> bool:
@@ -351,14 +392,18 @@ class DiskLog:
         self.last = index - 1
         self.stage_state(batch, TRUNCATE, 0, index, 0)
 
-    def restage(self, batch: Batch) -> None:
-        """Stage everything that no segment holds once more, so that older journal files may go.
+    def restage(self, sequence: int, batch: Batch) -> None:
+        """Stage once more what journal file `sequence` is needed for, so that it may go."""
+        if self.install is not None and self.install_sequence == sequence:
+            self._stage_install(STATE, self.install, batch)
+        if self._oldest_run() == sequence and self.last > self.flushed_index:
+            self._restage_entries(batch)
+            self.rewritten = True
 
-        The frames are those in the tail: nothing is copied or summed again.
-        """
-        first = self.flushed_index + 1
-        assert first <= self.last, (first, self.last)
-        index = first
+    def _restage_entries(self, batch: Batch) -> None:
+        """Stage everything that no segment holds once more. The frames are those in the tail:
+        nothing is copied or summed again."""
+        index = first = self.flushed_index + 1
         for chunk, start, stop in self.tail.spans(first, self.last + 1):
             position = chunk.start_of(start)
             batch.add_run(chunk, position, chunk.ends[stop - 1])
@@ -407,7 +452,27 @@ class DiskLog:
         self.sequence += 1
         batch.needs_proof = True
 
-    def reset(self, first_index: int, prev_term: int, next_offset: int, batch: Batch) -> None:
+    def _stage_install(self, kind: int, install: Install, batch: Batch) -> None:
+        """Stage a record with the state of a reset."""
+        header = frame_header(
+            install.state, group_id=self.group, term=install.prev_term, index=install.first_index,
+            base_offset=install.next_offset, timestamp=install.number,
+        )  # fmt: skip
+        batch.add_frame([header, install.state])
+        length = FRAME_BYTES + len(install.state)
+        crc: int = CRC.unpack_from(header)[0]
+        batch.records.append(
+            ENTRY_RECORD.pack(
+                self.id, self.sequence, kind, install.prev_term, install.first_index, length, crc
+            )
+        )
+        self.sequence += 1
+        batch.needs_proof = True
+        batch.installs.append((self, self.generation))
+
+    def reset(
+        self, first_index: int, prev_term: int, next_offset: int, state: bytes, batch: Batch
+    ) -> None:
         """Drop every entry and continue at `first_index`. No flush until `allow_flush`: the files
         there are belong to what was dropped."""
         tail = self.tail
@@ -426,7 +491,14 @@ class DiskLog:
         self.generation += 1
         self.is_void = True
         self.flush_blocked = True
-        self.stage_state(batch, RESET, prev_term, first_index, next_offset)
+        self.reset_token = batch.token
+        if state:
+            self.install = Install(self.sequence, first_index, prev_term, next_offset, state)
+            self._stage_install(INSTALL, self.install, batch)
+        else:
+            self.install = None
+            self.stage_state(batch, RESET, prev_term, first_index, next_offset)
+            batch.installs.append((self, self.generation))
         batch.spans.append(Span(self, first_index, first_index - 1))
 
     def allow_flush(self, generation: int) -> None:
@@ -456,8 +528,24 @@ class DiskLog:
         else:
             runs.append(Run(sequence, first, last))
 
+    def note_installed(self, sequence: int, generation: int) -> None:
+        """A reset, or its state again, is durable in journal file `sequence`. It takes the place
+        of what an earlier reset had brought only now."""
+        is_empty = self.install is None and generation == self.generation
+        self.install_sequence = 0 if is_empty else sequence
+
+    def note_covered(self) -> None:
+        """A checkpoint has what the owner made of the installed state."""
+        self.install = None
+        self.install_sequence = 0
+
     def oldest_needed(self) -> int:
-        """Sequence of the oldest journal file with an entry that no segment holds; 0: none."""
+        """Sequence of the oldest journal file with an entry that no segment holds, or an installed
+        state that no checkpoint covers; 0: none."""
+        run, install = self._oldest_run(), self.install_sequence
+        return min(run, install) if run and install else run or install
+
+    def _oldest_run(self) -> int:
         self.runs = [run for run in self.runs if run.last > self.flushed_index]
         return min((run.sequence for run in self.runs), default=0)
 

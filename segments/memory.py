@@ -23,6 +23,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from segments.api import (
+    Buffer,
     Compacted,
     EntryLike,
     HardState,
@@ -109,6 +110,14 @@ class InlineWorkers:
         self.now_ms = end_ms
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Applied state, and how many resets its log had seen when it was collected."""
+
+    batch: MetaBatch
+    resets: int
+
+
 @dataclass(slots=True)
 class LogState:
     """One log, as a list of entries. The same operations feed the live state and the image."""
@@ -121,6 +130,8 @@ class LogState:
     start_offset: int
     hard: HardState = field(default_factory=HardState)
     entries: list[EntryLike] = field(default_factory=list)
+    installed: bytes = b""
+    resets: int = 0
 
     @property
     def last_index(self) -> int:
@@ -136,10 +147,18 @@ class LogState:
         del self.entries[entries[0].index - self.first_index :]
         self.entries.extend(entries)
 
-    def reset(self, first_index: int, prev_term: int, next_offset: int) -> None:
+    def reset(self, first_index: int, prev_term: int, next_offset: int, state: bytes) -> None:
         self.first_index, self.prev_term, self.start_offset = first_index, prev_term, next_offset
         self.entries.clear()
         self.hard.commit = first_index - 1
+        self.installed = state
+        self.resets += 1
+
+    def cover(self, found: Collected) -> None:
+        """`found` is in the meta: it was made of the installed state, or it was not."""
+        is_later = found.batch.clear and found.batch.applied >= self.first_index - 1
+        if found.resets == self.resets and is_later:
+            self.installed = b""
 
     def trim(self, first_index: int) -> None:
         count = first_index - self.first_index
@@ -213,6 +232,10 @@ class MemoryLog:
     @property
     def next_offset(self) -> int:
         return self.state.next_offset
+
+    @property
+    def installed_state(self) -> bytes:
+        return self.state.installed
 
     @property
     def lost(self) -> bool:
@@ -323,6 +346,7 @@ class MemoryStore:
         self._idle_armed = False
         self._checkpoint_waiters: list[Callable[[], None]] = []
         self._checkpointing = False
+        self._collected: list[Collected] = []
         self._dead = False
 
     # --- the contract ---------------------------------------------------------------------
@@ -424,16 +448,22 @@ class MemoryStore:
 
         self._stage(live.log_id, write)
 
-    def reset_log(self, log: Log, *, first_index: int, prev_term: int, next_offset: int) -> None:
-        state = self._state(log)
-        state.reset(first_index, prev_term, next_offset)
+    def reset_log(
+        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+    ) -> None:
+        live, kept = self._state(log), bytes(state)
+        assert first_index > live.hard.commit, (first_index, live.hard.commit)
+        live.reset(first_index, prev_term, next_offset, kept)
         self._stage(
-            state.log_id, lambda durable: durable.reset(first_index, prev_term, next_offset)
+            live.log_id, lambda durable: durable.reset(first_index, prev_term, next_offset, kept)
         )
 
     def trim_log(self, log: Log, *, first_index: int) -> None:
         state = self._state(log)
         assert first_index <= state.hard.commit + 1, (first_index, state.hard.commit)
+        if first_index <= state.first_index:
+            return
+        assert not state.installed, "what follows an installed state is needed until it is covered"
         state.trim(first_index)
         self._stage(state.log_id, lambda durable: durable.trim(first_index))
 
@@ -503,10 +533,19 @@ class MemoryStore:
         if self._checkpointing:
             return
         self._checkpointing = True
-        batches = self.collect_meta()
+        for batch in self.collect_meta():
+            if batch.log_id in self._logs:
+                resets = self._logs[batch.log_id].state.resets
+                self._collected.append(Collected(batch, resets))
+        # State of a log whose reset is not durable yet waits for it.
+        ready = [found for found in self._collected if self._is_reset_durable(found.batch.log_id)]
+        self._collected = [found for found in self._collected if found not in ready]
 
         def write() -> None:
-            for batch in batches:
+            for found in ready:
+                batch = found.batch
+                if batch.log_id not in self.image.logs:
+                    continue
                 items = self.image.meta.setdefault(batch.log_id, {})
                 if batch.clear:
                     items.clear()
@@ -516,13 +555,15 @@ class MemoryStore:
                     else:
                         items[key] = value
                 self.image.applied[batch.log_id] = batch.applied
+                self.image.logs[batch.log_id].cover(found)
 
         def written(result: BaseException | None) -> None:
             self._checkpointing = False
-            for batch in batches:
-                log = self._logs.get(batch.log_id)
+            for found in ready:
+                log = self._logs.get(found.batch.log_id)
                 if log is not None:
-                    log._applied = batch.applied
+                    log._applied = found.batch.applied
+                    log.state.cover(found)
             waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
             for waiter in waiters:
                 waiter()
@@ -547,6 +588,10 @@ class MemoryStore:
         assert isinstance(log, MemoryLog), type(log)
         assert self._logs.get(log.log_id) is log, log.log_id
         return log.state
+
+    def _is_reset_durable(self, log_id: int) -> bool:
+        live, image = self._logs.get(log_id), self.image.logs.get(log_id)
+        return live is None or image is None or image.resets == live.state.resets
 
     def _stage(self, log_id: int, change: Callable[[LogState], None]) -> None:
         def write(image: MemoryImage) -> None:
@@ -610,4 +655,6 @@ def _live(image: LogState, applied: int) -> LogState:
         image.start_offset,
         HardState(term, vote, commit),
         list(image.entries),
+        image.installed,
+        image.resets,
     )

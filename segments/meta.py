@@ -3,6 +3,7 @@
 Keys and values in a `MetaFile` (log ids big-endian, so that order is key order; the rest little):
 
     log id 4, "a"          applied index 8, number of items 8, digest 8, CRC32C 4
+    log id 4, "r"          the reset whose state is in here: first index 8, number 8, CRC32C 4
     log id 4, "k", key     CRC32C 4 over the rest, length of the key 2, the key again, the value
 
 A bit flip in a B-tree page can return another key's value, or hide a key: a value therefore names
@@ -17,7 +18,9 @@ Must not know: what the keys mean.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
 from crc32c import crc32c
 
@@ -28,6 +31,18 @@ _APPLIED = struct.Struct("<QQQI")
 _ITEM = struct.Struct("<IH")
 _LOG = struct.Struct(">I")
 _MASK = (1 << 64) - 1
+
+
+class Reset(Protocol):
+    """What tells one reset of a log from another."""
+
+    @property
+    def first_index(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+
+
+_NOTHING: Mapping[int, Reset] = MappingProxyType({})
 
 
 class Meta:
@@ -59,11 +74,19 @@ class Meta:
             raise CorruptRecord("meta of log", log_id, expected=count, actual=len(items))
         return applied, items
 
-    def commit(self, batches: Sequence[MetaBatch]) -> None:
-        """Write the batches in one durable transaction."""
+    def covers(self, log_id: int, reset: Reset) -> bool:
+        """Whether what is stored was made of the state that came with `reset`, or later."""
+        stored = self._file.get(_LOG.pack(log_id) + b"r")
+        return stored == _seal_reset(log_id, reset)
+
+    def commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset] = _NOTHING) -> None:
+        """Write the batches, and by log id the resets that they cover, in one durable
+        transaction."""
         puts: list[tuple[bytes, bytes | None]] = []
         for batch in batches:
             self._add(batch, puts)
+        for log_id, reset in covered.items():
+            puts.append((_LOG.pack(log_id) + b"r", _seal_reset(log_id, reset)))
         if puts:
             self._file.commit(puts)
 
@@ -113,6 +136,11 @@ class Meta:
         if actual != crc:
             raise CorruptRecord("applied", log_id, expected=crc, actual=actual)
         return applied, count, digest
+
+
+def _seal_reset(log_id: int, reset: Reset) -> bytes:
+    packed = struct.pack("<QQ", reset.first_index, reset.number)
+    return packed + struct.pack("<I", crc32c(packed, log_id))
 
 
 def _seal_item(key: bytes, value: bytes) -> bytes:

@@ -22,7 +22,7 @@ from segments.frame import read_frame
 from segments.fs import File, FileSystem
 from segments.identity import Identity
 from segments.journal import file_path
-from segments.log import Batch, DiskLog, Run
+from segments.log import Batch, DiskLog, Install, Run
 from segments.meta import Meta
 from segments.replay import FrameRef, Replay, ReplayedLog, replay_journal
 from segments.segment import SEGMENT_HEADER_BYTES, Cursor, LogFiles, SegmentInfo
@@ -78,6 +78,10 @@ def recover(
             log.is_lost = True  # only what was durable here is ever applied
         elif log.applied > log.hard.commit:
             log.hard.commit = log.applied
+        install = log.install
+        # Entries behind the reset are trimmed only once a checkpoint covers its state.
+        if install and (meta.covers(log_id, install) or log.first > install.first_index):
+            log.note_covered()
         if log.is_lost and not known.lost:
             found.newly_lost.append(log_id)
         found.logs[log_id] = log
@@ -129,6 +133,13 @@ def _open_log(
         log.stage(entries, batch)
         batch = Batch(0)
     log.runs = _runs(replayed, carried_from)
+    if replayed.installed is not None:
+        ref = replayed.installed
+        (found,) = journal.entries(files.group_id, [ref], ref.length)
+        log.install = Install(
+            found.timestamp, found.index, found.term, found.base_offset, bytes(found.data)
+        )
+        log.install_sequence = _live_sequence(ref, carried_from)
     if trimmed_ahead:
         log.trim(replayed.first_index)
     _set_state(log, replayed)
@@ -267,9 +278,14 @@ def _runs(replayed: ReplayedLog, carried_from: tuple[int, int]) -> list[Run]:
         ref = replayed.frames.get(index)
         if ref is None:
             break
-        sequence = CARRIED if (ref.sequence, ref.position) >= carried_from else ref.sequence
+        sequence = _live_sequence(ref, carried_from)
         if runs and runs[-1].sequence == sequence:
             runs[-1].last = index
         else:
             runs.append(Run(sequence, index, index))
     return runs
+
+
+def _live_sequence(ref: FrameRef, carried_from: tuple[int, int]) -> int:
+    """The journal file that will hold the frame once the journal goes on."""
+    return CARRIED if (ref.sequence, ref.position) >= carried_from else ref.sequence

@@ -34,7 +34,9 @@ from segments.block import (
     ENTRY_RECORD,
     FILE_HEADER_BYTES,
     FLUSHED,
+    FRAMED,
     HARD,
+    INSTALL,
     MARK_VOID,
     PAGE_BYTES,
     RECORD_BYTES,
@@ -50,6 +52,7 @@ from segments.block import (
     decode_file_header,
     header_length,
 )
+from segments.frame import base_offset_of
 from segments.fs import File, FileSystem
 from segments.identity import LogIdentity
 from segments.journal import Position
@@ -90,6 +93,8 @@ class ReplayedLog:
     """What the first file's header says: the first record seen is not above it."""
     suspect: bool = False
     frames: dict[int, FrameRef] = field(default_factory=dict)
+    installed: FrameRef | None = None
+    """Of the last reset, when a state came with it."""
 
     def apply(self, kind: int, term: int, index: int, value: int) -> None:
         """A record without a frame."""
@@ -100,6 +105,7 @@ class ReplayedLog:
             self.cut(index)
         elif kind == RESET:
             self.frames.clear()
+            self.installed = None
             self.first_index, self.prev_term, self.start_offset = index, term, value
             self.last_index = self.flushed_index = index - 1
             self.flushed_offset = value
@@ -361,18 +367,22 @@ class _Replayer:
         )
         for n in range(0, len(block.table), RECORD_BYTES):
             log_id, number, kind, term, index, value = STATE_RECORD.unpack_from(block.table, n)
-            length = 0
-            if kind == ENTRY:
-                length = value & 0xFFFFFFFF
+            length = value & 0xFFFFFFFF if kind in FRAMED else 0
             log = self._logs.get(log_id)
             if log is not None:
                 self._check_sequence(log, number)
-                if kind != ENTRY:
+                if kind not in FRAMED:
                     log.apply(kind, term, index, value)
                 elif n in bad:
                     log.lost = True
                 else:
-                    log.add(index, FrameRef(sequence, block.position + at, length, term))
+                    ref = FrameRef(sequence, block.position + at, length, term)
+                    if kind == ENTRY:
+                        log.add(index, ref)
+                    else:
+                        if kind == INSTALL:
+                            log.apply(RESET, term, index, base_offset_of(data, at))
+                        log.installed = ref
             at += length
 
     def _check_sequence(self, log: ReplayedLog, number: int) -> None:
@@ -414,12 +424,12 @@ def _read_block(
 
 
 def _bad_frames(block: Block, data: memoryview) -> frozenset[int]:
-    """Places in the table of the ENTRY records whose frames do not match."""
+    """Places in the table of the records whose frames do not match."""
     bad: set[int] = set()
     at = BLOCK_HEADER_BYTES + len(block.table)
     for n in range(0, len(block.table), RECORD_BYTES):
         _, _, kind, _, _, length, crc = ENTRY_RECORD.unpack_from(block.table, n)
-        if kind != ENTRY:
+        if kind not in FRAMED:
             continue
         frame = data[at : at + length]
         if (

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from segments import cold
 from segments.api import (
+    Buffer,
     Compacted,
     EntryLike,
     HardState,
@@ -45,6 +46,7 @@ from segments.journal import Journal
 from segments.leftovers import remove_log, remove_strangers
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
+from segments.pending_meta import MetaCommit, PendingMeta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
 from segments.retention import remove_below
 from segments.segment import Cursor, LogFiles
@@ -103,7 +105,7 @@ class DiskStore:
         self._checkpoint_running = False
         self._checkpoint_armed = False
         self._checkpoint_waiters: list[Callable[[], None]] = []
-        self._unsaved: dict[int, MetaBatch] = {}
+        self._pending_meta = PendingMeta()
         self._bytes_at_checkpoint = 0
         self._entries_since = 0
         self._note_token = 0
@@ -171,6 +173,8 @@ class DiskStore:
             for run in log.runs:
                 if run.sequence == CARRIED:
                     run.sequence = sequence
+            if log.install_sequence == CARRIED:
+                log.install_sequence = sequence
         self._recovered.replay.carried.clear()
         self._recovered.carried = Batch(0)
 
@@ -229,6 +233,7 @@ class DiskStore:
         log.deleted = True
         log.generation += 1
         self._dirty.pop(log_id, None)
+        self._pending_meta.forget(log_id)
         self._cache.unflushed -= log.unflushed
         self._cache.release(log.tail)
         del self._identity.logs[log_id]
@@ -294,11 +299,13 @@ class DiskStore:
         if state.commit > log.flushed_index:
             self._dirty[log.id] = log
 
-    def reset_log(self, log: Log, *, first_index: int, prev_term: int, next_offset: int) -> None:
+    def reset_log(
+        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+    ) -> None:
         assert isinstance(log, DiskLog), type(log)
         assert first_index > log.hard.commit, (first_index, log.hard.commit)
         batch = self._journal.batch
-        log.reset(first_index, prev_term, next_offset, batch)
+        log.reset(first_index, prev_term, next_offset, bytes(state), batch)
         self._dirty.pop(log.id, None)
         fs, directory, log_id = self._fs, self._directory, log.id
         generation = log.generation
@@ -319,6 +326,7 @@ class DiskStore:
         assert first_index <= log.hard.commit + 1, (first_index, log.hard.commit)
         if first_index <= log.first:
             return
+        assert log.install is None, "what follows an installed state is needed until it is covered"
         log.trim(first_index)
         batch = self._journal.batch
         log.stage_state(batch, TRIM, log.terms.terms[0], first_index, log.start_offset)
@@ -348,6 +356,8 @@ class DiskStore:
         if batch is not None:
             for span in batch.spans:
                 span.log.note_journaled(batch.sequence, span.first, span.last)
+            for log, generation in batch.installs:
+                log.note_installed(batch.sequence, generation)
             self._entries_since += batch.entries
             if (
                 self._entries_since >= self._options.checkpoint_entries
@@ -388,11 +398,8 @@ class DiskStore:
         self._checkpoint_running = True
         self._bytes_at_checkpoint = self._journal.bytes
         self._entries_since = 0
-        # What a checkpoint that failed had collected is in no meta yet.
-        for batch in self.collect_meta():
-            earlier = self._unsaved.get(batch.log_id)
-            self._unsaved[batch.log_id] = batch if earlier is None else earlier.then(batch)
-        batches = [batch for log_id, batch in self._unsaved.items() if log_id in self._logs]
+        self._pending_meta.collect(self.collect_meta(), self._logs)
+        commit = self._pending_meta.take(self._logs, self._journal.durable_token)
         plans = [
             self._plan(log) for _, log in sorted(self._dirty.items()) if self._should_flush(log)
         ]
@@ -400,12 +407,12 @@ class DiskStore:
 
         def job() -> list[FlushResult]:
             results = [run_flush(plan) for plan in plans]
-            if batches:
-                meta.commit(batches)
+            if commit.batches:
+                meta.commit(commit.batches, commit.covered)
             return results
 
         def finished(result: list[FlushResult] | BaseException) -> None:
-            self._checkpointed(result, batches)
+            self._checkpointed(result, commit)
 
         self._workers.pool(job, finished)
 
@@ -437,9 +444,7 @@ class DiskStore:
             self._options.segment_bytes,
         )  # fmt: skip
 
-    def _checkpointed(
-        self, result: list[FlushResult] | BaseException, batches: list[MetaBatch]
-    ) -> None:
+    def _checkpointed(self, result: list[FlushResult] | BaseException, commit: MetaCommit) -> None:
         self._checkpoint_running = False
         if self._closing is not None:
             # The closing block is written: a start finds these entries in the journal.
@@ -454,14 +459,10 @@ class DiskStore:
             self._workers.call_later(DISK_FULL_RETRY_MS, self.checkpoint)
         else:
             self.disk_full = False
-            self._unsaved.clear()
             self._checkpoints += 1
             for flushed in result:
                 self._apply_flush(flushed)
-            for batch in batches:
-                log = self._logs.get(batch.log_id)
-                if log is not None:
-                    log.applied = batch.applied
+            self._pending_meta.saved(commit, self._logs)
             self._rewrite_tails()
             self._cache.evict()
             self._note_token = self._journal.submit(urgent=False)
@@ -500,12 +501,14 @@ class DiskStore:
 
     def _rewrite_tails(self) -> None:
         """When the journal has grown beyond what its live entries excuse, write again at its head
-        what only the oldest file holds: uncommitted entries, and tails too small for a flush.
+        what only the oldest file holds: uncommitted entries, tails too small for a flush, and
+        installed states.
 
         Votes need no rewriting: each file's header carries them. The journal may be twice as long
         as what no segment holds, so rewriting never costs more than the appends that caused it.
         """
-        excused = 2 * self._cache.unflushed // self._options.journal_file_bytes
+        live = self._cache.unflushed + sum(len(log.installed_state) for log in self._logs.values())
+        excused = 2 * live // self._options.journal_file_bytes
         if self._journal.file_count <= JOURNAL_FILES_MIN + excused:
             return
         needed = {
@@ -517,10 +520,8 @@ class DiskStore:
         if not oldest or oldest == self._journal.current_sequence:
             return
         for log_id in sorted(needed):
-            log = self._logs[log_id]
-            if needed[log_id] == oldest and log.last > log.flushed_index:
-                log.restage(self._journal.batch)
-                log.rewritten = True
+            if needed[log_id] == oldest:
+                self._logs[log_id].restage(oldest, self._journal.batch)
 
     def _arm_checkpoint(self) -> None:
         self._checkpoint_armed = True

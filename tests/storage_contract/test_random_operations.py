@@ -29,7 +29,8 @@ operations = st.one_of(
     st.tuples(st.just("write")),
     st.tuples(st.just("checkpoint"), fractions),
     st.tuples(st.just("idle")),
-    st.tuples(st.just("reset"), st.integers(1, 20)),
+    st.tuples(st.just("reset"), st.integers(1, 20), st.sampled_from([0, 30, 9_000])),
+    st.tuples(st.just("cover"), st.booleans()),
     st.tuples(st.just("trim"), fractions),
     st.tuples(st.just("recreate")),
     st.tuples(st.just("other"), st.integers(0, 2)),
@@ -134,16 +135,35 @@ class Pair:
             side.store.submit(urgent=False)
             side.workers.advance(200)
 
-    def do_reset(self, ahead):
+    def do_reset(self, ahead, size):
         first = self.twin_log.last_index + ahead
+        state = bytes([first & 0xFF, self.term & 0xFF]) * (size // 2)
         for side, log in self.logs():
+            offset = log.next_offset + 3
             side.store.reset_log(
-                log, first_index=first, prev_term=self.term, next_offset=log.next_offset + 3
+                log, first_index=first, prev_term=self.term, next_offset=offset, state=state
             )
+
+    def do_cover(self, is_durable):
+        """A checkpoint of everything, of which a reset that is not durable makes no part."""
+        for side in self.sides:
+            if is_durable:
+                side.submit()
+            batches = [
+                MetaBatch(log.log_id, log.commit_index, [(b"all", b"of it")], clear=True)
+                for log in side.store.logs.values()
+                if is_durable or log.installed_state
+            ]
+            waiting = [batches]
+            side.store.collect_meta = lambda waiting=waiting: waiting.pop() if waiting else []
+            side.checkpoint()
+            side.store.collect_meta = list
 
     def do_trim(self, fraction):
         log = self.twin_log
         count = log.commit_index + 1 - log.first_index
+        if log.installed_state:
+            return
         for side, other in self.logs():
             side.store.trim_log(other, first_index=log.first_index + count * fraction // 100)
 
@@ -230,7 +250,7 @@ class Pair:
 def summary(log):
     return (
         log.group_id, log.first_index, log.last_index, log.hard_state, log.applied_index,
-        log.log_start_offset, log.next_offset,
+        log.log_start_offset, log.next_offset, log.installed_state,
         [log.term(n) for n in range(log.first_index - 1, log.last_index + 1)],
     )  # fmt: skip
 
