@@ -44,7 +44,8 @@ Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 
                timestamp the number of the reset, its payload the state that came with it
     STATE      the frame of an INSTALL again, which changes nothing else
 
-`sequence` counts a log's records: after an unreadable block it shows which logs lost some.
+`sequence` counts a log's records, modulo 2^32: after an unreadable block it shows which logs lost
+some.
 
 Must not know: files, logs as objects.
 """
@@ -83,6 +84,8 @@ INSTALL = 7
 STATE = 8
 FRAMED = frozenset((ENTRY, INSTALL, STATE))
 """Kinds whose record has a frame in the block: its length and CRC stand in the record."""
+
+SEQUENCE_MASK = (1 << 32) - 1
 
 CLOSING = 1
 OPENING = 2

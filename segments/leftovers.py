@@ -6,6 +6,8 @@ died between the two, is found at the next start. Must not know: what the files 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from segments.fs import FileSystem
 from segments.identity import Identity
 from segments.recovery import log_directory
@@ -33,3 +35,12 @@ def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None
             remove_log(fs, directory, int(name, 16))
     for name in fs.list(f"{directory}/deleted"):
         fs.remove_tree(f"{directory}/deleted/{name}")
+
+
+def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str]) -> None:
+    """Remove what recovery found not to count."""
+    for path in files:
+        if fs.exists(path):
+            fs.unlink(path)
+    for path in directories:
+        fs.remove_tree(path)

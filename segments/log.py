@@ -29,6 +29,7 @@ from segments.block import (
     INSTALL,
     MARK_VOID,
     RESET,
+    SEQUENCE_MASK,
     STATE,
     STATE_RECORD,
     TRUNCATE,
@@ -324,7 +325,7 @@ class DiskLog:
         buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
         run_start = used = chunk.used
         held, ends = chunk.entries, chunk.ends
-        log_id, group, sequence = self.id, self.group, self.sequence
+        log_id, group, sequence, mask = self.id, self.group, self.sequence, SEQUENCE_MASK
         records = batch.records
         term = self.terms.terms[-1]
         total = 0
@@ -362,7 +363,7 @@ class DiskLog:
             held.append(entry)
             ends.append(used)
             records.append(
-                ENTRY_RECORD.pack(log_id, sequence, ENTRY, term, index, used - start, crc)
+                ENTRY_RECORD.pack(log_id, sequence & mask, ENTRY, term, index, used - start, crc)
             )
             sequence += 1
             index += 1
@@ -411,7 +412,13 @@ class DiskLog:
                 end = chunk.ends[n]
                 crc: int = CRC.unpack_from(chunk.buffer, position)[0]
                 record = ENTRY_RECORD.pack(
-                    self.id, self.sequence, ENTRY, chunk.entries[n].term, index, end - position, crc
+                    self.id,
+                    self.sequence & SEQUENCE_MASK,
+                    ENTRY,
+                    chunk.entries[n].term,
+                    index,
+                    end - position,
+                    crc,
                 )
                 batch.records.append(record)
                 self.sequence += 1
@@ -443,12 +450,14 @@ class DiskLog:
             batch.records.append(b"")
             self.sequence += 1
         batch.records[place] = STATE_RECORD.pack(
-            self.id, sequence, HARD, hard.term, hard.commit, hard.vote
+            self.id, sequence & SEQUENCE_MASK, HARD, hard.term, hard.commit, hard.vote
         )
 
     def stage_state(self, batch: Batch, kind: int, term: int, index: int, value: int) -> None:
         """Stage a record without a frame."""
-        batch.records.append(STATE_RECORD.pack(self.id, self.sequence, kind, term, index, value))
+        batch.records.append(
+            STATE_RECORD.pack(self.id, self.sequence & SEQUENCE_MASK, kind, term, index, value)
+        )
         self.sequence += 1
         batch.needs_proof = True
 
@@ -463,7 +472,13 @@ class DiskLog:
         crc: int = CRC.unpack_from(header)[0]
         batch.records.append(
             ENTRY_RECORD.pack(
-                self.id, self.sequence, kind, install.prev_term, install.first_index, length, crc
+                self.id,
+                self.sequence & SEQUENCE_MASK,
+                kind,
+                install.prev_term,
+                install.first_index,
+                length,
+                crc,
             )
         )
         self.sequence += 1
@@ -553,7 +568,7 @@ class DiskLog:
         """What a new journal file's header says about this log."""
         hard = self.hard
         return Mark(
-            self.id, self.sequence, hard.term, self.terms.terms[0],
+            self.id, self.sequence & SEQUENCE_MASK, hard.term, self.terms.terms[0],
             MARK_VOID if self.is_void else 0, hard.vote, hard.commit, self.applied,
             self.flushed_index, self.flushed_offset, self.last, self.first, self.start_offset,
         )  # fmt: skip

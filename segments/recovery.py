@@ -36,12 +36,15 @@ CARRIED = 1 << 62
 @dataclass(slots=True)
 class Recovered:
     """What was found. `newly_lost` are log ids not known as lost before; `carried` is what the
-    first block of the next journal file repeats."""
+    first block of the next journal file repeats. What is stale no longer counts; it
+    goes once that block is durable, because that may be the only proof."""
 
     carried: Batch
     logs: dict[int, DiskLog] = field(default_factory=dict)
     replay: Replay = field(default_factory=Replay)
     newly_lost: list[int] = field(default_factory=list)
+    stale_files: list[str] = field(default_factory=list)
+    stale_directories: list[str] = field(default_factory=list)
 
 
 def log_directory(directory: str, log_id: int) -> str:
@@ -57,7 +60,7 @@ def recover(
     meta: Meta,
     index_entries: int,
 ) -> Recovered:
-    """Read everything back. Blocks. Removes only files that hold nothing."""
+    """Read everything back. Blocks. Writes nothing but indexes that must be rebuilt."""
     journal_directory = f"{directory}/journal"
     replay = replay_journal(fs, journal_directory, identity.logs)
     found = Recovered(_carry(replay), replay=replay)
@@ -69,7 +72,10 @@ def recover(
             fs, log_directory(directory, log_id), log_id, known.group_id, index_entries
         )
         try:
-            log = _open_log(files, known.replica_number, cache, replayed, reader, carried_from)
+            segments = _segments(files, replayed, found)
+            log = _open_log(
+                files, known.replica_number, cache, replayed, segments, reader, carried_from
+            )
         except (StorageError, FileNotFoundError):
             log = _open_lost(files, known.replica_number, cache, replayed)
         log.applied = meta.applied(log_id)
@@ -94,6 +100,7 @@ def _open_log(
     replica_number: int,
     cache: Cache,
     replayed: ReplayedLog,
+    segments: list[SegmentInfo],
     journal: _JournalReader,
     carried_from: tuple[int, int],
 ) -> DiskLog:
@@ -102,12 +109,6 @@ def _open_log(
     Raises StorageError, FileNotFoundError.
     """
     end = replayed.flushed_index + 1
-    segments: list[SegmentInfo] = []
-    if replayed.is_void:
-        if files.fs.exists(files.directory):
-            files.fs.remove_tree(files.directory)
-    else:
-        segments = _usable_segments(files, replayed)
     # A prefix trimmed beyond the durable end is read back first and trimmed then.
     trimmed_ahead = replayed.first_index > end
     log = DiskLog(
@@ -174,20 +175,21 @@ def _open_lost(
     return log
 
 
-def _usable_segments(files: LogFiles, replayed: ReplayedLog) -> list[SegmentInfo]:
-    """The segments that hold entries up to the durable end; others are removed.
+def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[SegmentInfo]:
+    """The segments that hold entries up to the durable end; others are noted as stale.
 
     Raises CorruptRecord when there are none or they do not follow each other.
     """
+    if replayed.is_void:
+        if files.fs.exists(files.directory):
+            found.stale_directories.append(files.directory)
+        return []
     segments, begun = files.segments()
-    for path in begun:
-        files.fs.unlink(path)
-    for segment in [s for s in segments if s.first_index > replayed.flushed_index]:
-        files.fs.unlink(files.segment_path(segment.number))
-        segments.remove(segment)
+    unused = [s for s in segments if s.first_index > replayed.flushed_index]
+    segments = [s for s in segments if s.first_index <= replayed.flushed_index]
     while len(segments) > 1 and segments[1].first_index <= replayed.first_index:
-        files.fs.unlink(files.segment_path(segments[0].number))
-        del segments[0]
+        unused.append(segments.pop(0))
+    found.stale_files += begun + [files.segment_path(s.number) for s in unused]
     if not segments or segments[0].first_index > replayed.first_index:
         raise CorruptRecord("segments missing", replayed.first_index)
     for before, after in pairwise(segments):

@@ -41,6 +41,7 @@ from segments.block import (
     PAGE_BYTES,
     RECORD_BYTES,
     RESET,
+    SEQUENCE_MASK,
     STATE_RECORD,
     TRIM,
     TRUNCATE,
@@ -387,11 +388,13 @@ class _Replayer:
 
     def _check_sequence(self, log: ReplayedLog, number: int) -> None:
         seen = log.sequence
-        if number == seen or (seen < 0 and number <= log.sequence_hint):
+        # The first one may lie before what the header says, by less than half the circle.
+        is_before = (log.sequence_hint - number) & SEQUENCE_MASK <= SEQUENCE_MASK // 2
+        if number == seen or (seen < 0 and is_before):
             log.suspect = False
         else:
             log.lost = True
-        log.sequence = number + 1
+        log.sequence = (number + 1) & SEQUENCE_MASK
 
     def _suspect_all(self) -> None:
         for log in self._logs.values():

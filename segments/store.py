@@ -43,7 +43,7 @@ from segments.identity import (
     write_identity,
 )
 from segments.journal import Journal
-from segments.leftovers import remove_log, remove_strangers
+from segments.leftovers import remove_log, remove_stale, remove_strangers
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.pending_meta import MetaCommit, PendingMeta
@@ -158,9 +158,7 @@ class DiskStore:
             replay = recovered.replay
             store._journal.open(replay.position, replay.live, replay.spare, recovered.carried)
             store._settle_carried()
-            for path in replay.scrap:
-                if fs.exists(path):
-                    fs.unlink(path)
+            remove_stale(fs, [*recovered.stale_files, *replay.scrap], recovered.stale_directories)
         except BaseException:
             lock.release()
             raise

@@ -416,3 +416,17 @@ def test_batch_of_many_blocks_fits_files_of_odd_size(make_harness, odd_options, 
     assert not log.lost
     assert log.last_index == index - 1
     harness.crash()
+
+
+def test_journal_records_are_counted_beyond_32_bits(make_harness, writer, hard_state, tmp_path):
+    """A log may have more records in its life than its counter has numbers."""
+    harness = make_harness("disk", tmp_path)
+    log = harness.new_log()
+    log.sequence = (1 << 32) - 150
+    for _ in range(10):
+        fill(harness, log, writer, hard_state, 30, size=900)
+        log = harness.reopen()
+        assert not log.lost
+        assert len(harness.all_entries(log)) == log.last_index
+    assert 100 < log.sequence < 1000
+    harness.crash()
