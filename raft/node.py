@@ -388,6 +388,11 @@ class RawNode:
         """The configuration in effect."""
         return self.raft.membership
 
+    @property
+    def membership_changing(self) -> bool:
+        """Whether a leader must wait before it may propose another membership change."""
+        return self.raft.pending_conf_index > self.raft.log.applied
+
     def next_offset(self) -> Offset:
         """Kafka offset after the last entry."""
         return self.raft.log.next_offset

@@ -1,17 +1,23 @@
-"""How an empty server asks what cluster there is: ASK and ANSWER.
+"""How a server that has no part in a cluster yet asks what cluster there is: ASK and ANSWER.
 
 ASK has no payload: the asker's identity and configuration digest were in its HELLO. ANSWER is one
-byte, 0 for "empty: I have no cluster either", 1 followed by the cluster's birth record, which is
-opaque here. Both may travel on any link, also between servers of which one has no cluster yet.
+byte, 0 for "empty: I have no cluster either", or 1 followed by the number of the replica of the
+catalog group that is to be in the asker's directory (u32, little endian; 0: none that I know of)
+and the cluster's birth record, which is opaque here. Both may travel on any link, also between
+servers of which one has no cluster yet.
 """
 
 from __future__ import annotations
 
+from struct import Struct
+from typing import Final
+
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
-_EMPTY = b"\x00"
-_RECORD = b"\x01"
+_EMPTY: Final = b"\x00"
+_RECORD: Final = 1
+_HEAD: Final = Struct("<BI")
 
 
 def encode_ask() -> list[Buffer]:
@@ -19,15 +25,17 @@ def encode_ask() -> list[Buffer]:
     return []
 
 
-def encode_answer(record: bytes) -> list[Buffer]:
+def encode_answer(record: bytes, *, catalog_replica: int = 0) -> list[Buffer]:
     """The payload of an ANSWER frame; an empty record says "empty"."""
-    return [_RECORD, record] if record else [_EMPTY]
+    return [_HEAD.pack(_RECORD, catalog_replica), record] if record else [_EMPTY]
 
 
-def decode_answer(payload: memoryview) -> bytes:
-    """The birth record, b"" for "empty". Raises MalformedFrame."""
-    kind = bytes(payload[:1])
-    record = bytes(payload[1:])
-    if (kind, bool(record)) == (_EMPTY, False) or (kind, bool(record)) == (_RECORD, True):
-        return record
+def decode_answer(payload: memoryview) -> tuple[bytes, int]:
+    """(birth record, catalog replica number); (b"", 0) for "empty". Raises MalformedFrame."""
+    if bytes(payload[:2]) == _EMPTY:
+        return b"", 0
+    if len(payload) > _HEAD.size:
+        kind, number = _HEAD.unpack_from(payload)
+        if kind == _RECORD:
+            return bytes(payload[_HEAD.size :]), number
     raise MalformedFrame("answer")

@@ -112,7 +112,7 @@ class Administration:
             status.high_watermark = stream.high_watermark
             status.end_offset = stream.end_offset
         if node.is_leader:
-            for replica_id in group.voters:
+            for replica_id in group.members:
                 progress = node.progress(replica_id)
                 if progress is not None:
                     status.progress.append(
@@ -149,7 +149,8 @@ class Administration:
         if not here.node.is_leader:
             done(TransferResult(TransferOutcome.NOT_LEADER, here.node.lead))
             return
-        target = next((r for r in here.voters if server_of(r) == to_server), 0)
+        voters = here.node.membership.incoming
+        target = next((r for r in sorted(voters) if server_of(r) == to_server), 0)
         if not target:
             done(TransferResult(TransferOutcome.NO_REPLICA))
             return

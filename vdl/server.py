@@ -6,7 +6,8 @@ whether time, disk and network are real: `vdl.process` runs a server on asyncio,
 several in one thread on virtual time.
 
 States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED;
-WAITING is where a server stands whose directory its cluster does not know: it takes no part.
+WAITING is where a server stands whose directory its cluster does not know: it takes no part until
+its replicas are replaced, and goes on to STARTING then. A server that is no founder waits for good.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class Server:
 
     def _answered(self, server_id: int, payload: memoryview) -> None:
         """A member of a cluster told this empty server what its cluster is."""
-        encoded = decode_answer(payload)
+        encoded, _ = decode_answer(payload)
         birth = self._birth
         if not encoded or birth is None or birth.state is not BirthState.ASKING:
             return
@@ -199,16 +200,20 @@ class Server:
             raise MalformedFrame("birth record") from error
         if birth.answered(record) is BirthState.BORN:
             self._adopt(record)
+            return
+        is_founder = record.directory_of(self.config.server_id) is not None
+        self._log.error(
+            "directory_unknown",
+            cluster=record.cluster_id,
+            told_by=server_id,
+            directory=self.store.directory_id.hex(),
+            meaning="this data directory is not the one the cluster was founded with; the server "
+            + ("waits until its replicas are replaced" if is_founder else "has no part in it"),
+        )
+        if is_founder:
+            self._adopt(record)
         else:
             self.state = ServerState.WAITING
-            self._log.error(
-                "directory_unknown",
-                cluster=record.cluster_id,
-                told_by=server_id,
-                directory=self.store.directory_id.hex(),
-                meaning="this data directory is not the one the cluster was founded with; "
-                "the server takes no part until the cluster replaces its replicas",
-            )
 
     def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
         if self.host is not None:
@@ -221,7 +226,8 @@ class Server:
     # --- starting --------------------------------------------------------------------------------
     def _open(self, record: BirthRecord) -> None:
         config = self.config
-        self.state = ServerState.STARTING
+        is_founding = record.directory_of(config.server_id) == self.store.directory_id
+        self.state = ServerState.STARTING if is_founding else ServerState.WAITING
         host = Host(
             server_id=config.server_id,
             record=record,
@@ -247,7 +253,7 @@ class Server:
         for coordinator in host.coordinators:
             context.groups.attach(coordinator)
         self.frontend = Frontend(context)
-        host.on_catalog_change = self._serve_if_registered
+        host.on_catalog_change = self._catalog_changed
         host.start()
         self._register()
 
@@ -286,7 +292,12 @@ class Server:
         if not self._is_registered():
             self.clock.call_later(_REGISTER_RETRY_NS, self._register)
 
-    def _serve_if_registered(self) -> None:
+    def _catalog_changed(self) -> None:
+        assert self.host is not None
+        if self.state is ServerState.WAITING and self.host.is_known:
+            self.state = ServerState.STARTING
+            self._log.info("directory_known", server=self.config.server_id)
+            self._register()
         if self.state is ServerState.STARTING and self._is_registered():
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)

@@ -77,6 +77,10 @@ class GroupCoordinator:
         if led is not None and result.events:
             led.happened(result.events)
 
+    def on_installed(self, group: StateGroup) -> None:
+        """A follower's affair: a leader, who has timers and waiters here, is sent no snapshots."""
+        assert group.group_id not in self._led, group.group_id
+
     def on_serving(self, group: StateGroup) -> None:
         assert group.group_id not in self._led, group.group_id
         self._led[group.group_id] = LedCoordinator(group, self._clock, self._options)

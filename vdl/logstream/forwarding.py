@@ -48,11 +48,20 @@ class Forwarded:
 class Forwarding:
     """The catalog commands of one server."""
 
-    __slots__ = ("_catalog", "_sent", "_server_id", "_transport", "_waiting")
+    __slots__ = ("_catalog", "_find_leader", "_sent", "_server_id", "_transport", "_waiting")
 
-    def __init__(self, server_id: int, catalog: StateGroup, transport: Transport) -> None:
+    def __init__(
+        self,
+        server_id: int,
+        catalog: StateGroup,
+        transport: Transport,
+        find_leader: Callable[[], int],
+    ) -> None:
+        """`find_leader`: the server that leads the catalog, -1 for none, as a server knows that
+        has no catalog replica of its own (yet)."""
         self._server_id = server_id
         self._catalog = catalog
+        self._find_leader = find_leader
         self._transport = transport
         self._waiting: list[Forwarded] = []
         """Not sent to anybody, or definitely refused."""
@@ -70,8 +79,8 @@ class Forwarding:
     def _try(self, forwarded: Forwarded) -> bool:
         """Append here or send to the leader; False when neither is possible now."""
         catalog = self._catalog
-        leader = catalog.leader_server
-        if leader == 0 or (leader == self._server_id and not catalog.serving):
+        leader = catalog.leader_server if catalog.is_running else self._find_leader()
+        if leader <= 0 or (leader == self._server_id and not catalog.serving):
             return False
         seq, data = catalog.envelope(forwarded.command)
         if len(data) > COMMAND_BYTES_MAX:

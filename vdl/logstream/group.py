@@ -19,22 +19,43 @@ from typing import Protocol
 
 import segments.api as storage
 from raft.config import Config
+from raft.errors import SnapshotTemporarilyUnavailable
 from raft.messages import MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
-from raft.types import ColdRead, ConfState, Entry, EntryKind, NodeId
+from raft.types import CONF_CHANGE_KINDS, ColdRead, Entry, NodeId, Snapshot
 from vdl.logstream.options import HostOptions
 from vdl.logstream.reads import ReadRounds
+from vdl.logstream.snapshots import (
+    MEMBERS_KEY,
+    SNAPSHOT_BYTES_MAX,
+    Items,
+    Members,
+    decode_snapshot,
+    encode_members,
+    encode_snapshot,
+    for_the_owner,
+    members_of,
+)
 from vdl.logstream.storage import LogStorage, as_entry
 from vdl.logstream.turn import Turn
-
-_CONF_KINDS = (EntryKind.CONF_CHANGE, EntryKind.CONF_CHANGE_V2)
 
 
 class Owner(Protocol):
     """What a group's entries are for. All calls come from inside a turn and may not block."""
 
+    @property
+    def entries_are_state(self) -> bool:
+        """Whether the entries themselves are kept, not only what was made of them: then a snapshot
+        stands at the log's start, else at its applied end."""
+
     def apply(self, entries: Sequence[Entry]) -> None:
         """Committed entries that are durable here, in order, each exactly once."""
+
+    def install(self, items: Items) -> None:
+        """Replace the applied state by a snapshot's."""
+
+    def items(self) -> Items:
+        """The whole applied state, in key order."""
 
     def committed(self, commit: int) -> None:
         """The commit index moved to `commit`."""
@@ -66,6 +87,8 @@ class Group:
     """One replica. `dirty` means the host's next turn pumps it."""
 
     __slots__ = (
+        "_clear_meta",
+        "_members_stored",
         "applied",
         "commit",
         "dirty",
@@ -80,13 +103,13 @@ class Group:
         "meta_applied",
         "node",
         "owner",
-        "preferred",
+        "placement",
         "reads",
+        "reflects",
         "replica_id",
         "serving",
         "store",
         "term_known",
-        "voters",
         "was_leader",
     )
 
@@ -100,16 +123,19 @@ class Group:
         store: storage.Store,
         owner: Owner,
         applied: int,
+        members: Members,
         tick: int,
         options: HostOptions,
         rng: random.Random,
     ) -> None:
+        """`placement`: what the members are to be, preferred leader first; `members`: what they
+        are, as of `applied`."""
         self.group_id = group_id
         self.replica_id = replica_id
         self.log = log
         self.store = store
         self.owner = owner
-        self.voters = tuple(placement)
+        self.placement = tuple(placement)
         self.node = RawNode(
             Config(
                 id=replica_id,
@@ -117,7 +143,7 @@ class Group:
                 heartbeat_ticks=options.heartbeat_ticks,
                 rng=rng,
                 storage=LogStorage(
-                    log, ConfState(voters=tuple(sorted(placement))), applied=applied
+                    log, members.conf_state, applied=applied, make_snapshot=self._snapshot
                 ),
                 applied=applied,
                 async_storage_writes=True,
@@ -143,6 +169,12 @@ class Group:
         self.applied = applied
         self.meta_applied = applied
         """Applied index the last checkpoint was told of."""
+        self.reflects = members.reflects
+        """State and members reflect entries up to here, also those not yet applied again."""
+        self._members_stored: Members | None = members
+        """As the last checkpoint was told; None if it was not."""
+        self._clear_meta = False
+        """A snapshot came in: what checkpoints hold is none of the present state."""
         self.reads = ReadRounds()
         self.was_leader = False
         self.serving = False
@@ -151,8 +183,27 @@ class Group:
         self.leader_lost_ns = 0
         """When the leader's server was last lost; 0 for never."""
         self.term_known = self.node.term
-        self.preferred = placement[0] == replica_id
+
+    # --- members ---------------------------------------------------------------------------
+    @property
+    def members(self) -> list[NodeId]:
+        """Everybody the group's log is replicated to, ids ascending."""
+        return sorted(self.node.membership.members())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the members are what the catalog says they are to be."""
+        membership = self.node.membership
+        return (
+            not membership.learners
+            and not membership.is_joint
+            and membership.incoming == frozenset(self.placement)
+        )
+
+    @property
+    def preferred(self) -> bool:
         """First of its placement: leads when it can."""
+        return self.placement[0] == self.replica_id and self.node.raft.is_voter
 
     # --- time ------------------------------------------------------------------------------
     def catch_up(self, tick: int) -> None:
@@ -199,8 +250,10 @@ class Group:
         self._note_role()
 
     def _stage(self, message: MsgStorageAppend, turn: Turn) -> None:
-        assert message.snapshot is None, "no group compacts its log yet"
         store = self.store
+        if message.snapshot is not None:
+            self._install(message.snapshot)
+            turn.urgent = True
         if message.entries:
             store.append(self.log, message.entries)
             turn.urgent = True
@@ -212,6 +265,34 @@ class Group:
             turn.urgent = True
         turn.after_append.append((self, message.must_sync, message.responses))
 
+    def _install(self, snapshot: Snapshot) -> None:
+        """Replace log and state by what a leader sent (§7). Both are in one journal record."""
+        state = decode_snapshot(snapshot.data)
+        self.store.reset_log(
+            self.log,
+            first_index=snapshot.index + 1,
+            prev_term=snapshot.term,
+            next_offset=snapshot.next_offset,
+            state=bytes(snapshot.data),
+        )
+        assert snapshot.index >= self.applied, (self.group_id, snapshot.index, self.applied)
+        self.applied = snapshot.index
+        self.reflects = state.members.reflects
+        self._clear_meta = True
+        self.owner.install(state.items)
+
+    def _snapshot(self) -> Snapshot:
+        """What a replica gets that is behind the log's start. Raises
+        SnapshotTemporarilyUnavailable."""
+        log, owner = self.log, self.owner
+        index = log.first_index - 1 if owner.entries_are_state else self.applied
+        reflects = max(self.applied, self.reflects)
+        conf_state = self.node.membership.conf_state()
+        data = encode_snapshot(members_of(conf_state, reflects=reflects), owner.items())
+        if len(data) > SNAPSHOT_BYTES_MAX:
+            raise SnapshotTemporarilyUnavailable
+        return Snapshot(index, log.term(index), conf_state, log.offset_after(index), data)
+
     def _note_commit(self, commit: int) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
         self.commit = commit
@@ -220,10 +301,14 @@ class Group:
     def _apply(self, message: MsgStorageApply) -> None:
         entries = message.entries
         assert entries[0].index == self.applied + 1, (self.group_id, entries[0].index, self.applied)
-        self.owner.apply(entries)
+        own = for_the_owner(entries, self.reflects)
+        if own:
+            self.owner.apply(own)
         self.applied = entries[-1].index
-        for entry in entries:
-            assert entry.kind not in _CONF_KINDS, "membership is fixed at creation"
+        if len(own) < len(entries):
+            for entry in entries:
+                if entry.index > self.reflects and entry.kind in CONF_CHANGE_KINDS:
+                    self.node.apply_conf_change(entry)
         for response in message.responses:
             self.node.step(response)
         self.reads.applied(self.applied)
@@ -241,6 +326,24 @@ class Group:
             wake(self)
 
         self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
+
+    # --- checkpoints -------------------------------------------------------------------------
+    def collect_meta(self) -> storage.MetaBatch | None:
+        """What changed since the last checkpoint, None when nothing did."""
+        clear, self._clear_meta = self._clear_meta, False
+        items: list[tuple[bytes, bytes | None]] = self.owner.take_meta()
+        if clear:
+            items = list(self.owner.items())
+            self._members_stored = None
+        conf_state = self.node.membership.conf_state()
+        stored = self._members_stored
+        if stored is None or stored.conf_state != conf_state:
+            self._members_stored = stored = members_of(conf_state, reflects=self.reflects)
+            items.append((MEMBERS_KEY, encode_members(stored)))
+        if not items and self.applied == self.meta_applied:
+            return None
+        self.meta_applied = self.applied
+        return storage.MetaBatch(self.log.log_id, self.applied, items, clear=clear)
 
     def _note_role(self) -> None:
         """Tell the owner what changed since the last turn, in the order it needs it."""

@@ -27,34 +27,43 @@ from raft.messages import (
     Message,
     MsgApp,
     MsgAppResp,
-    MsgHeartbeat,
     MsgPreVote,
     MsgSnap,
     MsgVote,
     PeerMessage,
 )
-from raft.types import NodeId
-from rpc.birth import encode_answer
+from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello, RejectReason
 from rpc.peer import FrameType
 from rpc.streams import Transport
 from vdl.clock import MS, Clock
 from vdl.log import Log
+from vdl.logstream.answers import Answers
 from vdl.logstream.birth import BirthRecord, encode_record
+from vdl.logstream.compaction import trim_commands
 from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.early import EarlyMessages
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
 from vdl.logstream.leadership import Leadership
 from vdl.logstream.opening import Opening
-from vdl.logstream.options import TICK_NS, HostOptions
-from vdl.logstream.replicas import CATALOG_GROUP, CatalogObserver, Replicas
+from vdl.logstream.options import HostOptions
+from vdl.logstream.proofs import Proofs
+from vdl.logstream.replacement import Replacement
+from vdl.logstream.replicas import (
+    CATALOG_GROUP,
+    CatalogObserver,
+    Placement,
+    Replicas,
+    replica_ids,
+)
+from vdl.logstream.snapshots import DecodeError, decode_snapshot
 from vdl.logstream.state_group import Outcome, StateGroup
 from vdl.logstream.stats import HostStats
 from vdl.logstream.stream import LogStream
 from vdl.logstream.timers import DueGroups
-from vdl.logstream.transfers import best_heir, next_to_return
+from vdl.logstream.transfers import Transfers
 from vdl.logstream.turn import Turn, server_of
 from vdl.state.catalog import Catalog, GroupInfo
 from vdl.state.coordinator import Coordinator
@@ -66,8 +75,9 @@ _SWEEP_NS = 100 * MS
 _LATELY_NS = 1_000 * MS
 """How long the loss of a leader is news to clients."""
 
-_RETURN_NS = 1_000 * MS
-"""How often one leadership may return to its placement's first replica."""
+_SECOND_NS = 1_000 * MS
+"""How often one leadership may return to its placement's first replica, and how often it is looked
+whether replicas have to be replaced."""
 
 
 class Host:
@@ -102,8 +112,6 @@ class Host:
         self._rng = rng
         self._log = log
         self._cache_bytes_max = cache_bytes_max
-        self.lost_groups: set[int] = set()
-        """Groups whose replica here lost durable data and takes no part."""
         self._groups: dict[int, Group] = {}
         self._streams: dict[int, LogStream] = {}
         self._state_groups: dict[int, StateGroup] = {}
@@ -113,15 +121,19 @@ class Host:
         self._stopping = False
         self._disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
         self._turn = Turn(self.mark_dirty)
-        self._awaiting: dict[int, list[tuple[Group, Sequence[Message]]]] = {}
-        """Answers by the journal token that must be durable first."""
+        self._answers = Answers(store, deliver=self._deliver, on_urgent=self._disk_watch.staged)
+        self._renumbered = 0
         self._to_wake: dict[int, LogStream] = {}
         self._early = EarlyMessages(options.early_messages_max)
         self._due = DueGroups(clock, self._fall_due)
         self._alive: dict[int, Hello] = {}
         self.leadership = Leadership(clock)
         self._boot = rng.getrandbits(62)
-        self.catalog = Catalog(record.cluster_id, coordinator_groups=record.coordinator_groups)
+        self.catalog = Catalog(
+            record.cluster_id,
+            coordinator_groups=record.coordinator_groups,
+            founders=dict(record.founders),
+        )
         catalog_group = StateGroup(
             server_id=server_id,
             boot=self._boot,
@@ -141,51 +153,74 @@ class Host:
         self._opening = Opening(
             server_id=server_id, store=store, options=options, rng=rng, tick=self._due.tick
         )
-        self._forwarding = Forwarding(server_id, catalog_group, transport)
+        self._forwarding = Forwarding(
+            server_id, catalog_group, transport, lambda: self.leader_of(CATALOG_GROUP)[0]
+        )
         self._replicas = Replicas(
-            server_id=server_id, record=record, store=store, hosting=self, options=options
+            server_id=server_id, record=record, store=store, catalog=self.catalog, hosting=self
+        )
+        self._proofs = Proofs(
+            self.leadership,
+            alive=self._alive,
+            catalog=self.catalog,
+            election_ticks=options.election_ticks,
+        )
+        self._transfers = Transfers(
+            groups=self._groups, alive=self._alive, tick=self._due.tick, mark_dirty=self.mark_dirty
+        )
+        self._replacement = Replacement(
+            server_id=server_id,
+            directory_id=store.directory_id,
+            groups=self._groups,
+            alive=self._alive,
+            catalog=self.catalog,
+            catalog_group=catalog_group,
+            replicas=self._replicas,
+            transport=transport,
+            clock=clock,
+            propose=self.propose_catalog,
+            mark_dirty=self.mark_dirty,
+            log=log,
         )
         catalog_group.observers.append(CatalogObserver(self.catalog_applied))
-        store.on_durable = self._durable
+        store.on_durable = self._answers.durable
         store.collect_meta = self._collect_meta
 
     # --- life -----------------------------------------------------------------------------
     def start(self) -> None:
         """Open every replica this server holds and begin to take part."""
         self.clock.call_later(_SWEEP_NS, self._sweep)
-        self.clock.call_later(_RETURN_NS, self._return_leadership)
-        self._replicas.open_founding(self._catalog_open)
+        self.clock.call_later(_SECOND_NS, self._each_second)
+        self._replicas.open_system(self.catalog_applied)
 
-    def _catalog_open(self) -> None:
-        self._replicas.reconcile(self.catalog)
-        self.on_catalog_change()
+    @property
+    def is_known(self) -> bool:
+        """Whether the cluster, as far as it is applied here, knows this server by its present data
+        directory. One that it does not know waits for its replicas to be replaced."""
+        return self._replicas.is_known and self._state_groups_made[CATALOG_GROUP].is_running
+
+    @property
+    def lost_groups(self) -> list[int]:
+        """Groups whose replica here lost durable data and takes no part, until it is replaced."""
+        return sorted(self._replacement.lost)
 
     def transfer_leaderships(self) -> int:
         """Hand every leadership to the live voter that has most of its log; how many are left."""
-        left = 0
         self._stopping = True
-        for group in list(self._groups.values()):
-            if group.node.is_leader:
-                heir = best_heir(group, self._alive)
-                if heir:
-                    left += 1
-                    self._transfer(group, heir)
-        return left
+        return self._transfers.hand_over_all()
 
-    def _transfer(self, group: Group, heir: NodeId) -> None:
-        if not group.node.transferring:
-            group.catch_up(self._due.tick())
-            group.node.transfer_leader(heir)
-            self.mark_dirty(group)
-
-    def _return_leadership(self) -> None:
-        """Once a second: let one placement's first replica lead again."""
+    def _each_second(self) -> None:
+        """What is done without haste."""
         if self._closed or self._stopping:
             return
-        self.clock.call_later(_RETURN_NS, self._return_leadership)
-        group = next_to_return(self._groups.values(), self._alive)
-        if group is not None:
-            self._transfer(group, group.voters[0])
+        self.clock.call_later(_SECOND_NS, self._each_second)
+        self._transfers.return_one()
+        self._replacement.look_around()
+        for state_group in self._state_groups.values():
+            group = state_group.group
+            if trim_commands(group, entries_kept=self.options.command_entries_kept):
+                self._turn.staged = True
+                self.mark_dirty(group)
 
     def close(self) -> None:
         """Answer everyone who waits; nothing is sent or applied afterwards."""
@@ -288,7 +323,7 @@ class Host:
                     group.catch_up(tick)
                     group.pump(turn)
                     touched[group.group_id] = group
-            self._submit(turn)
+            self._answers.submit(turn)
         self._scheduled = False
         self._send(turn)
         for group in touched.values():
@@ -300,28 +335,6 @@ class Host:
                 stream.wake()
         self._due.arm()
 
-    def _submit(self, turn: Turn) -> None:
-        """Close the turn's block and line up the answers that wait for it."""
-        store = self.store
-        if turn.staged:
-            token = store.submit(urgent=turn.urgent)
-            if turn.urgent:
-                self._disk_watch.staged(token)
-            turn.staged = False
-            turn.urgent = False
-        else:
-            token = 0
-        after, turn.after_append = turn.after_append, []
-        for group, must_sync, responses in after:
-            if must_sync:
-                group.last_token = token
-            if not responses:
-                continue
-            if group.last_token <= store.durable_token:
-                self._deliver(group, responses)
-            else:
-                self._awaiting.setdefault(group.last_token, []).append((group, responses))
-
     def _deliver(self, group: Group, responses: Sequence[Message]) -> None:
         """What waited for the disk may be said now: to this node itself, or to its peers."""
         if self._groups.get(group.group_id) is not group:
@@ -332,15 +345,6 @@ class Host:
             else:
                 self._turn.send(group.group_id, message)
         self.mark_dirty(group)
-
-    def _durable(self, token: int) -> None:
-        """The journal is durable up to `token`."""
-        awaiting = self._awaiting
-        for at in sorted(awaiting):
-            if at > token:
-                break
-            for group, responses in awaiting.pop(at):
-                self._deliver(group, responses)
 
     def _send(self, turn: Turn) -> None:
         """One frame a peer, or a few where there is much to say."""
@@ -383,17 +387,11 @@ class Host:
             return
         node = group.node
         if node.is_leader:
-            for replica in group.voters:
-                if replica != group.replica_id and self.leadership.is_peer_heard(
-                    server_of(replica),
-                    group.group_id,
-                    within_ns=self.options.election_ticks * TICK_NS,
-                ):
-                    node.peer_heard(replica)
+            self._proofs.tell_leader(group)
             group.fall_due(tick)
         else:
             group.catch_up(tick)
-            self._tell_leader(group)
+            self._proofs.tell_follower(group)
             if node.lead and node.commit < node.last_index:
                 # Quiet for an election timeout, yet not all is committed here: the news may have
                 # been lost. An old acknowledgement makes the leader repeat it; like every one it
@@ -404,19 +402,6 @@ class Host:
             group.fall_due(tick)
         self.mark_dirty(group)
 
-    def _tell_leader(self, group: Group) -> None:
-        """Tell a node that does not lead what the lists prove about its leader."""
-        heard = self.leadership.leader_heard(group.group_id)
-        if heard is None:
-            return
-        node = group.node
-        if heard.term >= node.term:
-            node.leader_heard(heard.ago_ns // TICK_NS, lead=heard.leader, term=heard.term)
-        else:
-            # A leader of an older term, that the others still follow. Lists do not tell it of the
-            # newer term; the answer to an old heartbeat does, and then it makes room.
-            node.step(MsgHeartbeat(to=node.id, from_=heard.leader, term=heard.term, commit=0))
-
     def _sweep(self) -> None:
         """Deadlines, and what waits for a leader."""
         if self._closed:
@@ -424,28 +409,26 @@ class Host:
         self.clock.call_later(_SWEEP_NS, self._sweep)
         now_ns = self.clock.now_ns()
         if self._disk_watch.is_hung(self.store.durable_token, now_ns):
-            self._make_room()
+            self._transfers.make_room()
+        self._replacement.change_members()
         for group in list(self._groups.values()):
             if group.owner.busy:
                 group.owner.expire(now_ns)
             if group.reads:
                 group.reads.expire(now_ns)
+        catalog_group = self._state_groups_made[CATALOG_GROUP]
+        if not catalog_group.is_running and catalog_group.busy:
+            catalog_group.expire(now_ns)
         self._forwarding.retry(now_ns)
-
-    def _make_room(self) -> None:
-        """This server's disk hangs: hand over what the followers' disks keep alive."""
-        for group in list(self._groups.values()):
-            if group.node.is_leader and group.node.commit > group.node.stable:
-                heir = best_heir(group, self._alive)
-                if heir:
-                    self._transfer(group, heir)
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:
-        """Founders from their own directory; unborn servers may ask."""
+        """Founders, also from a new directory, until it is given a part; unborn servers may ask.
+        Nobody from a directory that has been replaced."""
         if not hello.cluster_id:
             return True
-        return self._record.directory_of(hello.server_id) == hello.directory_id
+        is_founder = self._record.directory_of(hello.server_id) is not None
+        return is_founder and hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
         """A new session. Unborn servers are told of the cluster when they ask."""
@@ -457,6 +440,7 @@ class Host:
             self._transport.send(server, frame_type, buffers)
         for group in list(self._groups.values()):
             self._campaign_if_preferred(group)
+        self._replacement.ask(server)
         self._forwarding.retry(self.clock.now_ns())
 
     def link_down(self, server_id: int, *, refused: bool) -> None:
@@ -467,7 +451,7 @@ class Host:
         for group in list(self._groups.values()):
             node = group.node
             if node.is_leader:
-                for replica in group.voters:
+                for replica in group.members:
                     if server_of(replica) == server_id:
                         node.report_unreachable(replica)
                         self.mark_dirty(group)
@@ -497,9 +481,11 @@ class Host:
         elif frame_type is FrameType.PROPOSED:
             self._forwarding.answered(server_id, payload)
         elif frame_type is FrameType.ASK:
-            self._transport.send(
-                server_id, FrameType.ANSWER, encode_answer(encode_record(self._record))
-            )
+            number = self._replacement.number_for(server_id)
+            answer = encode_answer(encode_record(self._record), catalog_replica=number)
+            self._transport.send(server_id, FrameType.ANSWER, answer)
+        elif frame_type is FrameType.ANSWER:
+            self._replacement.invited(decode_answer(payload)[1])
 
     def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
         """A link was refused for a stated reason."""
@@ -527,10 +513,13 @@ class Host:
         if message.to != group.replica_id or server_of(message.from_) != server_id:
             self.stats.messages_dropped += 1
             return
+        if isinstance(message, MsgSnap) and not _is_readable(message):
+            self.stats.messages_dropped += 1
+            return
         group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
             # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
-            self._tell_leader(group)
+            self._proofs.tell_follower(group)
         try:
             group.node.step(message)
         except StepPeerNotFound:
@@ -549,7 +538,7 @@ class Host:
     def _is_expected(self, group_id: int) -> bool:
         """Whether the group exists, as far as this server knows, and has a replica here that may
         run."""
-        if group_id in self.lost_groups:
+        if group_id in self._replacement.lost:
             return False
         return group_id <= self.coordinator_count or group_id in self.catalog.groups
 
@@ -561,7 +550,7 @@ class Host:
             group = self._groups.get(change.group)
             if group is not None and change.replica and not group.node.is_leader:
                 group.catch_up(tick)
-                self._tell_leader(group)
+                self._proofs.tell_follower(group)
                 self.mark_dirty(group)
         if changed:
             self.on_leader_news()
@@ -569,28 +558,23 @@ class Host:
     # --- Hosting: what `Replicas` makes ---------------------------------------------------
     def replica_lost(self, log: storage.Log) -> None:
         """See `Hosting`: a vote or an acknowledgement of it could contradict an earlier one."""
-        if log.group_id not in self.lost_groups:
-            self.lost_groups.add(log.group_id)
+        if self._replacement.replica_lost(log):
             self._early.take(log.group_id)
-            self._log.error("replica_lost", group=log.group_id, log=log.log_id)
 
     def start_state_group(
-        self, log: storage.Log, placement: Sequence[NodeId], then: Callable[[], None]
+        self, log: storage.Log, placement: Placement, then: Callable[[], None]
     ) -> None:
         """See `Hosting`."""
         state_group = self._state_groups_made[log.group_id]
 
         def opened(group: Group) -> None:
-            if self._closed:
-                return
             state_group.group = group
             self._state_groups[log.group_id] = state_group
             then()
-            self._run_group(group)
 
-        self._opening.state_group(log, placement, state_group, opened)
+        self._open(log, placement, state_group, opened)
 
-    def start_stream(self, log: storage.Log, info: GroupInfo, placement: Sequence[NodeId]) -> None:
+    def start_stream(self, log: storage.Log, info: GroupInfo, placement: Placement) -> None:
         """See `Hosting`."""
         stream = LogStream(
             topic=info.topic,
@@ -602,19 +586,32 @@ class Host:
         )
 
         def opened(group: Group) -> None:
-            if self._closed or not self._replicas.holds(log):
-                return
             stream.group = group
             stream.start()
             self._streams[log.group_id] = stream
+
+        self._open(log, placement, stream, opened)
+
+    def _open(
+        self,
+        log: storage.Log,
+        placement: Placement,
+        owner: LogStream | StateGroup,
+        then: Callable[[Group], None],
+    ) -> None:
+        def opened(group: Group) -> None:
+            if self._closed or not self._replicas.holds(log):
+                return
+            then(group)
             self._run_group(group)
 
-        self._opening.stream(log, placement, stream, opened)
+        self._opening.open(log, placement, owner, opened, lost=lambda: self.replica_lost(log))
 
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""
         self._groups[group.group_id] = group
-        self._tell_leader(group)
+        self._place(group)
+        self._proofs.tell_follower(group)
         tick = self._due.tick()
         for message in self._early.take(group.group_id):
             self._step(group.group_id, message, server_of(message.from_), tick)
@@ -626,12 +623,13 @@ class Host:
         node = group.node
         if not group.preferred or node.lead or node.is_leader:
             return
+        voters = node.membership.incoming
         reachable = sum(
             1
-            for replica in group.voters
+            for replica in voters
             if server_of(replica) == self.server_id or server_of(replica) in self._alive
         )
-        if reachable * 2 > len(group.voters):
+        if reachable * 2 > len(voters):
             group.catch_up(self._due.tick())
             node.campaign()
             self.mark_dirty(group)
@@ -641,6 +639,7 @@ class Host:
         group = self._groups.pop(group_id, None)
         stream = self._streams.pop(group_id, None)
         self._early.take(group_id)
+        self._replacement.has_successor(group_id)
         self.leadership.forget(group_id)
         if stream is not None:
             stream.close()
@@ -649,20 +648,25 @@ class Host:
 
     def catalog_applied(self) -> None:
         """The applied catalog changed."""
-        self._replicas.reconcile(self.catalog)
+        self._replicas.reconcile()
+        if self._renumbered != self.catalog.renumbered:
+            self._renumbered = self.catalog.renumbered
+            for group in self._groups.values():
+                self._place(group)
         next_group_id = self.catalog.next_group_id
         self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
         self.on_catalog_change()
 
+    def _place(self, group: Group) -> None:
+        """Tell a group what its members are to be."""
+        replicas = self.catalog.replicas(group.group_id)
+        if replicas:  # else its topic is deleted
+            group.placement = tuple(replica_ids(replicas))
+
     def _collect_meta(self) -> list[storage.MetaBatch]:
         """What the machines changed since the last checkpoint."""
-        batches = []
-        for group in self._groups.values():
-            items = group.owner.take_meta()
-            if items or group.applied != group.meta_applied:
-                group.meta_applied = group.applied
-                batches.append(storage.MetaBatch(group.log.log_id, group.applied, items))
-        return batches
+        collected = (group.collect_meta() for group in self._groups.values())
+        return [batch for batch in collected if batch is not None]
 
     # --- for people -----------------------------------------------------------------------
     @property
@@ -674,6 +678,15 @@ class Host:
     def groups(self) -> dict[int, Group]:
         """The running replicas by group id; read only."""
         return self._groups
+
+
+def _is_readable(message: MsgSnap) -> bool:
+    """Whether a peer's snapshot is one this version understands."""
+    try:
+        decode_snapshot(message.snapshot.data)
+    except DecodeError:
+        return False
+    return True
 
 
 def _nothing() -> None:

@@ -1,8 +1,9 @@
 """How a replica comes to life: checkpointed state, committed rest of the log, Raft node.
 
-A machine's state is loaded as the last checkpoint left it, and the entries committed since are
-replayed, nobody waiting and nobody listening yet; only then does the node start, already knowing
-what it has applied. Reading may take the disk, so opening ends in a callback.
+A machine's state and the group's members are loaded as the last checkpoint left them, or as a
+snapshot brought them that no checkpoint has covered yet; the entries committed since are replayed,
+nobody waiting and nobody listening; only then does the node start, already knowing what it has
+applied. Reading may take the disk, so opening ends in a callback.
 
 Must not know: which replicas there are, messages, who leads.
 """
@@ -14,19 +15,27 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import segments.api as storage
-from raft.types import Entry, NodeId
+from raft.membership import Membership, changed, decode_conf_change, restored
+from raft.types import CONF_CHANGE_KINDS, Entry, NodeId
+from vdl.logstream import snapshots
 from vdl.logstream.group import Group, Owner
 from vdl.logstream.options import HostOptions
+from vdl.logstream.replicas import Placement
+from vdl.logstream.snapshots import Items, Members, for_the_owner, members_of
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.storage import as_entry
 from vdl.logstream.stream import LogStream
-from vdl.logstream.turn import server_of
+from vdl.logstream.turn import replica_id_of
 
 
-class Loadable(Protocol):
-    """The part of a machine that opening needs."""
+class Openable(Owner, Protocol):
+    """An owner whose state is not loaded yet."""
 
-    def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
+    def load(self, items: Items) -> None:
+        """Take the stored state."""
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """As `apply`, at start-up: nobody waits and nobody listens yet."""
 
 
 class Opening:
@@ -47,99 +56,118 @@ class Opening:
         self._rng = rng
         self._tick = tick
 
-    def state_group(
+    def open(
         self,
         log: storage.Log,
-        placement: Sequence[NodeId],
-        owner: StateGroup,
+        placement: Placement,
+        owner: LogStream | StateGroup,
         opened: Callable[[Group], None],
+        *,
+        lost: Callable[[], None],
     ) -> None:
-        """Open a catalog or coordinator replica; `opened` gets its group, not yet pumped."""
+        """Open a replica; `opened` gets its group, not yet pumped. `lost`: its state cannot be had
+        from this disk."""
 
-        def make(applied: int) -> None:
-            opened(self._group(log, placement, owner, applied))
+        def make(applied: int, members: Members) -> None:
+            opened(
+                Group(
+                    group_id=log.group_id,
+                    replica_id=replica_id_of(self._server_id, log.replica_number),
+                    placement=placement.present,
+                    log=log,
+                    store=self._store,
+                    owner=owner,
+                    applied=applied,
+                    members=members,
+                    tick=self._tick(),
+                    options=self._options,
+                    rng=random.Random(self._rng.getrandbits(64)),
+                )
+            )
 
-        self._open(log, owner.machine, owner.replay, make)
-
-    def stream(
-        self,
-        log: storage.Log,
-        placement: Sequence[NodeId],
-        owner: LogStream,
-        opened: Callable[[Group], None],
-    ) -> None:
-        """Open a partition replica."""
-
-        def make(applied: int) -> None:
-            opened(self._group(log, placement, owner, applied))
-
-        self._open(log, owner.state, owner.apply, make)
-
-    def _open(
-        self,
-        log: storage.Log,
-        machine: Loadable,
-        replay: Callable[[Sequence[Entry]], None],
-        then: Callable[[int], None],
-    ) -> None:
-        bytes_max = self._options.cold_read_bytes
-        open_machine(self._store, log, machine, replay, then, bytes_max=bytes_max)
-
-    def _group(
-        self, log: storage.Log, placement: Sequence[NodeId], owner: Owner, applied: int
-    ) -> Group:
-        replica_id = next(r for r in placement if server_of(r) == self._server_id)
-        return Group(
-            group_id=log.group_id,
-            replica_id=replica_id,
-            placement=placement,
-            log=log,
-            store=self._store,
-            owner=owner,
-            applied=applied,
-            tick=self._tick(),
-            options=self._options,
-            rng=random.Random(self._rng.getrandbits(64)),
-        )
+        found = load_state(self._store, log, placement.founding)
+        if found is None:
+            lost()
+            return
+        applied, members, items = found
+        owner.load(items)
+        Replay(
+            self._store, log, owner, members, bytes_max=self._options.cold_read_bytes, then=make
+        ).run(applied)
 
 
-def open_machine(
-    store: storage.Store,
-    log: storage.Log,
-    machine: Loadable,
-    replay: Callable[[Sequence[Entry]], None],
-    then: Callable[[int], None],
-    *,
-    bytes_max: int,
-) -> None:
-    """Load the machine's checkpoint, replay the committed rest; `then(applied)`, perhaps later.
+def load_state(
+    store: storage.Store, log: storage.Log, founding: Sequence[NodeId]
+) -> tuple[int, Members, Items] | None:
+    """(applied index, members, items) to replay on from; None when the log's start cannot be had
+    any more and what came before it is not stored either.
 
     A checkpoint that cannot be trusted costs a replay of the whole log, never a default.
     """
+    born = Members(0, tuple(sorted(founding)))
+    if log.installed_state:
+        state = snapshots.decode_snapshot(log.installed_state)
+        return log.first_index - 1, state.members, state.items
     try:
-        applied, items = store.load_meta(log)
-    except storage.CorruptRecord:
-        applied, items = 0, []
-    applied = max(applied, log.first_index - 1)
-    machine.load(items)
-    end = max(log.hard_state.commit, applied) + 1
+        applied, stored = store.load_meta(log)
+        members, items = snapshots.split_members(stored, born)
+    except (storage.CorruptRecord, snapshots.DecodeError):
+        applied, members, items = 0, born, []
+    if applied < log.first_index - 1:
+        return None
+    return applied, members, items
 
-    def proceed(applied: int) -> None:
+
+class Replay:
+    """Entries committed since the checkpoint, applied to owner and members."""
+
+    def __init__(
+        self,
+        store: storage.Store,
+        log: storage.Log,
+        owner: Openable,
+        members: Members,
+        *,
+        bytes_max: int,
+        then: Callable[[int, Members], None],
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._owner = owner
+        self._members = members
+        self._membership: Membership = restored(members.conf_state)
+        self._bytes_max = bytes_max
+        self._then = then
+
+    def run(self, applied: int) -> None:
+        """Go on behind `applied`; perhaps from the disk, then this returns at once."""
+        log = self._log
+        # What has been applied was committed, whether or not the commit index, which never forces
+        # a sync, reached the journal in time.
+        end = max(log.hard_state.commit, applied) + 1
         while applied + 1 < end:
             try:
-                entries = [as_entry(one) for one in log.entries(applied + 1, end, bytes_max)]
+                entries = [as_entry(e) for e in log.entries(applied + 1, end, self._bytes_max)]
             except storage.NotInMemory:
-                store.entries_cold(log, applied + 1, end, bytes_max, resume)
+                self._store.entries_cold(log, applied + 1, end, self._bytes_max, self._read)
                 return
-            replay(entries)
-            applied = entries[-1].index
-        then(applied)
+            applied = self._apply(entries)
+        reflects = self._members.reflects
+        self._then(applied, members_of(self._membership.conf_state(), reflects=reflects))
 
-    def resume(found: list[storage.StoredEntry] | storage.StorageError) -> None:
+    def _read(self, found: list[storage.StoredEntry] | storage.StorageError) -> None:
         if isinstance(found, storage.StorageError):
             raise found
-        entries = [as_entry(one) for one in found]
-        replay(entries)
-        proceed(entries[-1].index)
+        self.run(self._apply([as_entry(stored) for stored in found]))
 
-    proceed(applied)
+    def _apply(self, entries: list[Entry]) -> int:
+        reflects = self._members.reflects
+        own = for_the_owner(entries, reflects)
+        if own:
+            self._owner.replay(own)
+        if len(own) < len(entries):
+            for entry in entries:
+                if entry.index > reflects and entry.kind in CONF_CHANGE_KINDS:
+                    change = decode_conf_change(entry.data)
+                    self._membership = changed(self._membership, change)
+        return entries[-1].index

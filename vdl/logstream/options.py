@@ -28,6 +28,10 @@ class HostOptions:
     """Raft messages kept for groups the catalog has not told this server of yet."""
 
     cold_read_bytes: int = 1 << 20
+    command_entries_kept: int = 10_000
+    """Entries behind the last checkpoint that the catalog's and the coordinators' logs keep, for
+    followers that were away; a log is cut when it has twice as many."""
+
     failover_ticks_min: int = 1
     failover_ticks_max: int = 5
     """A refused link makes a follower campaign after 10 to 50 ms."""

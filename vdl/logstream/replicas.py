@@ -1,9 +1,16 @@
 """Which replicas this server holds, and how one comes to life.
 
-The founding replicas of the catalog and the coordinators come from the birth record; those of
-partitions from the *applied* catalog, never from anything less: a replica is made when the catalog
-lists it here, and deleted only when an applied catalog of this cluster has given out its group id
-and does not list it (a catalog that lags behind must not delete what it has not heard of).
+The founding replicas of the catalog and the coordinators come from the birth record; all others
+from the *applied* catalog, never from anything less: a replica is made when the catalog lists it
+here, and deleted only when an applied catalog of this cluster has given out its group id and does
+not list it (a catalog that lags behind must not delete what it has not heard of).
+
+A replica number is made here once: its log is the memory of what it voted for. Hence, because after
+a restart the catalog applied here may for a while be older than the one that made a replica:
+
+* nothing is made unless the catalog knows this server by this very data directory;
+* a number is made only above every number this directory has held of that group;
+* a new replica is made, durably, before the one it takes the place of is deleted.
 
 Must not know: messages, timers, who leads.
 """
@@ -11,31 +18,38 @@ Must not know: messages, timers, who leads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import segments.api as storage
 from raft.types import NodeId
 from vdl.logstream.birth import BirthRecord
-from vdl.logstream.options import HostOptions
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import replica_id_of
-from vdl.state.catalog import Catalog, GroupInfo
+from vdl.state.catalog import FIRST_REPLICA, Catalog, GroupInfo, ReplicaInfo
 
 CATALOG_GROUP = 0
-FIRST_REPLICA = 1
-"""Replica number of the founding voters of catalog and coordinator groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who a group's members were and are to be, as Raft ids."""
+
+    founding: list[NodeId]
+    """The members its log begins with."""
+    present: list[NodeId]
+    """What they are to be, as far as the catalog is applied here; preferred leader first."""
 
 
 class Hosting(Protocol):
     """What the host does with replicas."""
 
     def start_state_group(
-        self, log: storage.Log, placement: Sequence[NodeId], then: Callable[[], None]
+        self, log: storage.Log, placement: Placement, then: Callable[[], None]
     ) -> None:
         """Open a catalog or coordinator replica; `then` once it runs."""
 
-    def start_stream(self, log: storage.Log, info: GroupInfo, placement: Sequence[NodeId]) -> None:
+    def start_stream(self, log: storage.Log, info: GroupInfo, placement: Placement) -> None:
         """Open a partition replica."""
 
     def stop_group(self, group_id: int) -> None:
@@ -45,21 +59,13 @@ class Hosting(Protocol):
         """The log lost what it may have acknowledged: the replica never takes part again."""
 
 
-def founding_placement(record: BirthRecord, group_id: int) -> list[NodeId]:
-    """Replica ids of a catalog or coordinator group; the first is its preferred leader, rotated
-    so that coordinators spread."""
-    servers = [server_id for server_id, _ in record.founders]
-    shift = group_id % len(servers)
-    return [replica_id_of(server, FIRST_REPLICA) for server in servers[shift:] + servers[:shift]]
-
-
-def partition_placement(info: GroupInfo) -> list[NodeId]:
-    """Replica ids of a partition's group, preferred leader first."""
-    return [replica_id_of(replica.server_id, replica.replica_number) for replica in info.replicas]
+def replica_ids(replicas: Sequence[ReplicaInfo]) -> list[NodeId]:
+    """Raft ids of replicas, in their order."""
+    return [replica_id_of(replica.server_id, replica.replica_number) for replica in replicas]
 
 
 class Replicas:
-    """The replicas of one server."""
+    """The replicas of one server's data directory."""
 
     def __init__(
         self,
@@ -67,122 +73,177 @@ class Replicas:
         server_id: int,
         record: BirthRecord,
         store: storage.Store,
+        catalog: Catalog,
         hosting: Hosting,
-        options: HostOptions,
     ) -> None:
         self._server_id = server_id
         self._record = record
         self._store = store
+        self._catalog = catalog
         self._hosting = hosting
-        self._options = options
-        self._logs: dict[int, storage.Log] = {log.group_id: log for log in store.logs.values()}
+        self._logs: dict[int, storage.Log] = {}
+        """The newest replica of each group here."""
+        self._replaced: list[storage.Log] = []
+        """Replicas that have a successor here: a crash came between its making and their end."""
+        for found in sorted(store.logs.values(), key=lambda log: log.replica_number):
+            if found.group_id in self._logs:
+                self._replaced.append(self._logs[found.group_id])
+            self._logs[found.group_id] = found
+        self._catalog_runs: Callable[[], None] = _nothing
         self._creating: set[int] = set()
         self._started: set[int] = set()
         """Groups whose replica runs or is being opened, which may take a read of the disk."""
 
-    # --- founding groups ---------------------------------------------------------------------
-    def open_founding(self, then: Callable[[], None]) -> None:
-        """Open catalog and coordinators, making their logs at the first start; `then` when the
-        catalog runs."""
-        if self._record.directory_of(self._server_id) is None:
-            raise ValueError(f"server {self._server_id} is not a founder of this cluster")
-        for group_id in range(1 + self._record.coordinator_groups):
-            done = then if group_id == CATALOG_GROUP else _nothing
-            log = self._logs.get(group_id)
-            if log is not None:
-                self._open_founding(log, done)
-            else:
-                self._create(group_id, FIRST_REPLICA, partial(self._open_founding, then=done))
+    @property
+    def is_founding(self) -> bool:
+        """Whether the cluster was founded with this data directory."""
+        return self._record.directory_of(self._server_id) == self._store.directory_id
 
-    def _open_founding(self, log: storage.Log, then: Callable[[], None]) -> None:
+    @property
+    def is_known(self) -> bool:
+        """Whether the applied catalog knows this server by this data directory."""
+        return self._catalog.directory_of(self._server_id) == self._store.directory_id
+
+    def number_of(self, group_id: int) -> int:
+        """Number of the newest replica here, lost ones too; 0 when there was never one."""
+        log = self._logs.get(group_id)
+        return 0 if log is None else log.replica_number
+
+    # --- catalog and coordinators ------------------------------------------------------------
+    def open_system(self, then: Callable[[], None]) -> None:
+        """Open catalog and coordinators; a founder makes their logs at its first start. `then`
+        when the catalog runs."""
+        self._catalog_runs = then
+        for replaced in self._replaced:
+            self._store.delete_log(replaced.log_id)
+        self._replaced = []
+        for group_id in range(1 + self._record.coordinator_groups):
+            if group_id in self._logs:
+                self._start_system(self._logs[group_id])
+            elif self.is_founding:
+                self._create(group_id, FIRST_REPLICA, self._system_created)
+
+    def invited(self, number: int) -> None:
+        """The catalog, as a member of it has applied it, lists its replica `number` in this
+        directory."""
+        if number > self.number_of(CATALOG_GROUP) and CATALOG_GROUP not in self._creating:
+            self._create(CATALOG_GROUP, number, self._system_created)
+
+    def _system_created(self, log: storage.Log) -> None:
+        self._start_system(log)
+        if log.group_id != CATALOG_GROUP and self.is_known:
+            self._ensure_system(log.group_id)
+
+    def _ensure_system(self, group_id: int) -> None:
+        """Have the coordinator replica that the catalog lists here."""
+        number = self._catalog.replica_number(group_id, self._server_id)
+        if number > self.number_of(group_id):
+            self._create(group_id, number, self._system_created)
+
+    def _start_system(self, log: storage.Log) -> None:
+        group_id = log.group_id
+        if group_id in self._started:
+            return
         if log.lost:
             # Without the catalog this server does not know its partitions either: it waits.
             self._hosting.replica_lost(log)
             return
-        placement = founding_placement(self._record, log.group_id)
-        self._hosting.start_state_group(log, placement, then)
+        self._started.add(group_id)
+        then = self._catalog_runs if group_id == CATALOG_GROUP else _nothing
+        self._hosting.start_state_group(log, self._placement(group_id), then)
+
+    def _placement(self, group_id: int) -> Placement:
+        catalog = self._catalog
+        return Placement(
+            replica_ids(catalog.founding(group_id)), replica_ids(catalog.replicas(group_id))
+        )
 
     def _create(
-        self, group_id: int, replica_number: int, opened: Callable[[storage.Log], None]
+        self, group_id: int, replica_number: int, created: Callable[[storage.Log], None]
     ) -> None:
+        assert replica_number > self.number_of(group_id), (group_id, replica_number)
         self._creating.add(group_id)
 
-        def created(log: storage.Log) -> None:
+        def made(log: storage.Log) -> None:
             self._creating.discard(group_id)
+            old = self._logs.get(group_id)
             self._logs[group_id] = log
-            opened(log)
+            if old is not None:
+                self._started.discard(group_id)
+                self._hosting.stop_group(group_id)
+                self._store.delete_log(old.log_id)
+            created(log)
 
-        self._store.create_log(group_id, replica_number, on_created=created)
+        self._store.create_log(group_id, replica_number, on_created=made)
 
     def holds(self, log: storage.Log) -> bool:
         """Whether the log is still one of this server's: it may be deleted while it is opened."""
         return self._logs.get(log.group_id) is log
 
-    # --- partitions --------------------------------------------------------------------------
-    def reconcile(self, catalog: Catalog) -> None:
+    # --- what the catalog says ---------------------------------------------------------------
+    def reconcile(self) -> None:
         """Make what the applied catalog lists here, delete what it no longer does."""
+        if not self.is_known:
+            return
+        catalog = self._catalog
+        for group_id in range(1, 1 + self._record.coordinator_groups):
+            if group_id not in self._creating:
+                self._ensure_system(group_id)
         for group_id, info in catalog.groups.items():
-            if group_id in self._creating or group_id in self._started:
-                continue
-            number = self._number_here(info)
-            if number:
-                self._ensure(group_id, number, catalog)
+            if group_id not in self._creating:
+                self._ensure(info, catalog.replica_number(group_id, self._server_id))
         for group_id, log in list(self._logs.items()):
             if group_id <= self._record.coordinator_groups or group_id >= catalog.next_group_id:
                 continue
-            listed = catalog.groups.get(group_id)
-            if listed is None or self._number_here(listed) != log.replica_number:
-                self._delete(group_id)
+            if not catalog.replica_number(group_id, self._server_id):
+                self._delete(log)
 
-    def _number_here(self, info: GroupInfo) -> int:
-        """This server's replica number in the group, 0 when it has none."""
-        for replica in info.replicas:
-            if replica.server_id == self._server_id:
-                return replica.replica_number
-        return 0
+    def _ensure(self, info: GroupInfo, number: int) -> None:
+        """Have the replica run that the catalog lists here; `number` 0 when it lists none."""
+        held = self.number_of(info.group_id)
+        if number > held:
+            self._create(info.group_id, number, self._created)
+        elif number == held and number and info.group_id not in self._started:
+            self._start(self._logs[info.group_id], info)
 
-    def _ensure(self, group_id: int, number: int, catalog: Catalog) -> None:
-        log = self._logs.get(group_id)
-        if log is None:
-            self._create(group_id, number, lambda made: self._created(made, catalog))
-        elif log.replica_number == number:
-            self._start(log, catalog.groups[group_id])
-
-    def _created(self, log: storage.Log, catalog: Catalog) -> None:
-        """The log exists; its topic may have been deleted while it was being made."""
-        info = catalog.groups.get(log.group_id)
+    def _created(self, log: storage.Log) -> None:
+        """The log exists; its topic may have been deleted, or it may be given up already."""
+        info = self._catalog.groups.get(log.group_id)
         if info is None:
-            self._delete(log.group_id)
+            self._delete(log)
         else:
-            self._start(log, info)
+            self._ensure(info, self._catalog.replica_number(log.group_id, self._server_id))
 
     def _start(self, log: storage.Log, info: GroupInfo) -> None:
         if log.lost:
             self._hosting.replica_lost(log)
             return
         self._started.add(log.group_id)
-        self._hosting.start_stream(log, info, partition_placement(info))
+        self._hosting.start_stream(log, info, self._placement(log.group_id))
 
-    def _delete(self, group_id: int) -> None:
-        log = self._logs.pop(group_id)
-        self._started.discard(group_id)
-        self._hosting.stop_group(group_id)
+    def _delete(self, log: storage.Log) -> None:
+        del self._logs[log.group_id]
+        self._started.discard(log.group_id)
+        self._hosting.stop_group(log.group_id)
         self._store.delete_log(log.log_id)
 
 
 class CatalogObserver:
-    """Tells of every command that the catalog here has applied."""
+    """Tells of every command that the catalog here has applied, or of a snapshot."""
 
-    __slots__ = ("_applied",)
+    __slots__ = ("_changed",)
 
-    def __init__(self, applied: Callable[[], None]) -> None:
-        self._applied = applied
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
 
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
-        self._applied()
+        self._changed()
+
+    def on_installed(self, group: StateGroup) -> None:
+        self._changed()
 
     def on_serving(self, group: StateGroup) -> None:
-        """Nothing to do: the catalog's leader has no work of its own."""
+        """Nothing to do: what the catalog's leader does it does when time passes."""
 
     def on_stopped_serving(self, group: StateGroup) -> None:
         """See `on_serving`."""

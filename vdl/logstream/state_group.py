@@ -18,6 +18,7 @@ from raft.errors import ProposalDropped
 from raft.types import Entry
 from vdl.clock import Clock
 from vdl.logstream.group import Group
+from vdl.logstream.snapshots import Items
 from vdl.logstream.turn import server_of
 from vdl.state import commands
 
@@ -58,9 +59,10 @@ class Machine(Protocol):
 
 
 class StateObserver(Protocol):
-    """Leader-side runtime that reacts to what was applied."""
+    """Runtime that reacts to what was applied, or came with a snapshot."""
 
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None: ...
+    def on_installed(self, group: StateGroup) -> None: ...
     def on_serving(self, group: StateGroup) -> None: ...
     def on_stopped_serving(self, group: StateGroup) -> None: ...
 
@@ -213,6 +215,23 @@ class StateGroup:
         self._mark_dirty(self.group)
 
     # --- the group's owner -------------------------------------------------------------------
+    @property
+    def entries_are_state(self) -> bool:
+        return False  # what commands did is what counts
+
+    def load(self, items: Items) -> None:
+        """Take the stored state, before the replica runs."""
+        self.machine.load(items)
+
+    def install(self, items: Items) -> None:
+        """Commands of this server that the snapshot reflects are answered at their deadline."""
+        self.machine.load(items)
+        for observer in self.observers:
+            observer.on_installed(self)
+
+    def items(self) -> Items:
+        return self.machine.items()
+
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if len(entry.data):

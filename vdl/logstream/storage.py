@@ -6,6 +6,8 @@ neither. This adapter is the only place where the two meet. Must not know: roles
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import raft.errors as raft_errors
 import segments.api as storage
 from raft.types import ConfState, Entry, EntryKind, HardState, Snapshot
@@ -32,12 +34,20 @@ def as_entry(stored: storage.EntryLike) -> Entry:
 class LogStorage:
     """`raft.log.Storage` over one `segments.api.Log`."""
 
-    __slots__ = ("_applied", "_conf_state", "_log")
+    __slots__ = ("_applied", "_conf_state", "_log", "snapshot")
 
-    def __init__(self, log: storage.Log, conf_state: ConfState, *, applied: int) -> None:
+    def __init__(
+        self,
+        log: storage.Log,
+        conf_state: ConfState,
+        *,
+        applied: int,
+        make_snapshot: Callable[[], Snapshot],
+    ) -> None:
         self._log = log
         self._conf_state = conf_state
         self._applied = applied
+        self.snapshot = make_snapshot
 
     def initial_state(self) -> tuple[HardState, ConfState]:
         """As recovered. What has been applied was committed, whether or not the commit index, which
@@ -75,7 +85,3 @@ class LogStorage:
         except storage.Unavailable:
             raise raft_errors.Unavailable from None
         return [as_entry(stored) for stored in found]
-
-    def snapshot(self) -> Snapshot:
-        # Logs are kept whole: no follower can be behind a log's first index yet.
-        raise raft_errors.SnapshotTemporarilyUnavailable

@@ -24,6 +24,7 @@ from vdl.clock import NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
 from vdl.logstream.options import HostOptions
+from vdl.logstream.snapshots import Items
 from vdl.logstream.times import TimedOffset, find_offset_for_time
 from vdl.logstream.turn import server_of
 from vdl.records import BatchHeader, patch_position
@@ -361,6 +362,23 @@ class LogStream:
         return log.term(last), log.offset_after(last)
 
     # --- the group's owner -------------------------------------------------------------------
+    @property
+    def entries_are_state(self) -> bool:
+        return True  # records are kept as they are
+
+    def load(self, items: Items) -> None:
+        """Take the stored state, before the replica runs."""
+        self.state.load(items)
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        self.apply(entries)
+
+    def install(self, items: Items) -> None:
+        self.state.load(items)
+
+    def items(self) -> Items:
+        return self.state.items()
+
     def start(self) -> None:
         """The group exists: what is committed may be read."""
         self.high_watermark = self.group.log.offset_after(self.group.commit)

@@ -1,29 +1,80 @@
 """Which leaderships should move, and to whom (thesis §3.10).
 
-Two reasons to hand one over: this server stops, or the first replica of the placement, which should
-lead when it can, is back and has caught up. The latter happens one at a time, so that a server that
-comes back is not flooded by all its clients at once.
+Three reasons to hand one over: this server stops; its disk hangs while the followers' disks keep
+the group alive; or the first replica of the placement, which should lead when it can, is back and
+has caught up. The last happens one at a time, so that a server that comes back is not flooded by
+all its clients at once.
 
 Must not know: when it is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 
 from raft.progress import ProgressState
 from raft.types import NodeId
 from vdl.logstream.group import Group
+from vdl.logstream.membership import is_caught_up
 from vdl.logstream.turn import server_of
 
-CAUGHT_UP_ENTRIES = 100
-"""A replica that misses no more than this takes over without a noticeable pause."""
+
+class Transfers:
+    """The leaderships of one server. `groups` and `alive` are the host's own, read only."""
+
+    __slots__ = ("_alive", "_groups", "_mark_dirty", "_tick")
+
+    def __init__(
+        self,
+        *,
+        groups: Mapping[int, Group],
+        alive: Collection[int],
+        tick: Callable[[], int],
+        mark_dirty: Callable[[Group], None],
+    ) -> None:
+        self._groups = groups
+        self._alive = alive
+        self._tick = tick
+        self._mark_dirty = mark_dirty
+
+    def hand_over_all(self) -> int:
+        """This server stops: give every leadership to the live voter that has most of its log; how
+        many are left."""
+        left = 0
+        for group in list(self._groups.values()):
+            if group.node.is_leader:
+                left += self._hand_to_best(group)
+        return left
+
+    def make_room(self) -> None:
+        """This server's disk hangs: hand over what the followers' disks keep alive."""
+        for group in list(self._groups.values()):
+            if group.node.is_leader and group.node.commit > group.node.stable:
+                self._hand_to_best(group)
+
+    def return_one(self) -> None:
+        """Let one placement's first replica lead again."""
+        group = next_to_return(self._groups, self._alive)
+        if group is not None:
+            self._hand_over(group, group.placement[0])
+
+    def _hand_to_best(self, group: Group) -> bool:
+        heir = best_heir(group, self._alive)
+        if heir:
+            self._hand_over(group, heir)
+        return bool(heir)
+
+    def _hand_over(self, group: Group, heir: NodeId) -> None:
+        if not group.node.transferring:
+            group.catch_up(self._tick())
+            group.node.transfer_leader(heir)
+            self._mark_dirty(group)
 
 
 def best_heir(group: Group, alive: Collection[int]) -> NodeId:
-    """The live replica that has most of a led group's log, 0 when there is none."""
+    """The live voter that has most of a led group's log, 0 when there is none."""
     best, best_match = 0, -1
-    for replica in group.voters:
+    for replica in sorted(group.node.membership.incoming):
         if replica == group.replica_id or server_of(replica) not in alive:
             continue
         progress = group.node.progress(replica)
@@ -34,20 +85,18 @@ def best_heir(group: Group, alive: Collection[int]) -> NodeId:
     return best
 
 
-def next_to_return(groups: Iterable[Group], alive: Collection[int]) -> Group | None:
+def next_to_return(groups: Mapping[int, Group], alive: Collection[int]) -> Group | None:
     """A led group whose preferred leader is another replica that is there and has caught up."""
-    for group in groups:
+    for group in groups.values():
         node = group.node
-        if group.preferred or not group.serving or node.transferring:
-            continue
-        first = group.voters[0]
-        if server_of(first) not in alive:
-            continue
-        progress = node.progress(first)
+        first = group.placement[0]
         if (
-            progress is not None
-            and progress.state is ProgressState.REPLICATE
-            and progress.match + CAUGHT_UP_ENTRIES >= node.last_index
+            group.serving
+            and first != group.replica_id
+            and not node.transferring
+            and server_of(first) in alive
+            and first in node.membership.incoming
+            and is_caught_up(node, first)
         ):
             return group
     return None

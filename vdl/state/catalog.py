@@ -222,6 +222,8 @@ class Catalog:
         """Groups of partitions only: the catalog and the coordinators are in the birth record."""
         self.next_group_id = coordinator_groups + 1
         self.next_producer_id = 0
+        self.renumbered = 0
+        """How often replicas changed in this object's life: not part of the state."""
         self.retired: dict[bytes, int] = {}
         """Directories that were replaced, and whose they were: they never take part again."""
         self._numbers: dict[tuple[int, int], int] = {}
@@ -348,6 +350,7 @@ class Catalog:
 
     def _renumber(self, server_id: int, group_ids: list[int]) -> Replacement:
         """Give the server's replicas of these groups their next numbers."""
+        self.renumbered += 1
         for group_id in group_ids:
             number = self.replica_number(group_id, server_id) + 1
             if group_id <= self.coordinator_groups:
@@ -546,6 +549,7 @@ class Catalog:
         self.next_group_id = self._first_group_id
         self.next_producer_id = 0
         self.retired = {}
+        self.renumbered += 1
         self._numbers = {}
         self._dirty = set()
         for key, value in items:

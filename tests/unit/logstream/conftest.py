@@ -12,7 +12,7 @@ import pytest
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.memory import Network
-from segments.memory import MemoryStore
+from segments.memory import InlineWorkers, MemoryStore
 from vdl.clock import MS
 from vdl.logstream.birth import BirthRecord
 from vdl.logstream.host import Host
@@ -97,7 +97,7 @@ class Node:
 
         hello = Hello(
             server_id=self.id,
-            directory_id=cluster.record.directory_of(self.id) or b"",
+            directory_id=self.store.directory_id,
             incarnation=cluster.time.now_ns,
             cluster_id=cluster.record.cluster_id,
         )
@@ -128,6 +128,11 @@ class Node:
         self.cluster.network.stop_listening(("node", self.id))
 
 
+def directory_of(server_id: int) -> bytes:
+    """The directory id that a server's first store draws."""
+    return MemoryStore(InlineWorkers(), rng=random.Random(server_id)).directory_id
+
+
 class Cluster:
     """The hosts, and what tests ask of them."""
 
@@ -137,7 +142,7 @@ class Cluster:
         world = NodeClock(self.time)
         self.network = Network(world, lambda source, target, size: 200_000)
         self.options = HostOptions(held_appends_max=3)
-        self.record = BirthRecord("cluster", tuple((i, bytes([i]) * 16) for i in SERVERS))
+        self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in SERVERS))
         self.nodes = {i: Node(self, i) for i in SERVERS}
         self.run(100)
         for i in SERVERS:

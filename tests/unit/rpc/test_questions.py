@@ -53,14 +53,22 @@ def test_proposals_cut_or_unknown_are_malformed() -> None:
         decode_proposed(memoryview(unknown))
 
 
-@pytest.mark.parametrize("record", [b"", b"the birth record"])
-def test_answer_empty_or_record_comes_back(record: bytes) -> None:
-    """ "Empty" and a record cannot be confused."""
+@pytest.mark.parametrize("number", [0, 7])
+def test_answer_record_and_number_come_back(number: int) -> None:
+    """A record with the asker's catalog replica."""
     assert encode_ask() == []
-    assert decode_answer(joined(encode_answer(record))) == record
+    answer = encode_answer(b"the birth record", catalog_replica=number)
+    assert decode_answer(joined(answer)) == (b"the birth record", number)
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x00more", b"\x01", b"\x02record"])
+def test_answer_empty_comes_back() -> None:
+    """ "Empty" and a record cannot be confused."""
+    assert decode_answer(joined(encode_answer(b""))) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\x00more", b"\x01", b"\x01\0\0\0\0", b"\x02\0\0\0\0record"]
+)
 def test_answer_of_another_shape_is_malformed(payload: bytes) -> None:
     """An answer says "empty" or carries a record."""
     with pytest.raises(MalformedFrame):

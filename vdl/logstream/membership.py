@@ -1,0 +1,54 @@
+"""From the members a group has to those the catalog says it is to have, one step at a time.
+
+The catalog decides who the members are to be; the group's leader brings it about, by ordinary
+membership changes of one replica each (thesis §4.1): whoever is to go is removed, whoever is to
+come is added as a learner, and made a voter once it has caught up (§4.2.1). Whatever the last
+leader got done, the next one goes on from there: nothing is kept but the group's own configuration.
+
+Must not know: why a member is replaced, messages, time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raft.node import RawNode
+from raft.progress import ProgressState
+from raft.types import ConfChange, ConfChangeSingle, ConfChangeType, NodeId
+
+CAUGHT_UP_ENTRIES = 100
+"""A replica that misses no more than this takes part without a noticeable pause."""
+
+
+def next_change(node: RawNode, wanted: Collection[NodeId]) -> ConfChangeSingle | None:
+    """The leader's next step towards the wanted voters; None when there is nothing to do now."""
+    membership = node.membership
+    if membership.is_joint or node.membership_changing or node.id not in wanted:
+        # A leader that is not wanted itself cannot do it: another one will.
+        return None
+    members = membership.members()
+    for member in sorted(members):
+        if member not in wanted:
+            return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
+    for member in sorted(wanted):
+        if member not in members:
+            return ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, member)
+    for member in sorted(membership.learners):
+        if is_caught_up(node, member):
+            return ConfChangeSingle(ConfChangeType.ADD_NODE, member)
+    return None
+
+
+def is_caught_up(node: RawNode, member: NodeId) -> bool:
+    """Whether a led group's member has shown, to this leader, that it misses little."""
+    progress = node.progress(member)
+    return (
+        progress is not None
+        and progress.state is ProgressState.REPLICATE
+        and progress.match + CAUGHT_UP_ENTRIES >= node.last_index
+    )
+
+
+def as_change(single: ConfChangeSingle) -> ConfChange:
+    """One step as the entry that takes it."""
+    return ConfChange(changes=(single,))

@@ -1,0 +1,69 @@
+"""What the links prove about leaders and peers, told to the Raft nodes when they need to know.
+
+With heartbeats by list no message of a quiet group says that anybody is alive. The lists say it for
+all groups of a server at once (`leadership.py`), and here a group is told at the two moments when
+it counts: when one of its timers falls due, and when a candidate asks for its vote.
+
+Must not know: when that is, how lists travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raft.messages import MsgHeartbeat
+from rpc.hello import Hello
+from vdl.logstream.group import Group
+from vdl.logstream.leadership import Leadership
+from vdl.logstream.options import TICK_NS
+from vdl.logstream.turn import server_of
+from vdl.state.catalog import Catalog
+
+
+class Proofs:
+    """See the module. `alive` and `catalog` are the host's own, read only."""
+
+    __slots__ = ("_alive", "_catalog", "_leadership", "_within_ns")
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        *,
+        alive: Mapping[int, Hello],
+        catalog: Catalog,
+        election_ticks: int,
+    ) -> None:
+        self._leadership = leadership
+        self._alive = alive
+        self._catalog = catalog
+        self._within_ns = election_ticks * TICK_NS
+
+    def tell_leader(self, group: Group) -> None:
+        """Tell a node that leads which peers are there. A list's acknowledgement is a server's; it
+        speaks for the replica that the catalog lists there, not for one that went with its
+        directory."""
+        for replica in group.members:
+            server = server_of(replica)
+            hello = self._alive.get(server)
+            if (
+                hello is not None
+                and replica in group.placement
+                and hello.directory_id == self._catalog.directory_of(server)
+                and self._leadership.is_peer_heard(
+                    server, group.group_id, within_ns=self._within_ns
+                )
+            ):
+                group.node.peer_heard(replica)
+
+    def tell_follower(self, group: Group) -> None:
+        """Tell a node that does not lead what the lists prove about its leader."""
+        heard = self._leadership.leader_heard(group.group_id)
+        if heard is None:
+            return
+        node = group.node
+        if heard.term >= node.term:
+            node.leader_heard(heard.ago_ns // TICK_NS, lead=heard.leader, term=heard.term)
+        else:
+            # A leader of an older term, that the others still follow. Lists do not tell it of the
+            # newer term; the answer to an old heartbeat does, and then it makes room.
+            node.step(MsgHeartbeat(to=node.id, from_=heard.leader, term=heard.term, commit=0))

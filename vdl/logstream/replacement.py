@@ -1,0 +1,196 @@
+"""Replacing replicas that are gone: a wiped directory, or a replica that lost durable data.
+
+Such a replica must never vote or acknowledge again under its old number: it may have done so before
+and would not know. It gets a successor, an ordinary new member. Four parties do one step each,
+again and again until there is nothing left to do, so that any of them may fail at any point:
+
+1. A server in a directory the catalog does not know asks its peers, and waits. The *catalog's
+   leader* sees on the link that a founding server has a new directory and proposes `ReplaceServer`.
+   A server that found single replicas lost proposes `ReplaceReplicas` itself.
+2. The catalog's state machine gives out the new numbers and retires the old directory.
+3. Each *group's leader* changes the members to what the catalog says (`membership.py`): the old one
+   is removed, the new one added as a learner, caught up, and made a voter.
+4. The *new directory* makes the replicas that the catalog lists in it: that of the catalog group
+   when a member tells it its number, the others as its own catalog applies.
+
+All of it needs a majority that is in one piece; without one nothing is replaced, which is right:
+then nobody knows what was acknowledged.
+
+Must not know: how entries travel, what happens when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import segments.api as storage
+from raft.errors import ProposalDropped
+from raft.types import ConfChangeType
+from rpc.birth import encode_ask
+from rpc.hello import Hello
+from rpc.peer import FrameType
+from rpc.streams import Transport
+from vdl.clock import MS, Clock
+from vdl.log import Log
+from vdl.logstream.group import Group
+from vdl.logstream.membership import as_change, next_change
+from vdl.logstream.replicas import CATALOG_GROUP, Replicas
+from vdl.logstream.state_group import Outcome, StateGroup
+from vdl.state.catalog import Catalog
+from vdl.state.commands import LostReplica, ReplaceReplicas, ReplaceServer
+
+LEARNERS_MAX = 16
+"""Replicas that may be catching up at one time, over all groups a server leads."""
+
+DEADLINE_NS = 2_000 * MS
+"""After which a proposal of which nothing was heard is made again."""
+
+LOST_PER_COMMAND_MAX = 10_000
+
+
+class Replacement:
+    """One server's part in it. `groups` and `alive` are the host's own, read only."""
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        directory_id: bytes,
+        groups: Mapping[int, Group],
+        alive: Mapping[int, Hello],
+        catalog: Catalog,
+        catalog_group: StateGroup,
+        replicas: Replicas,
+        transport: Transport,
+        clock: Clock,
+        propose: Callable[..., None],
+        mark_dirty: Callable[[Group], None],
+        log: Log,
+    ) -> None:
+        self._server_id = server_id
+        self._directory_id = directory_id
+        self._groups = groups
+        self._alive = alive
+        self._catalog = catalog
+        self._catalog_group = catalog_group
+        self._replicas = replicas
+        self._transport = transport
+        self._clock = clock
+        self._propose_catalog = propose
+        self._mark_dirty = mark_dirty
+        self._log = log
+        self.lost: dict[int, storage.Log] = {}
+        """Replicas here that lost durable data and have no successor here yet, by group."""
+        self._proposed: set[int] = set()
+        """Servers for which a proposal is on its way; 0 for this one's lost replicas."""
+
+    # --- often ---------------------------------------------------------------------------------
+    def change_members(self) -> None:
+        """Take the next step in every led group whose members are not what they are to be."""
+        unsettled = [
+            group for group in self._groups.values() if group.serving and not group.is_settled
+        ]
+        learners = sum(len(group.node.membership.learners) for group in unsettled)
+        for group in unsettled:
+            change = next_change(group.node, group.placement)
+            if change is None:
+                continue
+            if change.type is ConfChangeType.ADD_LEARNER_NODE:
+                if learners >= LEARNERS_MAX:
+                    continue
+                learners += 1
+            try:
+                group.node.propose_conf_change(as_change(change))
+            except ProposalDropped:
+                continue
+            self._log.info(
+                "member_change",
+                group=group.group_id,
+                change=change.type.name,
+                replica=change.node_id,
+            )
+            self._mark_dirty(group)
+
+    # --- now and then --------------------------------------------------------------------------
+    def look_around(self) -> None:
+        """Begin what has to be begun here."""
+        if not self._catalog_group.is_running:
+            for server in sorted(self._alive):
+                self.ask(server)
+        elif self._catalog_group.serving:
+            self._replace_wiped()
+        if self.lost:
+            self._replace_lost()
+
+    def ask(self, server_id: int) -> None:
+        """Ask a peer which number this directory has in the catalog group."""
+        if not self._catalog_group.is_running:
+            self._transport.send(server_id, FrameType.ASK, encode_ask())
+
+    def number_for(self, server_id: int) -> int:
+        """The catalog replica number of a peer in the directory it has now; 0 while the catalog
+        applied here does not know that directory."""
+        hello = self._alive.get(server_id)
+        if hello is None or not self._catalog_group.is_running:
+            return 0
+        if self._catalog.directory_of(server_id) != hello.directory_id:
+            return 0
+        return self._catalog.replica_number(CATALOG_GROUP, server_id)
+
+    def _replace_wiped(self) -> None:
+        """The catalog leads here: give up directories whose server came back with another one."""
+        for server_id, hello in sorted(self._alive.items()):
+            old = self._catalog.directory_of(server_id)
+            if old in (None, hello.directory_id) or hello.directory_id in self._catalog.retired:
+                continue
+            self._log.warning(
+                "server_replaced",
+                server=server_id,
+                old_directory=old.hex(),
+                directory=hello.directory_id.hex(),
+            )
+            self._propose(server_id, ReplaceServer(server_id, old, hello.directory_id))
+
+    def _replace_lost(self) -> None:
+        """Have successors given to this server's lost replicas, unless they have been."""
+        lost = [
+            LostReplica(group_id, log.replica_number)
+            for group_id, log in sorted(self.lost.items())
+            if self._catalog.replica_number(group_id, self._server_id) <= log.replica_number
+            or not self._catalog_group.is_running
+        ]
+        if lost:
+            command = ReplaceReplicas(
+                self._server_id, self._directory_id, lost[:LOST_PER_COMMAND_MAX]
+            )
+            self._propose(0, command)
+
+    def _propose(self, key: int, command: Any) -> None:
+        if key in self._proposed:
+            return
+        self._proposed.add(key)
+
+        def done(outcome: Outcome) -> None:
+            del outcome  # what counts is what the applied catalog says next time
+            self._proposed.discard(key)
+
+        self._propose_catalog(command, deadline_ns=self._clock.now_ns() + DEADLINE_NS, done=done)
+
+    # --- successors ----------------------------------------------------------------------------
+    def replica_lost(self, log: storage.Log) -> bool:
+        """A replica here can take no part any more; True when that is news."""
+        if self.lost.get(log.group_id) is log:
+            return False
+        self.lost[log.group_id] = log
+        self._log.error("replica_lost", group=log.group_id, log=log.log_id)
+        return True
+
+    def has_successor(self, group_id: int) -> None:
+        """A newer replica of the group is about to run here, or the group is gone."""
+        self.lost.pop(group_id, None)
+
+    def invited(self, number: int) -> None:
+        """A peer answered `ask`."""
+        if number and not self._catalog_group.is_running:
+            self._replicas.invited(number)

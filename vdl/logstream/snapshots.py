@@ -1,0 +1,115 @@
+"""What a replica knows apart from its log's entries: in checkpoints, and in snapshots for peers.
+
+*Members* are the group's configuration. In Raft as it is done here a configuration takes effect
+when it is applied, so it is applied state and is checkpointed with the rest, under a key of its
+own.
+
+A *snapshot* is sent to a replica that is behind the log's start (§7): members, and the items of the
+state machine. For a group of commands it replaces the entries up to the last applied one. For a
+partition it does not: its records are the entries. There it stands at the log's *start*, a few
+hundred bytes, and the entries follow by ordinary appends, from disk if need be: one path for all
+catching up, resumable, every frame checksummed. What such a snapshot brings (members and producer
+windows) may then reflect more than the log's start: `reflects` says up to where, and entries up to
+there are not applied to it again.
+
+Must not know: who asks, how snapshots travel, what items mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
+
+SNAPSHOT_BYTES_MAX = 8 << 20
+"""The largest snapshot: it travels in one frame and is kept in one journal record. A group whose
+state is larger keeps its log whole, so that nobody ever needs one."""
+
+MEMBERS_KEY = b"\x00"
+"""Where checkpoints keep the members. No machine has a key of this kind."""
+
+Items = list[tuple[bytes, bytes]]
+"""A machine's state: (key, value) in key order."""
+
+
+class Members(msgspec.Struct, frozen=True, array_like=True):
+    """A group's configuration as of an applied index. Replica ids ascending."""
+
+    reflects: int
+    """Members and items are those of after this index, if more than that has been applied."""
+    voters: tuple[int, ...]
+    voters_outgoing: tuple[int, ...] = ()
+    learners: tuple[int, ...] = ()
+    learners_next: tuple[int, ...] = ()
+    auto_leave: bool = False
+
+    @property
+    def conf_state(self) -> ConfState:
+        """In the core's form."""
+        return ConfState(
+            voters=self.voters,
+            voters_outgoing=self.voters_outgoing,
+            learners=self.learners,
+            learners_next=self.learners_next,
+            auto_leave=self.auto_leave,
+        )
+
+
+class SnapshotState(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot's payload."""
+
+    members: Members
+    items: Items
+
+
+def members_of(conf_state: ConfState, *, reflects: int) -> Members:
+    """The core's form, with the index it was applied at."""
+    return Members(
+        reflects=reflects,
+        voters=conf_state.voters,
+        voters_outgoing=conf_state.voters_outgoing,
+        learners=conf_state.learners,
+        learners_next=conf_state.learners_next,
+        auto_leave=conf_state.auto_leave,
+    )
+
+
+DecodeError = msgspec.DecodeError
+"""Bytes that are no snapshot, or no members, of this version."""
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_MEMBERS = msgspec.msgpack.Decoder(Members)
+_SNAPSHOT = msgspec.msgpack.Decoder(SnapshotState)
+
+
+def encode_members(members: Members) -> bytes:
+    """The value kept under `MEMBERS_KEY`."""
+    return _ENCODER.encode(members)
+
+
+def encode_snapshot(members: Members, items: Items) -> bytes:
+    """The payload of a snapshot, as it travels and as the journal keeps it."""
+    return _ENCODER.encode(SnapshotState(members, items))
+
+
+def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
+    """Nothing in the result points into `data`. Raises DecodeError."""
+    return _SNAPSHOT.decode(data)
+
+
+def split_members(items: Items, founding: Members) -> tuple[Members, Items]:
+    """A checkpoint's items without the members, and these; `founding` when they never changed.
+    Raises DecodeError."""
+    if items and items[0][0] == MEMBERS_KEY:
+        return _MEMBERS.decode(items[0][1]), items[1:]
+    return founding, items
+
+
+def for_the_owner(entries: Sequence[Entry], reflects: int) -> Sequence[Entry]:
+    """The entries that an owner applies: no membership changes, and none that its state already
+    reflects."""
+    if entries[0].index > reflects and not any(e.kind in CONF_CHANGE_KINDS for e in entries):
+        return entries
+    return [e for e in entries if e.index > reflects and e.kind not in CONF_CHANGE_KINDS]
