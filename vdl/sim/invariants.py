@@ -129,7 +129,7 @@ class Watch:
         groups = sorted({group_id for host in hosts for group_id in host.groups})
         for group_id in groups:
             replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
-            if len(replicas) < len(replicas[0].voters):
+            if len(replicas) < len(replicas[0].placement):
                 return f"group {group_id} misses a replica"
             if not any(group.serving for group in replicas):
                 return f"group {group_id} has no leader that serves"
