@@ -6,6 +6,7 @@
 #   make fix            format and repair what can be repaired
 #   make gen            regenerate the Kafka codec and the gRPC modules
 #   make sim SEEDS=100 FIRST=1
+#   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
 #   make conformance DIR=../shared/raft-conformance
 #   make bench          throughput and latency of a replica set on this machine
 #   make setup          only the set-up, into .venv
@@ -27,15 +28,17 @@ SEEDS ?= 100
 FIRST ?= 1
 DIR ?=
 STAGES ?=
+ONLY ?=
+RECORD ?=
 CI_STAGES ?=
 BENCH_ARGS ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim bench clean
+.PHONY: help setup up down test check fix gen conformance sim mutants bench clean
 
 help:
-	@sed -n '3,15s/^# \{0,1\}//p' Makefile
+	@sed -n '3,16s/^# \{0,1\}//p' Makefile
 
 # --- set-up -------------------------------------------------------------------------------------
 # `make up` needs only what a server needs; the tests add the clients and tools of the `dev` extra.
@@ -78,6 +81,9 @@ conformance: $(DEV)
 
 sim: $(DEV)
 	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST)
+
+mutants: $(DEV)
+	@exec $(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)

@@ -1,0 +1,81 @@
+"""Mutations: bugs planted on purpose, each in a private copy of the production code.
+
+A mutation is a patch file, `NN-name.patch`: a sentence that says what bug it plants and which rule
+that breaks, then a unified diff with one line of context. It is applied to a copy of the packages
+in a temporary directory, never to the tree it came from.
+
+A planted bug must leave the happy path alone: in a world where nothing goes wrong, clients produce
+and consume as ever. Where a check sees it even there, because it looks at the disks and not at what
+clients are told, a second line says so: `Quiet: VIOLATION: why`, or several with commas.
+
+Must not know: how a mutated copy is run, what finds it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PACKAGES = ("raft", "rpc", "segments", "vdl")
+"""What a simulated world is made of."""
+
+FILE_NAME = re.compile(r"(\d\d)-([a-z0-9-]+)\.patch")
+CITATION = re.compile(r"§|Figure 2|RELIABILITY|segments/README|KIP-\d|KAFKA-\d")
+QUIET = re.compile(r"Quiet: ([a-z, -]+): \S.*")
+
+
+class PatchError(Exception):
+    """A patch file is not one, or does not apply any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One planted bug. `quiet`: violations that a world without faults may show, usually none."""
+
+    number: int
+    name: str
+    sentence: str
+    quiet: frozenset[str]
+    path: Path
+
+
+def load(path: Path) -> Mutation:
+    """Raises PatchError."""
+    match = FILE_NAME.fullmatch(path.name)
+    if match is None:
+        raise PatchError(f"{path.name}: not NN-name.patch")
+    head, separator, _ = path.read_text(encoding="utf-8").partition("--- a/")
+    lines = head.splitlines()
+    if not separator or not 1 <= len(lines) <= 2:
+        raise PatchError(f"{path.name}: one sentence, perhaps a `Quiet:` line, then the diff")
+    quiet: frozenset[str] = frozenset()
+    if len(lines) == 2:
+        line = QUIET.fullmatch(lines[1])
+        if line is None:
+            raise PatchError(f"{path.name}: the second line is not `Quiet: VIOLATION: why`")
+        quiet = frozenset(line[1].split(", "))
+    return Mutation(int(match[1]), match[2], lines[0], quiet, path)
+
+
+def load_all() -> list[Mutation]:
+    """Every mutation, by number."""
+    return [load(path) for path in sorted(HERE.glob("*.patch"))]
+
+
+def copy_packages(source: Path, target: Path) -> None:
+    """The packages as they are now, with what Python compiled of them."""
+    for package in PACKAGES:
+        shutil.copytree(source / package, target / package)
+
+
+def apply(mutation: Mutation, tree: Path) -> None:
+    """Plant the bug in `tree`. Raises PatchError when its place is not there any more."""
+    command = ["git", "apply", "-p1", "--whitespace=nowarn", str(mutation.path)]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PatchError(f"{mutation.path.name}: {done.stderr.strip()}")

@@ -1,0 +1,105 @@
+"""`make mutants`: every planted bug must be found by the simulator.
+
+    python -m tests.mutants.run                 all, seeds 1 to 1,000 each
+    python -m tests.mutants.run --only NAME     some
+    python -m tests.mutants.run --record        and write seeds.toml anew
+
+Prints one row a mutation as it is found: seeds looked at, the seed that shows it, the violations.
+Exits with 1 when a mutation survives or a finding is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutants.hunt import Copies, Hunt, false_alarms, hunt_all
+from tests.mutants.patches import HERE, load_all
+
+SEEDS_FILE = HERE / "seeds.toml"
+SEEDS_MAX = 1_000
+RECORDED_MAX = 3
+
+_HEAD = """\
+# Seeds that showed each mutation when they were recorded: `make mutants RECORD=1` writes this file.
+# A change of the production code changes what a seed does; tests/mutants then searches further.
+
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Find every planted bug.")
+    parser.add_argument("--only", nargs="*", default=[], help="names, or parts of them")
+    parser.add_argument("--seeds", type=int, default=SEEDS_MAX, help="how many to try each")
+    parser.add_argument("--record", action="store_true", help="write seeds.toml anew")
+    parser.add_argument("--processes", type=int, default=0, help="0: one a processor")
+    arguments = parser.parse_args()
+    mutations = [
+        mutation
+        for mutation in load_all()
+        if not arguments.only or any(part in mutation.path.name for part in arguments.only)
+    ]
+    if not mutations:
+        parser.error(f"no mutation is called {' or '.join(arguments.only)}")
+    with tempfile.TemporaryDirectory(prefix="vdl-mutants-") as name:
+        copies = Copies(Path(name))
+        seeds = range(1, arguments.seeds + 1)
+        hunts: list[Hunt] = []
+        print(f"{'mutation':<44}{'seeds':>6}{'seed':>6}  violations")
+        enough = RECORDED_MAX if arguments.record else 1
+        for one in hunt_all(
+            copies,
+            [(mutation, seeds) for mutation in mutations],
+            enough=enough,
+            processes=arguments.processes,
+        ):
+            hunts.append(one)
+            print(row(one), flush=True)
+        alarms = false_alarms(copies, hunts)
+    for world in alarms:
+        print(f"seed {world.seed} fails without any mutation: {world.violations}")
+    if arguments.record:
+        record(hunts)
+    print(last_line(hunts))
+    return 1 if alarms or any(one.complaint for one in hunts) else 0
+
+
+def row(one: Hunt) -> str:
+    mutation = f"{one.mutation.number:02}-{one.mutation.name}"
+    found = f"{one.tried:>6}{one.found[0].seed:>6}" if one.found else f"{one.tried:>6}{'-':>6}"
+    names = one.found[0].names if one.found else []
+    told = ", ".join(names[:3]) + (f" +{len(names) - 3}" if len(names) > 3 else "")
+    parts = [part for part in (told, one.complaint and f"! {one.complaint}") if part]
+    return f"{mutation:<44}{found}  {'  '.join(parts)}"
+
+
+def last_line(hunts: Sequence[Hunt]) -> str:
+    found = [one.tried for one in hunts if one.is_found]
+    median = f"{statistics.median(found):g}" if found else "-"
+    return f"{len(hunts)} mutations, {len(found)} found, median {median} seeds"
+
+
+def recorded() -> dict[str, list[int]]:
+    """Seeds by mutation."""
+    with SEEDS_FILE.open("rb") as file:
+        seeds: dict[str, list[int]] = tomllib.load(file)
+    return seeds
+
+
+def record(hunts: Sequence[Hunt]) -> None:
+    """Write what was found now; what was not looked for stays as it is."""
+    seeds = recorded() if SEEDS_FILE.exists() else {}
+    for one in hunts:
+        seeds[one.mutation.name] = [world.seed for world in one.found]
+    known = {mutation.name for mutation in load_all()}
+    lines = [f"{name} = {seeds[name]}\n" for name in sorted(seeds) if name in known]
+    SEEDS_FILE.write_text(_HEAD + "".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

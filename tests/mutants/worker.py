@@ -1,0 +1,73 @@
+"""Runs worlds with the code of one copy: a process of its own, so that nothing is shared.
+
+    PYTHONPATH=COPY python -P worker.py COPY [--quiet] SEED...
+
+Prints one line of JSON for each seed, until whoever reads them has seen enough and ends it. With
+`--quiet` the worlds are without faults and without luck in their options. A world that does not
+come to an end within its processor time is reported as such; it is no finding.
+
+Must not know: what is planted in the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+WORLD_CPU_S = 60.0
+"""A world takes about a second."""
+
+
+class _TooLong(BaseException):
+    """Not an Exception: a world takes those for its processes' deaths."""
+
+
+def _expire(number: int, frame: object) -> None:
+    raise _TooLong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("copy", type=Path)
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("seeds", type=int, nargs="+")
+    arguments = parser.parse_args()
+
+    from vdl.sim.options import Options
+    from vdl.sim.run import run_seed
+
+    check_origin(arguments.copy)
+    signal.signal(signal.SIGVTALRM, _expire)
+    options = Options(seconds=6) if arguments.quiet else None
+    for seed in arguments.seeds:
+        violations: list[str] = []
+        ended = True
+        signal.setitimer(signal.ITIMER_VIRTUAL, WORLD_CPU_S)
+        try:
+            violations = [str(one) for one in run_seed(seed, options=options).violations]
+        except _TooLong:
+            ended = False
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        line = {"seed": seed, "violations": violations, "ended": ended}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def check_origin(copy: Path) -> None:
+    """All that was imported of the production code is the copy's."""
+    copy = copy.resolve()
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] not in {"raft", "rpc", "segments", "vdl"}:
+            continue
+        origin = Path(module.__file__ or "").resolve()
+        if not origin.is_relative_to(copy):
+            raise SystemExit(f"{name} comes from {origin}, not from {copy}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
