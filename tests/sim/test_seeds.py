@@ -19,7 +19,9 @@ def test_no_seed_of_the_fixed_list_violates_anything() -> None:
     """No acknowledged record lost or moved, no two leaders in a term, replicas equal at the end,
     and every other invariant, over worlds with crashes, power cuts, pauses and partitions."""
     results = sorted(run_seeds(1, SEEDS, processes=PROCESSES), key=lambda result: result.seed)
-    assert len(results) == SEEDS
+    # A quiet world proves nothing: each that counts has gone through enough by itself.
+    assert sum(result.counts for result in results) == SEEDS
+    assert len(results) <= SEEDS * 11 // 10, "more than a tenth of the seeds are too quiet"
     bad = [
         f"{result.line()}\n  " + "\n  ".join(result.violations[:5])
         + f"\n  again: vdl sim --seed {result.seed}"
@@ -27,10 +29,6 @@ def test_no_seed_of_the_fixed_list_violates_anything() -> None:
         if not result.ok
     ]  # fmt: skip
     assert not bad, "\n".join(bad)
-    # A quiet world proves nothing: together they must have gone through enough.
-    assert sum(result.acknowledgements for result in results) >= 100 * SEEDS
-    assert sum(result.elections for result in results) >= 3 * SEEDS
-    assert sum(result.crashes for result in results) >= 2 * SEEDS
 
 
 def test_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:

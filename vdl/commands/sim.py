@@ -9,16 +9,26 @@ from vdl.sim.run import main as run
 
 @click.command()
 @click.option("--seed", type=int, help="One seed, told in detail; the same seed does the same.")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--seeds", type=click.IntRange(0), default=1, show_default=True, help="How many.")
 @click.option("--first", type=int, default=1, show_default=True, help="The first of --seeds.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Then go on with fresh seeds for so long; the first of them is printed.",
+)
 @click.option("--echo", is_flag=True, help="Print every event as it happens (one seed).")
 @click.option(
     "--history", default="", metavar="FILE",
     help="Write what the clients did and saw, for `vdl check` (one seed).",
 )  # fmt: skip
-def sim(*, seed: int | None, seeds: int, first: int, echo: bool, history: str) -> int:
+def sim(
+    *, seed: int | None, seeds: int, first: int, minutes: float, echo: bool, history: str
+) -> int:
     """Simulate whole clusters from seeds: crashes, pauses, partitions, and clients that remember.
 
     Exits with 1 when anything that must hold did not; prints the command that does it again.
     """
-    return run(seed=seed, seeds=seeds, first=first, echo=echo, history_path=history)
+    return run(
+        seed=seed, seeds=seeds, first=first, minutes=minutes, echo=echo, history_path=history
+    )

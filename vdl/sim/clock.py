@@ -5,10 +5,14 @@ its instant and runs it. Events of one instant run in the order they were schedu
 function of its seed.
 
 `NodeClock` is one life of one process: it implements `vdl.clock.Clock` on top of the shared heap.
-Three things a real machine does to a process happen here. A *stopped* process (killed, or lost to a
+Four things a real machine does to a process happen here. A *stopped* process (killed, or lost to a
 power cut) never runs again: its events are dropped where they are found. A *paused* one (SIGSTOP, a
 stalled virtual machine) runs nothing until it is resumed; what came due meanwhile runs then, in its
-order. Its *wall clock* may jump; monotonic time never does.
+order. Its *wall clock* may jump; monotonic time never does. Its *monotonic clock* may drift: the
+process's seconds, and with them its timers, are then a little longer or shorter than the world's.
+
+Whoever must look at a process after each of its events sets its clock's `watch`: it is called when
+the event is over, or when the same event goes on in another process.
 
 Must not know: what the events do.
 """
@@ -19,6 +23,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 FOREVER_NS = 1 << 62
+MILLION = 1_000_000
 COMPACT_AT = 4096
 """The heap is rebuilt without cancelled timers when it holds this many of them."""
 
@@ -88,8 +93,19 @@ class VirtualTime:
             self.events += 1
             self.running = clock
             fn()
+            running = self.running
+            if running is not None and running.watch is not None:
+                running.watch()
             return True
         return False
+
+    def enter(self, clock: NodeClock | None) -> None:
+        """What follows in this event happens inside this process; None: outside of any."""
+        running = self.running
+        if running is not clock:
+            if running is not None and running.watch is not None:
+                running.watch()
+            self.running = clock
 
     def run_until(self, when_ns: int, stop: Callable[[], bool] | None = None) -> bool:
         """Run events up to `when_ns` and stand there; True when `stop()` said to stop earlier."""
@@ -134,11 +150,13 @@ class NodeClock:
     __slots__ = (
         "_offset_ns",
         "_postponed",
+        "_rate_ppm",
         "_time",
         "paused",
         "stopped",
         "turn_ns",
         "wall_base_ms",
+        "watch",
     )
 
     def __init__(
@@ -148,22 +166,33 @@ class NodeClock:
         wall_base_ms: int = 1_750_000_000_000,
         offset_ns: int = 0,
         turn_ns: int = 20_000,
+        drift_ppm: int = 0,
     ) -> None:
+        """`drift_ppm`: by how many millionths this process's seconds are too short."""
         self._time = time
         self._offset_ns = offset_ns
+        self._rate_ppm = MILLION + drift_ppm
         self._postponed: list[SimTimer] = []
         self.wall_base_ms = wall_base_ms
         self.turn_ns = turn_ns
         self.paused = False
         self.stopped = False
+        self.watch: Callable[[], None] | None = None
 
     def now_ns(self) -> int:
-        return self._time.now_ns + self._offset_ns
+        rate = self._rate_ppm
+        if rate == MILLION:
+            return self._time.now_ns + self._offset_ns
+        return self._time.now_ns * rate // MILLION + self._offset_ns
 
     def wall_ms(self) -> int:
         return self.wall_base_ms + self._time.now_ns // 1_000_000
 
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> SimTimer:
+        rate = self._rate_ppm
+        if rate != MILLION:
+            # Rounded up: when a timer runs, its clock must not say that it is too early.
+            delay_ns = delay_ns * MILLION // rate + 1
         return self._time.after(delay_ns, fn, self)
 
     def call_soon(self, fn: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from vdl.clock import MS
 from vdl.sim.clock import VirtualTime
+from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.machine import Condition, Machine
 from vdl.sim.network import Network
 from vdl.sim.options import Options
@@ -31,6 +32,8 @@ class Target(Protocol):
     def time(self) -> VirtualTime: ...
     @property
     def network(self) -> Network: ...
+    @property
+    def frames(self) -> FrameWeather: ...
     @property
     def machines(self) -> list[Machine]: ...
     @property
@@ -281,6 +284,7 @@ class Nemesis:
         self._healed = False
 
     def start(self) -> None:
+        self._world.frames.active = True
         for row in FAULTS:
             self._schedule(row)
 
@@ -311,6 +315,7 @@ class Nemesis:
     def heal(self) -> None:
         """End every fault, and let none happen any more."""
         self._healed = True
+        self._world.frames.active = False
         for number in sorted(self._active):
             self._over(number)
         self._world.network.heal_all()

@@ -1,6 +1,6 @@
 """What must hold in every world, watched while it runs and checked when it is over.
 
-* Election safety (Raft §5.2): at most one replica leads a term, over the whole run.
+* The rules of Raft, after every event, on every replica the event touched (`raft_watch`).
 * The durability audit: when a client hears an acknowledgement, its records are in the durable image
   of a majority of its replicas' disks. The disks themselves say so: records are recognised in the
   bytes that became durable, whoever wrote them and why.
@@ -21,11 +21,12 @@ from segments.api import Buffer, StorageError, StoredEntry
 from vdl.logstream.group import Group
 from vdl.logstream.host import Host
 from vdl.logstream.turn import server_of
+from vdl.sim.durable import DurableLogs
 from vdl.sim.machine import Life, Machine
+from vdl.sim.raft_watch import GroupWatch, RaftWatch
 from vdl.sim.recorder import values_in
 from vdl.sim.subscription import TopicPartition
 
-ATTACH_NS = 1_000_000
 _ENTRY = Struct("<QQBQQ")
 _EVERYTHING = 1 << 30
 
@@ -42,64 +43,36 @@ class Violation:
 
 
 class Watch:
-    """The invariants of one run. `replication`: how many replicas each partition has."""
+    """The invariants of one run."""
 
-    def __init__(self, machines: list[Machine], *, replication: int) -> None:
+    def __init__(self, machines: list[Machine]) -> None:
         self.violations: list[Violation] = []
-        self.elections = 0
+        self.raft = RaftWatch(machines, self.violate)
         self.audited = 0
         self._machines = machines
-        self._replication = replication
-        self._leaders: dict[tuple[int, int], int] = {}
-        self._durable: list[set[int]] = []
+        self._values: dict[int, set[int]] = {}
+        """By server id: values of records that are in the durable image of its disk."""
+        self._safe: set[int] = set()
+        """Values that a majority held when one of their disks was lost."""
+        self._groups: dict[TopicPartition, int] = {}
         for machine in machines:
-            machine.on_start = self._started
+            machine.on_start = self.raft.started
             machine.on_down = self._down
-            on_disk: set[int] = set()
-            self._durable.append(on_disk)
-            machine.disk.on_durable = _collector(on_disk)
+            machine.on_raft_frame = self.raft.frame_left
+            values = self._values[machine.server_id] = set()
+            logs = self.raft.disks[machine.server_id]
+            machine.disk.on_durable = _collector(values, logs)
+
+    @property
+    def elections(self) -> int:
+        return self.raft.elections
 
     def violate(self, name: str, detail: str) -> None:
         self.violations.append(Violation(name, detail))
 
     # --- while it runs ----------------------------------------------------------------------------
-    def _started(self, life: Life) -> None:
-        self._attach(life)
-
-    def _attach(self, life: Life) -> None:
-        """Listen to the host as soon as there is one: before a cluster is born there is none."""
-        host = life.server.host
-        if host is None:
-            life.clock.call_later(ATTACH_NS, lambda: self._attach(life))
-            return
-        others = host.on_leader_news
-
-        def news() -> None:
-            others()
-            self._scan(host)
-
-        host.on_leader_news = news
-        self._scan(host)
-
-    def _scan(self, host: Host) -> None:
-        for group in host.groups.values():
-            if group.node.is_leader:
-                self._leads(group)
-
-    def _leads(self, group: Group) -> None:
-        key = (group.group_id, group.node.term)
-        leader = self._leaders.get(key)
-        if leader is None:
-            self._leaders[key] = group.replica_id
-            self.elections += 1
-        elif leader != group.replica_id:
-            servers = f"{server_of(leader)} and {server_of(group.replica_id)}"
-            self.violate("two-leaders", f"group {key[0]}, term {key[1]}: servers {servers}")
-
     def _down(self, life: Life) -> None:
-        host = life.server.host
-        if host is not None:
-            self._scan(host)
+        self.raft.ended(life)
         self.judge(life)
 
     def judge(self, life: Life) -> None:
@@ -113,12 +86,44 @@ class Watch:
 
     def acknowledged(self, tp: TopicPartition, values: list[int]) -> None:
         """A client was told that these are safe."""
-        majority = self._replication // 2 + 1
+        seen = self._group_of(tp)
+        if seen is None:
+            self.violate("not-durable", f"{tp}: acknowledged, and nobody leads its group")
+            return
+        halves = (seen.membership.incoming, seen.membership.outgoing)
+        disks = [[self._values[server_of(replica)] for replica in half] for half in halves]
         for value in values:
             self.audited += 1
-            copies = sum(value in on_disk for on_disk in self._durable)
-            if copies < majority:
-                self.violate("not-durable", f"{tp}: value {value} on {copies} disks")
+            if value in self._safe:
+                continue
+            for half in disks:
+                copies = sum(value in on_disk for on_disk in half)
+                if half and copies * 2 <= len(half):
+                    what = f"{tp}: value {value} on {copies} of {len(half)} disks"
+                    self.violate("not-durable", what)
+
+    def _group_of(self, tp: TopicPartition) -> GroupWatch | None:
+        """The group of a partition, found once: topics that are audited are never made anew."""
+        group_id = self._groups.get(tp)
+        if group_id is None:
+            for host in self._hosts():
+                for group_id in host.groups:
+                    stream = host.stream(group_id)
+                    if stream is not None:
+                        self._groups[TopicPartition(stream.topic, stream.partition)] = group_id
+            group_id = self._groups.get(tp)
+        return self.raft.groups.get(group_id) if group_id is not None else None
+
+    def disk_lost(self, machine: Machine) -> None:
+        """The machine's disk is about to be emptied. What a majority holds by now was rightly
+        acknowledged, or will be; for anything else this disk has never counted."""
+        mine = self._values[machine.server_id]
+        majority = min(3, len(self._machines)) // 2 + 1
+        for value in mine:
+            if sum(value in other for other in self._values.values()) >= majority:
+                self._safe.add(value)
+        mine.clear()
+        self.raft.disks[machine.server_id].forget()
 
     # --- when it is over --------------------------------------------------------------------------
     def settled(self) -> str:
@@ -175,7 +180,13 @@ class Watch:
                     state = _digest(b"".join(k + v for k, v in state_group.machine.items()))
                     states.setdefault(group_id, {})[machine.name] = state
                 waiting[0] += 1
-                _read_log(group, digests.setdefault(group_id, {}), machine, one_read)
+                # Where each replica has cut its log is its own affair.
+                first = max(
+                    other.groups[group_id].log.first_index
+                    for other in self._hosts()
+                    if group_id in other.groups
+                )
+                _read_log(group, first, digests.setdefault(group_id, {}), machine, one_read)
         one_read()
 
     def _report(self, name: str, found: Mapping[int, Mapping[str, object]]) -> None:
@@ -190,26 +201,27 @@ class Watch:
 
 def _read_log(
     group: Group,
+    first: int,
     digests: dict[str, tuple[int, str]],
     machine: Machine,
     done: Callable[[], None],
 ) -> None:
-    """Hash the group's entries up to what is committed now, a piece at a time."""
+    """Hash the group's entries from `first` up to what is committed now, a piece at a time."""
     log = group.log
     end = log.commit_index + 1
     running = blake2b(digest_size=8)
-    position = [log.first_index]
+    position = [first]
 
     def read_on() -> None:
         if position[0] >= end:
-            digests[machine.name] = (log.first_index, running.hexdigest())
+            digests[machine.name] = (first, running.hexdigest())
             done()
             return
         group.store.entries_cold(log, position[0], end, _EVERYTHING, found)
 
     def found(entries: list[StoredEntry] | StorageError) -> None:
         if isinstance(entries, StorageError):
-            digests[machine.name] = (log.first_index, f"unreadable: {entries!r}")
+            digests[machine.name] = (first, f"unreadable: {entries!r}")
             done()
             return
         for entry in entries:
@@ -227,8 +239,9 @@ def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=8).hexdigest()
 
 
-def _collector(on_disk: set[int]) -> Callable[[Buffer], None]:
+def _collector(values: set[int], logs: DurableLogs) -> Callable[[Buffer], None]:
     def durable(image: Buffer) -> None:
-        on_disk.update(values_in(image))
+        logs.take(image)
+        values.update(values_in(image))
 
     return durable

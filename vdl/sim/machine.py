@@ -17,16 +17,19 @@ from random import Random
 
 from rpc.hello import Hello
 from rpc.links import Links
+from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
 from segments.api import Buffer
 from segments.store import DiskStore
+from vdl.clock import MS
 from vdl.config import Config
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.log import Value
-from vdl.server import Server
+from vdl.server import Server, ServerState
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.disk import SimDisk
 from vdl.sim.filesystem import SimFileSystem
+from vdl.sim.frame_faults import FrameFaults, FrameWeather
 from vdl.sim.network import Network, SimDialer, SimStream
 from vdl.sim.trace import Trace
 from vdl.sim.workers import SimWorkers
@@ -35,6 +38,12 @@ KAFKA_PORT = 9092
 PEER_PORT = 9192
 LISTENER = "PLAINTEXT"
 _SCRAP_BYTES = 64 << 10
+
+DISK_ERRORS = frozenset((errno.EIO, errno.ENOSPC))
+"""What a disk may answer; a process that nothing saves from it ends itself."""
+
+RESTART_NS = 500 * MS
+"""How long an init system waits before it starts a failed process again."""
 
 
 class Condition(Enum):
@@ -60,6 +69,7 @@ class Life:
             wall_base_ms=machine.wall_base_ms,
             offset_ns=rng.getrandbits(40),
             turn_ns=machine.turn_ns,
+            drift_ppm=machine.drift_ppm,
         )
         self.workers = SimWorkers(self.clock, machine.disk)
         self.store = DiskStore.open(
@@ -85,11 +95,18 @@ class Life:
     def _make_links(self, local: Hello, handler: PeerHandler) -> Links:
         machine = self.machine
         dialer = SimDialer(machine.network, machine.name, self.clock)
-        links = Links(local, dialer, self.clock, self.rng, handler)
+        if machine.frames.any:
+            rng = Random(machine.rng.getrandbits(64))
+            handler = FrameFaults(handler, machine.frames, self.clock, rng, self._links_closed)
+        links = WatchedLinks(local, dialer, self.clock, self.rng, handler)
+        links.on_raft_frame = lambda payload: machine.on_raft_frame(self, payload)
         machine.network.listen(
             (machine.name, PEER_PORT), self.clock, lambda stream, _: links.accepted(stream)
         )
         return links
+
+    def _links_closed(self) -> bool:
+        return self.server.state is ServerState.STOPPED
 
     def _serve_clients(self) -> None:
         frontend = self.server.frontend
@@ -106,12 +123,31 @@ class Life:
         # Not inside the callback: the process ends before it does anything else.
         self.machine.note(f"disk failed: {error}")
         self.clock.paused = True
-        machine, number = self.machine, self.number
-        machine.time.after(0, lambda: machine.failed(number))
+        machine = self.machine
+
+        def end() -> None:
+            if machine.life is self:
+                machine.failed(error)
+
+        machine.time.after(0, end)
+
+
+class WatchedLinks(Links):
+    """Links that tell of every RAFT frame that leaves by them."""
+
+    on_raft_frame: Callable[[memoryview], None]
+
+    def send(self, server_id: int, frame_type: FrameType, buffers: Sequence[Buffer]) -> bool:
+        sent = super().send(server_id, frame_type, buffers)
+        if sent and frame_type is FrameType.RAFT:
+            self.on_raft_frame(memoryview(b"".join(buffers)))
+        return sent
 
 
 class Machine:
-    """One machine. `name` is its host name; `on_down` is told when its process is gone."""
+    """One machine. `name` is its host name. Use: `on_start` is told of a process that has opened
+    its store and done nothing else, `on_down` when it is gone, `on_raft_frame` of each RAFT frame
+    that leaves it."""
 
     def __init__(
         self,
@@ -124,6 +160,8 @@ class Machine:
         trace: Trace,
         turn_ns: int,
         wall_base_ms: int,
+        drift_ppm: int,
+        frames: FrameWeather,
     ) -> None:
         self.config = config
         self.server_id = config.server_id
@@ -135,11 +173,16 @@ class Machine:
         self.trace = trace
         self.turn_ns = turn_ns
         self.wall_base_ms = wall_base_ms
+        self.drift_ppm = drift_ppm
+        self.frames = frames
         self.condition = Condition.DOWN
         self.life: Life | None = None
         self.lives = 0
+        self.crashes = 0
+        """Lives that did not end in order."""
         self.on_start: Callable[[Life], None] = _ignore
         self.on_down: Callable[[Life], None] = _ignore
+        self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
         self.warnings: list[str] = []
 
     def note(self, text: str) -> None:
@@ -154,42 +197,67 @@ class Machine:
         if self.condition not in {Condition.DOWN, Condition.OFF}:
             return
         self.network.machine_up(self.name)
+        self.condition = Condition.DOWN
         self.lives += 1
         self.note(f"starts, life {self.lives}")
         try:
-            self.life = life = Life(self, self.lives)
+            life = Life(self, self.lives)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in DISK_ERRORS:
                 raise
             self.note(f"does not start: {error}")
             self.disk.cut_jobs(())
-            self.condition = Condition.DOWN
+            self._supervise(error)
             return
+        self.life = life
         self.condition = Condition.RUNNING
         self.on_start(life)
+        self.time.enter(life.clock)
         life.start()
+        self.time.enter(None)
 
     def kill(self) -> None:
         """kill -9: the page cache stays."""
-        life = self._end("killed")
-        if life is not None:
-            self.network.process_killed(self.name)
-            life.workers.die()
-            self.condition = Condition.DOWN
+        if self._end("killed"):
+            self.crashes += 1
+
+    def _end(self, how: str) -> bool:
+        """End the process; False when there is none."""
+        life = self._leave(how)
+        if life is None:
+            return False
+        self.network.process_killed(self.name)
+        life.workers.die()
+        self.condition = Condition.DOWN
+        return True
 
     def power_cut(self) -> None:
         """Everything that is not durable is gone, and the machine falls silent."""
-        life = self._end("power cut")
+        life = self._leave("power cut")
         if life is not None:
             self.network.power_cut(self.name)
             life.workers.die()
             self.disk.power_cut()
             self.condition = Condition.OFF
+            self.crashes += 1
 
-    def failed(self, number: int) -> None:
-        """The process ended itself because of its disk."""
-        if self.life is not None and self.life.number == number:
-            self.kill()
+    def failed(self, error: BaseException) -> None:
+        """The process ends itself because of its disk."""
+        if self._end(f"ends itself: {error}"):
+            self.crashes += 1
+            self._supervise(error)
+
+    def _supervise(self, error: BaseException) -> None:
+        """A process that a full disk has ended is started again and again, as init systems do;
+        after a failed sync someone has a look first."""
+        number = self.lives
+
+        def again() -> None:
+            if self.condition is Condition.DOWN and self.lives == number:
+                self.start()
+
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            self.time.after(RESTART_NS, again)
 
     def stop(self, *, transfer: bool) -> None:
         """SIGTERM or SIGINT."""
@@ -200,11 +268,15 @@ class Machine:
         self.condition = Condition.STOPPING
 
         def stopped() -> None:
-            if self.life is life:
-                self.note("stopped in order")
-                self.time.after(0, self.kill)
+            self.time.after(0, ended)
 
+        def ended() -> None:
+            if self.life is life:
+                self._end("stopped in order")
+
+        self.time.enter(life.clock)
         life.server.stop(stopped, transfer=transfer)
+        self.time.enter(None)
 
     def pause(self) -> None:
         if self.life is not None:
@@ -223,12 +295,13 @@ class Machine:
         if self.life is not None:
             self.life.clock.jump_wall(delta_ms)
 
-    def _end(self, how: str) -> Life | None:
+    def _leave(self, how: str) -> Life | None:
+        """The process runs no more."""
         life, self.life = self.life, None
         if life is not None:
             self.note(how)
-            life.clock.stop()
             self.on_down(life)
+            life.clock.stop()
         return life
 
 
@@ -336,4 +409,8 @@ def _line(event: str, fields: dict[str, Value]) -> str:
 
 
 def _ignore(life: Life) -> None:
+    """Nobody watches."""
+
+
+def _ignore_frame(life: Life, payload: memoryview) -> None:
     """Nobody watches."""

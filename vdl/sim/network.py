@@ -367,7 +367,7 @@ class Network:
 
     def enter(self, clock: NodeClock) -> None:
         """What follows happens inside this process."""
-        self._time.running = clock
+        self._time.enter(clock)
 
     # --- carrying -------------------------------------------------------------------------------
     def carry(self, source: SimStream, data: bytes) -> None:

@@ -30,8 +30,14 @@ class Options:
     jitter_us: int = 100
     loss: float = 0.0
     split: float = 0.1
+    raft_loss: float = 0.0
+    raft_duplicates: float = 0.0
+    raft_delays: float = 0.0
+    """Chances that a RAFT frame, once received, is dropped, repeated, held back past later ones."""
     turn_us: int = 20
     sync_us: int = 300
+    drift_ppm: int = 0
+    """By how much the servers' monotonic clocks may run too fast or too slow."""
 
     # Faults.
     kills: float = 0.0
@@ -94,8 +100,12 @@ def draw(rng: Random) -> Options:
         jitter_us=0 if rng.random() < OFF else spread(20, 20_000),
         loss=rate(0.0, 0.1),
         split=rate(0.0, 0.5),
+        raft_loss=rate(0.0, 0.1),
+        raft_duplicates=rate(0.0, 0.2),
+        raft_delays=rate(0.0, 0.2),
         turn_us=spread(5, 500),
         sync_us=spread(50, 20_000),
+        drift_ppm=0 if rng.random() < OFF else spread(100, 50_000),
         kills=rate(0.05, 0.5),
         power_cuts=rate(0.05, 0.4),
         stops=rate(0.0, 0.2),

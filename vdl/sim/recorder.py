@@ -34,6 +34,8 @@ class Recorder:
 
     def __init__(self, time: VirtualTime) -> None:
         self.ops: list[Op] = []
+        self.acknowledged = 0
+        """Batches that clients were told are safe."""
         self._time = time
         self._next = 0
         self._next_value = 0
@@ -46,6 +48,8 @@ class Recorder:
         """Keep the operation, which has just returned; the caller fills in the rest."""
         op = Op(invoked.i, proc, f, kind, invoked.t0, self._time.now_ns)
         self.ops.append(op)
+        if f == "send" and op.ok:
+            self.acknowledged += 1
         return op
 
     def happened(self, proc: str, f: str, t0: int = -1) -> Op:

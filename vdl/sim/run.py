@@ -2,30 +2,42 @@
 
     vdl sim --seed 7                 one seed, with its options and its trace hash
     vdl sim --seeds 100 --first 1    many, over all processors
+    vdl sim --seeds 200 --minutes 8  these, then fresh ones for as long
 
 A failing seed prints the one command that runs it again; the same seed gives the same hash, on any
 machine, whatever Python's own hash seed is.
+
+A seed *counts* when its world went through enough to prove anything: elections, crashes and
+acknowledgements after its birth. One that does not is run and checked all the same, and further
+seeds take its place. The totals of the last line are of those that count.
 
 Must not know: what a world does.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
 
 from vdl.check import history
 from vdl.sim.options import Options, draw
-from vdl.sim.world import Outcome, World
+from vdl.sim.world import ACKNOWLEDGEMENTS_MIN, CRASHES_MIN, ELECTIONS_MIN, Outcome, World
 
 VIOLATIONS_SHOWN = 10
 TAIL_SHOWN = 60
+RUNS_PER_SEED_MAX = 2
+"""So many seeds are run at most for each that was asked for: needing more, they are drawn badly."""
+FRESH_SEEDS = 1 << 40
+"""Fresh seeds are drawn from above the ones that people name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,6 @@ class Summary:
     tail: tuple[str, ...]
     events: int
     faults: int
-    lives: int
     crashes: int
     elections: int
     acknowledgements: int
@@ -46,6 +57,7 @@ class Summary:
     virtual_s: float
     cpu_s: float
     hash: str
+    counts: bool
 
     @property
     def ok(self) -> bool:
@@ -53,6 +65,8 @@ class Summary:
 
     def line(self) -> str:
         verdict = "ok" if self.ok else f"{len(self.violations)} VIOLATIONS"
+        if not self.counts:
+            verdict += ", too quiet to count"
         return (
             f"seed {self.seed}: {verdict}; {self.events} events, {self.faults} faults, "
             f"{self.crashes} crashes, {self.elections} elections, "
@@ -81,28 +95,111 @@ def summary(outcome: Outcome, cpu_s: float) -> Summary:
         tail=tuple(outcome.trace.tail)[-TAIL_SHOWN:] if outcome.violations else (),
         events=outcome.events,
         faults=outcome.faults,
-        lives=outcome.lives,
-        crashes=outcome.lives - outcome.options.servers,
+        crashes=outcome.crashes,
         elections=outcome.elections,
         acknowledgements=outcome.acknowledgements,
         polled=outcome.polled,
         virtual_s=outcome.virtual_ns / 1e9,
         cpu_s=cpu_s,
         hash=outcome.hash,
+        counts=outcome.counts,
     )
 
 
 def run_seeds(first: int, count: int, *, processes: int = 0) -> Iterator[Summary]:
-    """Run seeds [first, first + count), in order of completion."""
-    processes = min(count, processes or os.cpu_count() or 1)
-    seeds = range(first, first + count)
-    if processes == 1:
-        yield from map(summarize, seeds)
-        return
-    # Fresh interpreters: a world must not depend on what its parent had loaded.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
-        yield from pool.imap_unordered(summarize, seeds)
+    """Run seeds from `first` on until `count` of them count, in order of completion.
+
+    Which ones are run depends on nothing but the seeds: what is missing after a round is the size
+    of the next.
+    """
+    end, runs_left = first, RUNS_PER_SEED_MAX * count
+    with _Pool(processes) as pool:
+        while count > 0 and runs_left > 0:
+            begin, end = end, end + min(count, runs_left)
+            runs_left -= end - begin
+            for result in pool.run(range(begin, end)):
+                count -= result.counts
+                yield result
+
+
+def run_fresh(minutes: float, *, first: int = 0, processes: int = 0) -> Iterator[Summary]:
+    """Run seeds that nobody has run before, until the time is over; from `first` on, if given."""
+    first = first or FRESH_SEEDS + time.time_ns() // 1_000_000
+    sys.stdout.write(f"fresh seeds from {first}\n")
+    sys.stdout.flush()
+    until = time.monotonic() + minutes * 60
+    with _Pool(processes) as pool:
+        yield from pool.run(takewhile(lambda _: time.monotonic() < until, itertools.count(first)))
+
+
+class _Pool:
+    """Interpreters that run seeds, each a fresh one: a world must not depend on what its parent had
+    loaded. One process runs them here instead."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes or os.cpu_count() or 1
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> _Pool:
+        if self._processes > 1:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self._processes, mp_context=context)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def run(self, seeds: Iterable[int]) -> Iterator[Summary]:
+        """Each seed's outcome, as it comes; the next seed is taken when there is room for it."""
+        if self._executor is None:
+            yield from map(summarize, seeds)
+            return
+        left = iter(seeds)
+        running: set[Future[Summary]] = set()
+        while True:
+            room = 2 * self._processes - len(running)
+            running |= {self._executor.submit(summarize, seed) for seed in islice(left, room)}
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in sorted(done, key=lambda future: future.result().seed):
+                yield future.result()
+
+
+@dataclass(slots=True)
+class Totals:
+    """What many seeds came to."""
+
+    run: int = 0
+    counted: int = 0
+    events: int = 0
+    faults: int = 0
+    elections: int = 0
+    acknowledgements: int = 0
+    violations: int = 0
+    cpu_s: float = 0.0
+
+    def add(self, result: Summary) -> None:
+        self.run += 1
+        self.cpu_s += result.cpu_s
+        self.violations += len(result.violations)
+        if result.counts:
+            self.counted += 1
+            self.events += result.events
+            self.faults += result.faults
+            self.elections += result.elections
+            self.acknowledgements += result.acknowledgements
+
+    def lines(self) -> str:
+        return (
+            f"{self.counted} of {self.run} seeds count (at least {ELECTIONS_MIN} elections, "
+            f"{CRASHES_MIN} crashes and {ACKNOWLEDGEMENTS_MIN} acknowledged batches each); "
+            f"{self.cpu_s / max(1, self.run):.2f} CPU seconds a seed\n"
+            f"{self.counted} seeds, {self.events} events, {self.faults} faults, "
+            f"{self.elections} elections, {self.acknowledgements} acknowledgements, "
+            f"{self.violations} violations\n"
+        )
 
 
 def main(
@@ -110,28 +207,23 @@ def main(
     seed: int | None = None,
     seeds: int = 1,
     first: int = 1,
+    minutes: float = 0.0,
     echo: bool = False,
     history_path: str = "",
 ) -> int:
-    """The command; 0 when nothing was violated."""
+    """The command; 0 when nothing was violated and as many seeds counted as were asked for."""
     if seed is not None:
         return _one(seed, echo=echo, history_path=history_path)
-    totals = [0, 0, 0, 0, 0]
-    bad = 0
-    for result in run_seeds(first, seeds):
-        figures = (
-            1, result.events, result.faults, result.elections, result.acknowledgements
-        )  # fmt: skip
-        totals = [total + figure for total, figure in zip(totals, figures, strict=True)]
+    totals = Totals()
+    fresh = run_fresh(minutes) if minutes else ()
+    for result in itertools.chain(run_seeds(first, seeds), fresh):
+        totals.add(result)
         sys.stdout.write(result.line() + "\n")
         if not result.ok:
-            bad += len(result.violations)
             _show(result)
-    sys.stdout.write(
-        "{} seeds, {} events, {} faults, {} elections, {} acknowledgements, ".format(*totals)
-        + f"{bad} violations\n"
-    )
-    return 1 if bad else 0
+        sys.stdout.flush()
+    sys.stdout.write(totals.lines())
+    return 1 if totals.violations or totals.counted < seeds else 0
 
 
 def _one(seed: int, *, echo: bool, history_path: str) -> int:

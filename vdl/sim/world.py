@@ -11,7 +11,6 @@ Must not know: how any part does its work.
 
 from __future__ import annotations
 
-import errno
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,8 +34,16 @@ from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.faults import Nemesis
+from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.invariants import Violation, Watch
-from vdl.sim.machine import KAFKA_PORT, LISTENER, PEER_PORT, Machine, machine_name
+from vdl.sim.machine import (
+    DISK_ERRORS,
+    KAFKA_PORT,
+    LISTENER,
+    PEER_PORT,
+    Machine,
+    machine_name,
+)
 from vdl.sim.network import Network, SimDialer, Weather
 from vdl.sim.options import Options
 from vdl.sim.recorder import Recorder, value_of
@@ -62,6 +69,14 @@ POLL_NS = 50 * MS
 CLIENT_HOSTS = ("c1", "c2")
 WALL_BASE_MS = 1_750_000_000_000
 
+ELECTIONS_MIN = 3
+CRASHES_MIN = 2
+ACKNOWLEDGEMENTS_MIN = 100
+"""What a world must have gone through after its birth to count."""
+
+SAFETY_LONGER_MAX = 3
+"""A world that has not is kept in its safety phase for up to so many times its length more."""
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -75,11 +90,13 @@ class Outcome:
     events: int = 0
     virtual_ns: int = 0
     faults: int = 0
-    lives: int = 0
+    crashes: int = 0
     elections: int = 0
     acknowledgements: int = 0
     polled: int = 0
     hash: str = ""
+    counts: bool = False
+    """Whether it went through enough to prove anything."""
 
 
 class World:
@@ -100,9 +117,10 @@ class World:
             options.delay_us * 1_000, options.jitter_us * 1_000, options.loss, options.split
         )
         self.network = Network(self.time, self._rng["net"], self.trace, weather)
+        self.frames = FrameWeather(options.raft_loss, options.raft_duplicates, options.raft_delays)
         self.machines = [self._machine(i) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
-        self.watch = Watch(self.machines, replication=min(3, options.servers))
+        self.watch = Watch(self.machines)
         self.recorder = Recorder(self.time)
         self.nemesis = Nemesis(self, options, self._rng["nemesis"])
         self.env = Env(
@@ -115,6 +133,7 @@ class World:
             acknowledged=self.watch.acknowledged,
         )
         self._loads: list[ProducerLoad | MemberLoad | Asker | TopicChurn] = []
+        self._elections_at_birth = 0
 
     def note(self, text: str) -> None:
         self.trace.note(self.time.now_ns, text)
@@ -133,6 +152,8 @@ class World:
             trace=self.trace,
             turn_ns=options.turn_us * 1_000,
             wall_base_ms=WALL_BASE_MS + rng.randint(-50, 50),
+            drift_ppm=rng.randint(-options.drift_ppm, options.drift_ppm),
+            frames=self.frames,
         )
 
     def _client_clock(self) -> NodeClock:
@@ -196,11 +217,21 @@ class World:
             events=self.time.events,
             virtual_ns=self.time.now_ns,
             faults=self.nemesis.faults,
-            lives=sum(machine.lives for machine in self.machines),
+            crashes=sum(machine.crashes for machine in self.machines),
             elections=self.watch.elections,
-            acknowledgements=sum(op.f == "send" and op.ok for op in ops),
+            acknowledgements=self.recorder.acknowledged,
             polled=sum(len(records) for op in ops for _, records in op.polls),
             hash=self.trace.digest(),
+            counts=self.counts,
+        )
+
+    @property
+    def counts(self) -> bool:
+        """Whether enough has happened since the birth to prove anything."""
+        return (
+            self.watch.elections - self._elections_at_birth >= ELECTIONS_MIN
+            and sum(machine.crashes for machine in self.machines) >= CRASHES_MIN
+            and self.recorder.acknowledged >= ACKNOWLEDGEMENTS_MIN
         )
 
     # --- for stories ------------------------------------------------------------------------------
@@ -212,10 +243,9 @@ class World:
                 self.time.run_until(until_ns)
             except OSError as error:
                 machine = self._running()
-                if machine is None or error.errno != errno.EIO:
+                if machine is None or error.errno not in DISK_ERRORS:
                     raise
-                machine.note(f"ends by {error}")
-                machine.kill()
+                machine.failed(error)
 
     def _running(self) -> Machine | None:
         """The machine whose process ran last."""
@@ -274,6 +304,7 @@ class World:
         if not self.wait(BIRTH_NS, lambda: bool(created) and not self.watch.settled()):
             self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
             return False
+        self._elections_at_birth = self.watch.elections
         self.note("born")
         return True
 
@@ -281,6 +312,9 @@ class World:
         """Clients work while things go wrong."""
         self.nemesis.start()
         self.run_for(self.options.seconds * S)
+        until_ns = self.time.now_ns + SAFETY_LONGER_MAX * self.options.seconds * S
+        while not self.counts and self.time.now_ns < until_ns:
+            self.run_for(S)
 
     def _start_load(self) -> None:
         self.recorder.happened("nemesis", "fault").note = "begin"

@@ -1,0 +1,120 @@
+"""What a disk durably says of each log on it, read from the bytes themselves.
+
+A disk tells of every run of bytes the moment it becomes durable. Journal blocks among them are
+taken apart here, with the journal's own format and none of its code that writes or recovers: so
+there is a second opinion on what a replica may claim to have, and on what a recovery must find.
+
+Only the journal counts. Entries reach segments later, and only such as lay in the journal before;
+nothing that was durable in it is given up without a record that says so.
+
+Must not know: files, Raft, who asks.
+"""
+
+from __future__ import annotations
+
+from segments.api import Buffer
+from segments.block import (
+    BLOCK_HEADER_BYTES,
+    BLOCK_MAGIC,
+    ENTRY,
+    ENTRY_RECORD,
+    FILE_MAGIC,
+    HARD,
+    INSTALL,
+    RECORD_BYTES,
+    RESET,
+    STATE_RECORD,
+    TRIM,
+    TRUNCATE,
+    decode_block,
+    header_length,
+    padded,
+)
+
+
+class DurableLog:
+    """One log as its durable records tell it: entries [first, last], and the newest hard state."""
+
+    __slots__ = ("commit", "ever", "first", "last", "term", "terms", "vote")
+
+    def __init__(self) -> None:
+        self.first = 1
+        self.last = 0
+        self.terms: dict[int, int] = {}
+        """Term by index, as the log stands."""
+        self.ever: dict[int, set[int]] = {}
+        """Terms that were durable at an index at any time: one write may replace what another, not
+        yet acknowledged, had made durable before it."""
+        self.term = 0
+        self.vote = 0
+        self.commit = 0
+
+    def entry(self, index: int, term: int) -> None:
+        """An entry; one already held with the same term was written again, nothing else."""
+        if index <= self.last and self.terms.get(index) != term:
+            self.cut(index)
+        self.last = max(self.last, index)
+        self.terms[index] = term
+        known = self.ever.get(index)
+        if known is None:
+            self.ever[index] = {term}
+        else:
+            known.add(term)
+
+    def cut(self, index: int) -> None:
+        """The suffix from `index` on is gone."""
+        for gone in range(index, self.last + 1):
+            self.terms.pop(gone, None)
+        self.last = min(self.last, index - 1)
+
+    def reset(self, first: int) -> None:
+        """Everything is gone; the log goes on at `first`."""
+        self.terms.clear()
+        self.first, self.last = first, first - 1
+
+
+class DurableLogs:
+    """The logs of one disk, by log id. `take` is told every run of bytes that became durable."""
+
+    __slots__ = ("blocks", "logs")
+
+    def __init__(self) -> None:
+        self.logs: dict[int, DurableLog] = {}
+        self.blocks = 0
+
+    def take(self, image: Buffer) -> None:
+        """Apply the journal block that the bytes hold, if they do."""
+        at = 0
+        if image[:8] == FILE_MAGIC:
+            # The first block of a file leaves in one write with the file's header.
+            at = padded(header_length(bytes(image[: 8 + BLOCK_HEADER_BYTES])))
+        if image[at : at + 4] != BLOCK_MAGIC:
+            return
+        block = decode_block(bytes(image[at:]) if at else bytes(image), 0)
+        if block is None:
+            return
+        self.blocks += 1
+        self._apply(block.table)
+
+    def _apply(self, table: memoryview) -> None:
+        logs = self.logs
+        for at in range(0, len(table), RECORD_BYTES):
+            log_id, _, kind, term, index, _, _ = ENTRY_RECORD.unpack_from(table, at)
+            log = logs.get(log_id)
+            if log is None:
+                log = logs[log_id] = DurableLog()
+            if kind == ENTRY:
+                log.entry(index, term)
+            elif kind == HARD:
+                log.term, log.vote = term, STATE_RECORD.unpack_from(table, at)[5]
+                log.commit = max(log.commit, index)
+            elif kind == TRUNCATE:
+                log.cut(index)
+            elif kind in (RESET, INSTALL):
+                log.reset(index)
+            elif kind == TRIM:
+                log.first = index
+
+    def forget(self) -> None:
+        """The disk is empty again."""
+        self.logs.clear()

@@ -1,0 +1,106 @@
+"""What a worse network than TCP would do to Raft frames: lose them, repeat them, bring them late.
+
+Between the links of a simulated machine and its server stands a `FrameFaults`. It passes everything
+on but RAFT frames, which it may drop, deliver twice, or hold back past later ones: Raft promises to
+survive all of that, and over streams alone it would never be asked to. Heartbeats, leader lists and
+forwarded proposals rely on the order of their stream and are never touched.
+
+A frame that was held back may outlive the link it came by, as a packet may.
+
+Must not know: what is in a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from rpc.hello import Hello, RejectReason
+from rpc.peer import FrameType
+from rpc.streams import PeerHandler
+from vdl.clock import MS
+from vdl.sim.clock import NodeClock
+
+HELD_BACK_NS_MAX = 2_000 * MS
+"""Longer than an election timeout: what a deposed leader said may arrive in the next term."""
+
+
+@dataclass(slots=True)
+class FrameWeather:
+    """Chances per RAFT frame, one object for the whole world. Use: set `active` False to heal."""
+
+    loss: float = 0.0
+    duplicates: float = 0.0
+    delays: float = 0.0
+    delay_ns_mean: int = 20 * MS
+    active: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether any frame may ever be touched."""
+        return bool(self.loss or self.duplicates or self.delays)
+
+
+class FrameFaults:
+    """Stands before one process's `PeerHandler`, and is one."""
+
+    __slots__ = ("_clock", "_handler", "_is_over", "_rng", "_weather")
+
+    def __init__(
+        self,
+        handler: PeerHandler,
+        weather: FrameWeather,
+        clock: NodeClock,
+        rng: Random,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """`is_over`: whether the links have been closed; no callback may follow that."""
+        self._handler = handler
+        self._weather = weather
+        self._clock = clock
+        self._rng = rng
+        self._is_over = is_over
+
+    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+        """See `PeerHandler.frame`."""
+        weather = self._weather
+        if frame_type is not FrameType.RAFT or not weather.active:
+            self._handler.frame(server_id, frame_type, payload)
+            return
+        rng = self._rng
+        if rng.random() < weather.loss:
+            return
+        if rng.random() < weather.duplicates:
+            self._later(server_id, payload)
+        if rng.random() < weather.delays:
+            self._later(server_id, payload)
+        else:
+            self._handler.frame(server_id, frame_type, payload)
+
+    def _later(self, server_id: int, payload: memoryview) -> None:
+        # A copy: what the handler is given belongs to it, and it may be given the frame twice.
+        copy = memoryview(bytearray(payload))
+        delay_ns = int(self._rng.expovariate(1.0 / self._weather.delay_ns_mean))
+
+        def deliver() -> None:
+            if not self._is_over():
+                self._handler.frame(server_id, FrameType.RAFT, copy)
+
+        self._clock.call_later(min(delay_ns, HELD_BACK_NS_MAX), deliver)
+
+    # --- passed on as it is ---------------------------------------------------------------------
+    def admit(self, hello: Hello) -> bool:
+        return self._handler.admit(hello)
+
+    def link_up(self, hello: Hello) -> None:
+        self._handler.link_up(hello)
+
+    def link_down(self, server_id: int, *, refused: bool) -> None:
+        self._handler.link_down(server_id, refused=refused)
+
+    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
+        self._handler.rejected(server_id, reason, text, by_peer=by_peer)
+
+    def beat(self) -> None:
+        self._handler.beat()

@@ -1,0 +1,534 @@
+"""The rules of Raft, held against every replica after every event that touched it.
+
+`RaftWatch` sees a whole world: every life of every process, every RAFT frame that leaves one, every
+run of bytes that becomes durable. `raft.invariants` knows the paper's Figure 3 and is asked about
+every replica that an event touched; here is what only a whole world can know:
+
+* what was told stays told: a vote is given once a term over all lives of a replica; a term, and
+  entries that were acknowledged, are still there after a crash;
+* nothing is told too early: an acknowledgement or a vote that leaves a machine is in the durable
+  image of that machine's disk, as its bytes say (`durable`), and so is a committed entry in those
+  of a quorum;
+* what a recovery finds is what the disk durably says, neither less nor more;
+* equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
+  everything before it;
+* a confirmed read sees all that was committed anywhere before it was asked for.
+
+A group that broke a rule is not looked at again: what follows from a broken state says nothing.
+
+Must not know: which faults happened, clients, what entries mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from raft.errors import Compacted
+from raft.invariants import ClusterInvariants, InvariantViolation, check_node
+from raft.membership import Membership
+from raft.messages import MsgAppResp, MsgVoteResp
+from raft.node import RawNode
+from raft.ready import Ready
+from raft.state import LEADER, Raft
+from raft.types import Entry, EntryKind, HardState, Index, NodeId, Term
+from rpc.frames import decode_messages
+from segments.api import Log
+from vdl.logstream.group import Group
+from vdl.logstream.reads import ReadRounds
+from vdl.logstream.turn import replica_id_of, server_of
+from vdl.sim.durable import DurableLog, DurableLogs
+from vdl.sim.machine import Life, Machine
+
+CONF_KINDS = (EntryKind.CONF_CHANGE, EntryKind.CONF_CHANGE_V2)
+
+Violate = Callable[[str, str], None]
+
+
+@dataclass(slots=True)
+class Past:
+    """What one replica has told others, over all its lives."""
+
+    votes: dict[Term, NodeId] = field(default_factory=dict)
+    term: Term = 0
+    """Highest term it has voted or acknowledged in."""
+    index: Index = 0
+    """Last entry it has acknowledged and not been made to replace since."""
+    index_term: Term = 0
+
+
+class GroupWatch:
+    """Everything known of one group over the whole run."""
+
+    def __init__(self, group_id: int) -> None:
+        self.group_id = group_id
+        self.cluster = ClusterInvariants()
+        self.leaders: dict[Term, NodeId] = {}
+        self.chains: dict[tuple[Index, Term], int] = {}
+        """Hash over an entry and everything before it."""
+        self.past: dict[NodeId, Past] = {}
+        self.membership = Membership()
+        """As its newest leader has it."""
+        self.membership_term: Term = 0
+        self.founding_voters = 0
+        self.broken = False
+
+    def past_of(self, replica: NodeId) -> Past:
+        past = self.past.get(replica)
+        if past is None:
+            past = self.past[replica] = Past()
+        return past
+
+
+class ReplicaWatch:
+    """One replica in one life: what it looked like after the last event that touched it."""
+
+    __slots__ = (
+        "_base", "_chains", "_commit", "_confs", "_led_term", "_mark", "_terms", "_watch", "group",
+        "node", "seen",
+    )  # fmt: skip
+
+    def __init__(self, watch: RaftWatch, seen: GroupWatch, group: Group) -> None:
+        self._watch = watch
+        self.seen = seen
+        self.group = group
+        self.node: RawNode = group.node
+        self._commit: Index = 0
+        self._led_term: Term = 0
+        self._mark: tuple[object, ...] = ()
+        self._base: Index = 0
+        self._terms: list[Term] = [0]
+        self._chains: list[int] = [0]
+        self._confs: list[Index] = []
+
+    def begin(self, recovered: HardState | None) -> None:
+        """The replica came to life. `recovered` is what its disk held of an earlier one."""
+        raft, seen = self.node.raft, self.seen
+        seen.founding_voters = max(seen.founding_voters, len(raft.membership.incoming))
+        self._read_recovered(raft)
+        self._commit = raft.log.committed
+        if self._commit > seen.cluster.last_committed:
+            self._watch.broken(
+                seen, "commit", f"{self._name()} begins with {self._commit} committed, which nobody"
+                f" has beyond {seen.cluster.last_committed}",
+            )  # fmt: skip
+        if recovered is not None:
+            seen.cluster.restarted(self.node, recovered)
+        self.look()
+
+    def look(self) -> None:
+        """Hold it against itself, its past and the others."""
+        raft = self.node.raft
+        log = raft.log
+        mark = (
+            raft.term, raft.vote, raft.state, raft.lead, log.committed, log.last_index,
+            log.last_term, log.stable, log.applied, log.applying,
+        )  # fmt: skip
+        if mark == self._mark:
+            if raft.state is LEADER:
+                check_node(self.node)  # what it knows of its peers may have moved
+            return
+        self._mark = mark
+        self._follow_log(raft)
+        if log.committed != self._commit:
+            self._check_commit(raft)
+        self.seen.cluster.observe(self.node)
+        self._commit = log.committed
+        if raft.state is LEADER:
+            self._leads(raft)
+
+    def _name(self) -> str:
+        return f"group {self.seen.group_id}, replica on server {server_of(self.node.id)}"
+
+    # --- the log --------------------------------------------------------------------------------
+    def _read_recovered(self, raft: Raft) -> None:
+        """Take over the log that the disk held: known entries by their place, others as read."""
+        log, seen = raft.log, self.seen
+        first = log.first_index()
+        if first > 1:
+            self._rebase(first - 1, log.term(first - 1))
+        for index in range(first, log.offset):
+            term = log.term(index)
+            chain = seen.chains.get((index, term))
+            if chain is None or index > log.committed:
+                entry = log.slice(index, index + 1, 0)[0]
+                read = _chained(self._chains[-1], entry)
+                chain = seen.chains.setdefault((index, term), read)
+                if chain != read:
+                    self._watch.broken(
+                        seen, "log-matching", f"{self._name()} read another entry at {index},"
+                        f" term {term}, than was written",
+                    )  # fmt: skip
+            self._terms.append(term)
+            self._chains.append(chain)
+
+    def _rebase(self, index: Index, term: Term) -> None:
+        """The log begins behind `index`: a snapshot stands for what was before."""
+        chain = self.seen.chains.get((index, term))
+        if chain is None:
+            self._watch.broken(
+                self.seen, "snapshot", f"{self._name()} begins behind entry {index}, term {term},"
+                " which nobody had",
+            )  # fmt: skip
+        self._base = index
+        self._terms = [term]
+        self._chains = [chain or 0]
+        self._confs = []
+
+    def _follow_log(self, raft: Raft) -> None:
+        """Take in what was appended and replaced since the last look (§5.3, Log Matching)."""
+        log, seen = raft.log, self.seen
+        entries, offset = log.entries, log.offset
+        top = self._base + len(self._terms) - 1
+        if offset - 1 > top:
+            self._rebase(offset - 1, log.term(offset - 1))
+            top = self._base
+        same = min(log.last_index, top)
+        while same >= offset and self._terms[same - self._base] != entries[same - offset].term:
+            same -= 1
+        if same < top:
+            self._replaced(same)
+        for entry in entries[same + 1 - offset :]:
+            chain = _chained(self._chains[-1], entry)
+            known = seen.chains.setdefault((entry.index, entry.term), chain)
+            if known != chain:
+                self._watch.broken(
+                    seen, "log-matching", f"{self._name()}: entry {entry.index}, term {entry.term},"
+                    " or one before it is another one elsewhere",
+                )  # fmt: skip
+            self._terms.append(entry.term)
+            self._chains.append(chain)
+            if entry.kind in CONF_KINDS:
+                self._confs.append(entry.index)
+
+    def _replaced(self, same: Index) -> None:
+        """Everything behind `same` was cut off."""
+        if same < self._commit:
+            self._watch.broken(
+                self.seen, "truncated-commit", f"{self._name()} cut off what follows {same}, with"
+                f" {self._commit} committed",
+            )  # fmt: skip
+        kept = same + 1 - self._base
+        del self._terms[kept:], self._chains[kept:]
+        self._confs = [index for index in self._confs if index <= same]
+        past = self.seen.past_of(self.node.id)
+        if past.index > same:
+            past.index, past.index_term = same, self._terms[-1]
+
+    # --- commits and leaders --------------------------------------------------------------------
+    def _check_commit(self, raft: Raft) -> None:
+        """A leader commits what it proved; everyone else is told (§5.4.2)."""
+        commit, seen = raft.log.committed, self.seen
+        if raft.state is LEADER and (commit >= raft.term_start or self._led_term == raft.term):
+            term = raft.log.term(commit)
+            if term != raft.term:
+                self._watch.broken(
+                    seen, "old-term-commit", f"{self._name()} leads term {raft.term} and committed"
+                    f" entry {commit} of term {term}",
+                )  # fmt: skip
+            for half in (raft.membership.incoming, raft.membership.outgoing):
+                has = sum(self._watch.is_durable(seen.group_id, r, commit, term) for r in half)
+                if half and has * 2 <= len(half):
+                    self._watch.broken(
+                        seen, "commit-not-durable", f"{self._name()} committed entry {commit}, term"
+                        f" {term}, durable on {has} of {len(half)} disks",
+                    )  # fmt: skip
+        elif commit > seen.cluster.last_committed:
+            self._watch.broken(
+                seen, "commit", f"{self._name()} takes {commit} for committed, nobody did beyond"
+                f" {seen.cluster.last_committed}",
+            )  # fmt: skip
+
+    def _leads(self, raft: Raft) -> None:
+        term, seen = raft.term, self.seen
+        if self._led_term != term:
+            self._led_term = term
+            if term not in seen.leaders:
+                seen.leaders[term] = raft.id
+                self._watch.elections += 1
+            # Two of one term are `ClusterInvariants`' to tell.
+        if term >= seen.membership_term:
+            seen.membership_term, seen.membership = term, raft.membership
+        committed = seen.cluster.last_committed
+        open_changes = [index for index in self._confs if index > committed]
+        if len(open_changes) > 1:
+            self._watch.broken(
+                seen, "two-changes", f"{self._name()} has uncommitted configuration changes at"
+                f" {open_changes}",
+            )  # fmt: skip
+
+
+class WatchedReads(ReadRounds):
+    """Read index rounds of one replica, whose promise is checked when it is given (§8)."""
+
+    __slots__ = ("_group", "_seen", "_watch")
+
+    def __init__(self, watch: RaftWatch, seen: GroupWatch, group: Group) -> None:
+        super().__init__()
+        self._watch = watch
+        self._seen = seen
+        self._group = group
+
+    def ask(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        committed = self._seen.cluster.last_committed
+
+        def checked(confirmed: bool) -> None:
+            if confirmed and self._group.applied < committed:
+                self._watch.broken(
+                    self._seen, "stale-read-index", f"group {self._seen.group_id}: a read confirmed"
+                    f" at {self._group.applied}, {committed} was committed before it was asked",
+                )  # fmt: skip
+            done(confirmed)
+
+        super().ask(deadline_ns, checked)
+
+
+class LifeWatch:
+    """One process: which of its replicas an event touched."""
+
+    __slots__ = ("_replicas", "_touched", "_watch", "life", "recovered")
+
+    def __init__(self, watch: RaftWatch, life: Life, recovered: dict[int, HardState]) -> None:
+        self._watch = watch
+        self.life = life
+        self.recovered = recovered
+        """Hard states that the disk held, by log id, until their replica comes to life."""
+        self._replicas: dict[int, ReplicaWatch] = {}
+        self._touched: dict[int, None] = {}
+
+    def event_over(self) -> None:
+        """Look at what the event touched: replicas that wait to be pumped, or have been."""
+        host = self.life.server.host
+        if host is None:
+            return
+        groups, replicas, touched = host.groups, self._replicas, self._touched
+        for group_id, group in groups.items():
+            replica = replicas.get(group_id)
+            if replica is None or replica.group is not group:
+                self._begin(group)
+            elif group.dirty:
+                touched[group_id] = None
+        if len(replicas) > len(groups):
+            for gone in [group_id for group_id in replicas if group_id not in groups]:
+                del replicas[gone]
+        if touched:
+            now = list(touched)
+            touched.clear()
+            for group_id in now:
+                replica = replicas.get(group_id)
+                if replica is not None:
+                    self._look(replica)
+                    if replica.group.dirty:
+                        # Pumped by the next turn, which may leave nothing else to notice it by.
+                        touched[group_id] = None
+
+    def over(self) -> None:
+        """The process ends: look at everything once more."""
+        self.event_over()
+        for replica in self._replicas.values():
+            self._look(replica)
+
+    def _begin(self, group: Group) -> None:
+        watch = self._watch
+        seen = watch.group(group.group_id)
+        watch.log_ids[group.group_id, group.replica_id] = group.log.log_id
+        replica = self._replicas[group.group_id] = ReplicaWatch(watch, seen, group)
+        self._listen(group)
+        if not seen.broken:
+            assert not group.reads, "a replica that was asked before it was seen"
+            group.reads = WatchedReads(watch, seen, group)
+            recovered = self.recovered.pop(group.log.log_id, None)
+            watch.guarded(seen, lambda: replica.begin(recovered))
+
+    def _listen(self, group: Group) -> None:
+        """Note whenever the host takes a `Ready` of the replica."""
+        inner, touched, group_id = group.node.ready, self._touched, group.group_id
+
+        def ready() -> Ready:
+            touched[group_id] = None
+            return inner()
+
+        group.node.ready = ready
+
+    def _look(self, replica: ReplicaWatch) -> None:
+        seen = replica.seen
+        if not seen.broken:
+            try:
+                replica.look()
+            except InvariantViolation as violation:
+                self._watch.broken(seen, violation.rule, f"group {seen.group_id}: {violation}")
+
+
+class RaftWatch:
+    """All groups of a world. `violate` is told what broke."""
+
+    def __init__(self, machines: Iterable[Machine], violate: Violate) -> None:
+        self.elections = 0
+        self.looks = 0
+        self.groups: dict[int, GroupWatch] = {}
+        self.disks: dict[int, DurableLogs] = {m.server_id: DurableLogs() for m in machines}
+        """By server id."""
+        self.log_ids: dict[tuple[int, NodeId], int] = {}
+        """Which log on its disk a (group, replica) is."""
+        self._violate = violate
+        self._lives: dict[int, LifeWatch] = {}
+
+    def group(self, group_id: int) -> GroupWatch:
+        seen = self.groups.get(group_id)
+        if seen is None:
+            seen = self.groups[group_id] = GroupWatch(group_id)
+        return seen
+
+    def broken(self, seen: GroupWatch, name: str, detail: str) -> None:
+        """A rule was broken: tell once for each group."""
+        if not seen.broken:
+            seen.broken = True
+            self._violate(name, detail)
+
+    def guarded(self, seen: GroupWatch, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except InvariantViolation as violation:
+            self.broken(seen, violation.rule, f"group {seen.group_id}: {violation}")
+
+    # --- lives ----------------------------------------------------------------------------------
+    def started(self, life: Life) -> None:
+        """A process has opened its store and done nothing else yet."""
+        recovered: dict[int, HardState] = {}
+        server_id = life.machine.server_id
+        for log in life.store.logs.values():
+            if log.lost:
+                continue
+            replica = replica_id_of(server_id, log.replica_number)
+            seen = self.group(log.group_id)
+            known = (log.group_id, replica) in self.log_ids
+            self._check_recovered(server_id, seen, log)
+            self._check_told(seen, seen.past_of(replica), replica, log)
+            if known:
+                state = log.hard_state
+                recovered[log.log_id] = HardState(state.term, state.vote, state.commit)
+        watch = self._lives[server_id] = LifeWatch(self, life, recovered)
+        life.clock.watch = watch.event_over
+
+    def ended(self, life: Life) -> None:
+        watch = self._lives.pop(life.machine.server_id, None)
+        life.clock.watch = None
+        if watch is not None:
+            watch.over()
+
+    def _check_recovered(self, server_id: int, seen: GroupWatch, log: Log) -> None:
+        """Recovery finds what the disk durably says, and no more: what it could only have read
+        from the page cache it must have made durable by now."""
+        durable = self.disks[server_id].logs.get(log.log_id)
+        if durable is None:
+            durable = DurableLog()
+            durable.reset(log.first_index)
+        state = log.hard_state
+        term = max(durable.term, log.term(log.last_index))
+        vote = durable.vote if durable.term == term else 0
+        found = (log.last_index, state.term, state.vote)
+        if found != (durable.last, term, vote):
+            self.broken(
+                seen, "recovery", f"group {seen.group_id} on server {server_id}: (last, term, vote)"
+                f" {found} recovered, {(durable.last, term, vote)} durable",
+            )  # fmt: skip
+            return
+        for index in range(max(durable.commit, durable.first), durable.last + 1):
+            if log.term(index) != durable.terms.get(index):
+                self.broken(
+                    seen, "recovery", f"group {seen.group_id} on server {server_id}: entry {index}"
+                    f" recovered in term {log.term(index)}, durable in {durable.terms.get(index)}",
+                )  # fmt: skip
+                return
+
+    def _check_told(self, seen: GroupWatch, past: Past, replica: NodeId, log: Log) -> None:
+        """What a replica told others before it died it still knows."""
+        state = log.hard_state
+        name = f"group {seen.group_id} on server {server_of(replica)}"
+        if state.term < past.term:
+            self.broken(seen, "term-lost", f"{name}: told {past.term}, came back in {state.term}")
+        elif past.votes.get(state.term, state.vote) != state.vote:
+            voted = past.votes[state.term]
+            self.broken(seen, "vote-lost", f"{name}, term {state.term}: {voted}, now {state.vote}")
+        elif past.index > log.last_index:
+            self.broken(seen, "log-lost", f"{name}: told {past.index}, has {log.last_index}")
+        elif past.index >= log.first_index and log.term(past.index) != past.index_term:
+            self.broken(seen, "log-lost", f"{name}: entry {past.index} is another than was told")
+
+    # --- what leaves a machine ------------------------------------------------------------------
+    def frame_left(self, life: Life, payload: memoryview) -> None:
+        """A RAFT frame is on its way: what it promises must be durable (§5.1, §5.2)."""
+        for group_id, message in decode_messages(payload):
+            kind = type(message)
+            if kind is MsgAppResp:
+                assert isinstance(message, MsgAppResp), message
+                if message.index and not message.reject:
+                    self._acknowledged(life, self.group(group_id), message)
+            elif kind is MsgVoteResp:
+                assert isinstance(message, MsgVoteResp), message
+                if not message.reject:
+                    self._voted(life, self.group(group_id), message)
+
+    def _voted(self, life: Life, seen: GroupWatch, message: MsgVoteResp) -> None:
+        past = seen.past_of(message.from_)
+        term = message.term
+        before = past.votes.setdefault(term, message.to)
+        past.term = max(past.term, term)
+        name = f"group {seen.group_id} on {life.machine.name}, term {term}"
+        if before != message.to:
+            self.broken(seen, "two-votes", f"{name}: for {before} and {message.to}")
+        durable = self._durable_log(seen.group_id, message.from_)
+        is_durable = durable is not None and (
+            durable.term > term or (durable.term, durable.vote) == (term, message.to)
+        )
+        if not is_durable:
+            self.broken(seen, "vote-not-durable", f"{name}: vote for {message.to}")
+
+    def _acknowledged(self, life: Life, seen: GroupWatch, message: MsgAppResp) -> None:
+        index, term = message.index, message.term
+        name = f"group {seen.group_id} on {life.machine.name}, term {term}, entry {index}"
+        durable = self._durable_log(seen.group_id, message.from_)
+        if durable is None:
+            self.broken(seen, "ack-not-durable", f"{name}: nothing of the log is")
+            return
+        past = seen.past_of(message.from_)
+        host = life.server.host
+        group = host.groups.get(seen.group_id) if host is not None else None
+        raft = group.node.raft if group is not None else None
+        ever = durable.ever.get(index, ())
+        committed = raft is not None and index <= raft.log.committed
+        if durable.term < term and not committed:
+            self.broken(seen, "ack-not-durable", f"{name}: durable is term {durable.term}")
+        if not committed:
+            past.term = max(past.term, term)
+        if raft is None or raft.id != message.from_ or raft.term != term:
+            # It has moved on since it said this; then, the entry was some older leader's.
+            if index >= durable.first and not any(one <= term for one in ever):
+                self.broken(seen, "ack-not-durable", f"{name}: {sorted(ever)}")
+            return
+        try:
+            entry_term = raft.log.term(index)
+        except Compacted:
+            return
+        if index >= durable.first and entry_term not in ever:
+            self.broken(seen, "ack-not-durable", f"{name} of term {entry_term}: {sorted(ever)}")
+        if index > past.index:
+            past.index, past.index_term = index, entry_term
+
+    # --- disks ----------------------------------------------------------------------------------
+    def _durable_log(self, group_id: int, replica: NodeId) -> DurableLog | None:
+        log_id = self.log_ids.get((group_id, replica))
+        disk = self.disks.get(server_of(replica))
+        return disk.logs.get(log_id) if disk is not None and log_id is not None else None
+
+    def is_durable(self, group_id: int, replica: NodeId, index: Index, term: Term) -> bool:
+        """Whether the replica's disk holds this entry, or a snapshot that covers it."""
+        log = self._durable_log(group_id, replica)
+        return log is not None and (index < log.first or log.terms.get(index) == term)
+
+
+def _chained(before: int, entry: Entry) -> int:
+    """Hash over an entry and everything before it; equal in every run of the seed."""
+    place = (before, entry.term, int(entry.kind), entry.base_offset, entry.records)
+    return hash((*place, crc32(entry.data)))
