@@ -132,6 +132,8 @@ class LogState:
     entries: list[EntryLike] = field(default_factory=list)
     installed: bytes = b""
     resets: int = 0
+    lost: bool = False
+    """Set in an image by whoever plays the disk that lost something."""
 
     @property
     def last_index(self) -> int:
@@ -239,7 +241,7 @@ class MemoryLog:
 
     @property
     def lost(self) -> bool:
-        return False
+        return self.state.lost
 
     def term(self, index: int) -> int:
         state = self.state
@@ -657,4 +659,5 @@ def _live(image: LogState, applied: int) -> LogState:
         list(image.entries),
         image.installed,
         image.resets,
+        lost=image.lost,
     )

@@ -202,17 +202,24 @@ class Server:
             self._adopt(record)
             return
         is_founder = record.directory_of(self.config.server_id) is not None
-        self._log.error(
-            "directory_unknown",
-            cluster=record.cluster_id,
-            told_by=server_id,
-            directory=self.store.directory_id.hex(),
-            meaning="this data directory is not the one the cluster was founded with; the server "
-            + ("waits until its replicas are replaced" if is_founder else "has no part in it"),
-        )
+        known = "this data directory is not the one the cluster was founded with; the server "
         if is_founder:
+            self._log.warning(
+                "directory_new",
+                cluster=record.cluster_id,
+                told_by=server_id,
+                directory=self.store.directory_id.hex(),
+                meaning=known + "waits until its replicas are replaced",
+            )
             self._adopt(record)
         else:
+            self._log.error(
+                "directory_unknown",
+                cluster=record.cluster_id,
+                told_by=server_id,
+                directory=self.store.directory_id.hex(),
+                meaning=known + "has no part in it",
+            )
             self.state = ServerState.WAITING
 
     def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:

@@ -81,6 +81,7 @@ class Node:
         self.cluster = cluster
         self.id = server_id
         self.store: MemoryStore | None = None
+        self.directories = 0
         self.start()
 
     def start(self) -> None:
@@ -88,7 +89,8 @@ class Node:
         self.clock = NodeClock(cluster.time)
         self.workers = DelayWorkers(self.clock)
         image = self.store.image if self.store is not None else None
-        self.store = MemoryStore(self.workers, rng=random.Random(self.id), image=image)
+        luck = random.Random(self.id + 10 * self.directories)
+        self.store = MemoryStore(self.workers, rng=luck, image=image)
         node = self
 
         class Relay:
@@ -121,6 +123,12 @@ class Node:
             if other != self.id:
                 self.links.set_peer(other, ("node", other))
 
+    def wipe(self) -> None:
+        """A crash, and an empty disk: the next start draws another directory."""
+        self.crash()
+        self.store = None
+        self.directories += 1
+
     def crash(self) -> None:
         """kill -9: what was not durable is gone."""
         self.clock.stop()
@@ -142,6 +150,7 @@ class Cluster:
         world = NodeClock(self.time)
         self.network = Network(world, lambda source, target, size: 200_000)
         self.options = HostOptions(held_appends_max=3)
+        self.brief = HostOptions(held_appends_max=3, command_entries_kept=5)
         self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in SERVERS))
         self.nodes = {i: Node(self, i) for i in SERVERS}
         self.run(100)

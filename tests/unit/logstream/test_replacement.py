@@ -1,0 +1,235 @@
+"""Replicas that are gone are replaced: removed, added under a new number, caught up, promoted."""
+
+from typing import Any
+
+from segments.memory import MemoryStore
+from vdl.errors import ErrorCode
+from vdl.logstream.turn import replica_id_of, server_of
+from vdl.state.commands import RegisterServer
+
+
+def numbers(cluster: Any, server_id: int) -> dict[int, int]:
+    """Replica number by group, of the replicas that run on a server."""
+    groups = cluster.nodes[server_id].host.groups
+    return {group_id: group.log.replica_number for group_id, group in sorted(groups.items())}
+
+
+def held(cluster: Any, server_id: int) -> set[int]:
+    """Replica numbers in a server's directory, running or not."""
+    store: MemoryStore = cluster.nodes[server_id].store
+    return {log.replica_number for log in store.logs.values()}
+
+
+def members(cluster: Any, group_id: int) -> set[frozenset[int]]:
+    """What every server believes the group's voters to be."""
+    found = [node.host.groups[group_id].node for node in cluster.nodes.values() if up(node)]
+    assert not any(node.membership.learners for node in found)
+    return {node.membership.incoming for node in found}
+
+
+def up(node: Any) -> bool:
+    return not node.clock.stopped
+
+
+def wipe(cluster: Any, server_id: int) -> None:
+    cluster.nodes[server_id].wipe()
+    cluster.nodes[server_id].start()
+
+
+def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
+    """Make a server lead; its stream."""
+    group = cluster.leader(group_id).group
+    if server_of(group.replica_id) != server_id:
+        heir = next(r for r in group.members if server_of(r) == server_id)
+        group.node.transfer_leader(heir)
+        cluster.nodes[server_of(group.replica_id)].host.mark_dirty(group)
+        cluster.run(300)
+    assert cluster.leader(group_id).leader_server == server_id
+    return cluster.leader(group_id)
+
+
+def test_wiped_server_takes_part_again_under_new_numbers(cluster: Any) -> None:
+    """Every group, the catalog's own among them; all servers agree on the members."""
+    group_id = cluster.create_topic()
+    cluster.append(cluster.leader(group_id))
+    cluster.run(100)
+    wipe(cluster, 3)
+    cluster.run(8_000)
+    assert set(numbers(cluster, 3).values()) == {2}
+    assert numbers(cluster, 3).keys() == numbers(cluster, 1).keys()
+    new = frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))
+    for group in numbers(cluster, 1):
+        assert members(cluster, group) == {new}
+    assert held(cluster, 3) == {2}
+    assert cluster.nodes[3].host.is_known
+    # It counts again: with another one down it is the second of two.
+    cluster.nodes[2].crash()
+    cluster.run(2_000)
+    fates = cluster.append(cluster.leader(group_id))
+    cluster.run(200)
+    assert [fate.error for fate in fates] == [ErrorCode.NONE]
+
+
+def test_every_server_wiped_in_turn_keeps_the_records(cluster: Any) -> None:
+    """In the end no directory of the beginning is left, and nothing is lost."""
+    group_id = cluster.create_topic()
+    for server_id in (1, 2, 3):
+        fates = cluster.append(cluster.leader(group_id))
+        cluster.run(100)
+        assert [fate.error for fate in fates] == [ErrorCode.NONE]
+        wipe(cluster, server_id)
+        cluster.run(8_000)
+    assert {numbers(cluster, s)[group_id] for s in (1, 2, 3)} == {2}
+    for server_id in (1, 2, 3):
+        stream = cluster.nodes[server_id].host.stream(group_id)
+        assert stream.read(0, 1 << 20).end_offset == 3
+
+
+def test_wiped_server_without_a_majority_waits(cluster: Any) -> None:
+    """With one of the other two down nobody knows what was acknowledged: nothing is replaced."""
+    group_id = cluster.create_topic()
+    cluster.nodes[2].crash()
+    wipe(cluster, 3)
+    cluster.run(5_000)
+    assert numbers(cluster, 3) == {}
+    assert not cluster.nodes[1].host.groups[group_id].serving
+    cluster.nodes[2].start()
+    cluster.run(8_000)
+    assert set(numbers(cluster, 3).values()) == {2}
+
+
+def test_wiped_again_while_it_is_replaced(cluster: Any) -> None:
+    """Numbers given to a directory that is gone too are never used again."""
+    group_id = cluster.create_topic()
+    for _ in range(3):
+        wipe(cluster, 3)
+        cluster.run(1_300)
+    cluster.run(9_000)
+    assert len(set(numbers(cluster, 3).values())) == 1
+    assert numbers(cluster, 3)[group_id] > 2
+    assert len(members(cluster, group_id)) == 1
+    catalog = cluster.nodes[1].host.catalog
+    assert cluster.nodes[3].store.directory_id not in catalog.retired
+    assert set(catalog.retired.values()) == {3}
+
+
+def test_leaders_that_die_at_any_step_are_carried_on_for(cluster: Any) -> None:
+    """The next leader, of catalog or group, goes on where the last one stopped."""
+    group_id = cluster.create_topic()
+    wipe(cluster, 3)
+    for _ in range(4):
+        for server_id in (1, 2):
+            cluster.run(430)
+            cluster.nodes[server_id].crash()
+            cluster.run(20)
+            cluster.nodes[server_id].start()
+    cluster.run(9_000)
+    assert set(numbers(cluster, 3).values()) == {2}
+    assert len(members(cluster, group_id)) == 1
+
+
+def test_directory_that_was_replaced_is_not_let_in_again(cluster: Any) -> None:
+    """An old disk that turns up later holds replicas that were given up."""
+    cluster.create_topic()
+    old = cluster.nodes[3].store
+    wipe(cluster, 3)
+    cluster.run(8_000)
+    cluster.nodes[3].crash()
+    cluster.nodes[3].store = old
+    cluster.nodes[3].start()
+    cluster.run(3_000)
+    assert 3 not in cluster.nodes[1].host.alive_servers()
+    assert 3 not in cluster.nodes[2].host.alive_servers()
+
+
+def test_lost_replica_is_replaced_in_its_own_directory(cluster: Any) -> None:
+    """Damage to one replica costs that one a new number; the server's others are as they were."""
+    group_id = cluster.create_topic()
+    cluster.append(cluster.leader(group_id))
+    cluster.run(200)
+    cluster.nodes[3].crash()
+    for state in cluster.nodes[3].store.image.logs.values():
+        state.lost = state.group_id == group_id
+    cluster.nodes[3].start()
+    cluster.run(8_000)
+    assert numbers(cluster, 3) == {g: 1 + (g == group_id) for g in numbers(cluster, 1)}
+    assert len(cluster.nodes[3].store.logs) == len(numbers(cluster, 3))
+    assert cluster.nodes[3].host.lost_groups == []
+    assert cluster.nodes[3].host.stream(group_id).high_watermark == 1
+
+
+def test_lost_catalog_replica_is_replaced(cluster: Any) -> None:
+    """Without it the server does not know its partitions: it asks its peers for the number."""
+    group_id = cluster.create_topic()
+    cluster.nodes[3].crash()
+    for state in cluster.nodes[3].store.image.logs.values():
+        state.lost = True
+    cluster.nodes[3].start()
+    cluster.run(9_000)
+    assert set(numbers(cluster, 3).values()) == {2}
+    assert group_id in numbers(cluster, 3)
+
+
+def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: Any) -> None:
+    """A partition whose first records are gone: the new replica has what is left, and knows what
+    producers sent before: a batch sent again is answered as its original was."""
+    group_id = cluster.create_topic()
+    for sequence in range(20):
+        cluster.append(
+            cluster.leader(group_id), producer_id=7, producer_epoch=0, base_sequence=sequence
+        )
+        cluster.run(20)
+    for node in cluster.nodes.values():
+        node.store.checkpoint()
+    cluster.run(500)
+    for node in cluster.nodes.values():
+        group = node.host.groups[group_id]
+        assert group.log.applied_index >= 21
+        node.store.trim_log(group.log, first_index=12)
+        node.store.submit()
+    cluster.run(100)
+    wipe(cluster, 3)
+    cluster.run(8_000)
+    stream = transfer(cluster, group_id, 3)
+    assert stream.group.log.replica_number == 2
+    assert stream.log_start_offset == cluster.nodes[1].host.stream(group_id).log_start_offset == 10
+    assert stream.read(10, 1 << 20).end_offset == 20
+    again = cluster.append(stream, producer_id=7, producer_epoch=0, base_sequence=17)
+    more = cluster.append(stream, producer_id=7, producer_epoch=0, base_sequence=20)
+    cluster.run(200)
+    assert [(fate.error, fate.base_offset) for fate in again + more] == [
+        (ErrorCode.NONE, 17),
+        (ErrorCode.NONE, 20),
+    ]
+    # And after a crash, when what the snapshot brought is only in the journal or a checkpoint.
+    cluster.nodes[3].crash()
+    cluster.nodes[3].start()
+    cluster.run(2_000)
+    stream = transfer(cluster, group_id, 3)
+    again = cluster.append(stream, producer_id=7, producer_epoch=0, base_sequence=18)
+    cluster.run(200)
+    assert [fate.base_offset for fate in again] == [18]
+
+
+def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(cluster: Any) -> None:
+    """The catalog's log stays short; who is behind its start gets the state instead."""
+    for node in cluster.nodes.values():
+        node.host.options = cluster.brief
+    cluster.nodes[3].crash()
+    for turn in range(30):
+        cluster.propose(RegisterServer(1, cluster.record.directory_of(1), f"rack-{turn}", {}, True))
+    for server_id in (1, 2):
+        cluster.nodes[server_id].store.checkpoint()
+    cluster.run(2_500)
+    log = cluster.nodes[1].host.groups[0].log
+    assert log.first_index > 10
+    cluster.nodes[3].start()
+    cluster.run(3_000)
+    late = cluster.nodes[3].host
+    assert late.catalog.items() == cluster.nodes[1].host.catalog.items()
+    assert late.groups[0].log.first_index >= log.first_index
+    # What came with the snapshot is there after a crash, before any checkpoint has covered it.
+    cluster.nodes[3].crash()
+    cluster.nodes[3].start()
+    cluster.run(1_000)
+    assert cluster.nodes[3].host.catalog.items() == cluster.nodes[1].host.catalog.items()

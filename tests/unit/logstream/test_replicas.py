@@ -1,0 +1,139 @@
+"""A replica number is made in a directory once, however far behind the applied catalog is."""
+
+from typing import Any
+
+from segments.api import Log
+from segments.memory import InlineWorkers, MemoryStore
+from vdl.logstream.birth import BirthRecord
+from vdl.logstream.replicas import Replicas
+from vdl.state.catalog import Catalog
+from vdl.state.commands import (
+    CreateTopics,
+    LostReplica,
+    NewTopic,
+    RegisterServer,
+    ReplaceReplicas,
+    ReplaceServer,
+)
+
+OTHER = b"o" * 16
+GROUP = 1
+
+
+class Hosted:
+    """What was started, by group."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, int] = {}
+        self.lost: list[int] = []
+
+    def start_state_group(self, log: Log, placement: Any, then: Any) -> None:
+        self.running[log.group_id] = log.replica_number
+        then()
+
+    def start_stream(self, log: Log, info: Any, placement: Any) -> None:
+        self.running[log.group_id] = log.replica_number
+
+    def stop_group(self, group_id: int) -> None:
+        self.running.pop(group_id, None)
+
+    def replica_lost(self, log: Log) -> None:
+        self.lost.append(log.group_id)
+
+
+class Directory:
+    """One server's directory, its catalog, and what is made of them."""
+
+    def __init__(self, founder: bytes | None = None, store: MemoryStore | None = None) -> None:
+        self.workers = InlineWorkers()
+        image = store.image if store is not None else None
+        self.store = MemoryStore(self.workers, image=image)
+        record = BirthRecord("c", ((3, founder or self.store.directory_id),), 0)
+        self.catalog = Catalog("c", coordinator_groups=0, founders=dict(record.founders))
+        self.hosted = Hosted()
+        self.replicas = Replicas(
+            server_id=3,
+            record=record,
+            store=self.store,
+            catalog=self.catalog,
+            hosting=self.hosted,
+        )
+        self.replicas.open_system(lambda: None)
+        self.workers.pump()
+
+    def apply(self, *history: Any) -> None:
+        for index, command in enumerate(history, 1):
+            self.catalog.apply(command, 0, index)
+        self.replicas.reconcile()
+        self.workers.pump()
+
+    def numbers(self, group_id: int) -> set[int]:
+        logs = self.store.logs.values()
+        return {log.replica_number for log in logs if log.group_id == group_id}
+
+
+def founded(directory: bytes) -> list[Any]:
+    return [
+        RegisterServer(3, directory, "", {}, True),
+        CreateTopics([NewTopic("t", bytes(16), 1, 1)]),
+    ]
+
+
+def test_new_directory_makes_nothing_while_history_names_the_old_one() -> None:
+    """The catalog's own past lists replicas here that belong to a directory that is gone."""
+    new = Directory(founder=OTHER)
+    assert new.hosted.running == {}
+    new.apply(*founded(OTHER))
+    assert new.numbers(GROUP) == set()
+    new.apply(ReplaceServer(3, OTHER, new.store.directory_id))
+    assert new.numbers(GROUP) == {2}
+    assert new.hosted.running == {GROUP: 2}
+
+
+def test_restart_with_an_older_catalog_keeps_the_newer_replica() -> None:
+    """The commit index that told of the new number may be lost in a crash; its log is not."""
+    first = Directory()
+    directory = first.store.directory_id
+    first.apply(*founded(directory), ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)]))
+    assert first.numbers(GROUP) == {2}
+    again = Directory(store=first.store)
+    again.apply(*founded(directory))
+    assert again.numbers(GROUP) == {2}
+    assert again.hosted.running.get(GROUP) is None
+    again.apply(ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)]))
+    assert again.hosted.running[GROUP] == 2
+
+
+def test_successor_is_durable_before_its_predecessor_is_deleted() -> None:
+    """A crash between the two leaves both, and the older one is removed at the next start: never
+    neither, for then the old number would be made again."""
+    first = Directory()
+    directory = first.store.directory_id
+    first.apply(*founded(directory))
+    first.store.create_log(GROUP, 2, on_created=lambda log: None)
+    first.workers.pump()
+    assert first.numbers(GROUP) == {1, 2}
+    again = Directory(store=first.store)
+    assert again.numbers(GROUP) == {2}
+
+
+def test_lost_replica_is_reported_and_not_started() -> None:
+    """It may have voted and acknowledged what it no longer knows."""
+    first = Directory()
+    directory = first.store.directory_id
+    first.apply(*founded(directory))
+    for state in first.store.image.logs.values():
+        state.lost = state.group_id == GROUP
+    again = Directory(store=first.store)
+    again.apply(*founded(directory))
+    assert again.hosted.lost == [GROUP]
+    assert GROUP not in again.hosted.running
+
+
+def test_invitation_is_taken_once_and_never_backwards() -> None:
+    """Peers whose catalog lags may name a number this directory has had."""
+    new = Directory(founder=OTHER)
+    for number in (3, 2, 3):
+        new.replicas.invited(number)
+        new.workers.pump()
+    assert new.numbers(0) == {3}
