@@ -78,8 +78,13 @@ class Administration:
         host = server.host
         if host is not None:
             problems += [
-                f"the replica of {self._name(group_id)} here lost data and must be replaced"
-                for group_id in sorted(host.lost_groups)
+                f"the replica of {self._name(group_id)} here lost data and waits for its successor"
+                for group_id in host.lost_groups
+            ]
+            problems += [
+                f"a replica of {self._name(group_id)} is being replaced"
+                for group_id, group in sorted(host.groups.items())
+                if group.serving and not group.is_settled
             ]
             problems += [
                 f"group {group_id} has no leader"
