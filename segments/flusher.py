@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from segments import failpoint
 from segments.api import EntryLike
 from segments.fs import File, make_durable_directory
 from segments.segment import (
@@ -72,7 +73,9 @@ def run_flush(plan: FlushPlan) -> FlushResult:
     try:
         for span in plan.spans:
             writer.add(span)
+        failpoint.hit("flush.written")
         writer.finish()
+        failpoint.hit("flush.done")
     finally:
         writer.close()
     return writer.result
@@ -167,12 +170,14 @@ class _Writer:
             self._file.close()
             self._index.flush()
             self._index.sync()
+            failpoint.hit("flush.sealed")
             self.result.sealed.append((cursor.segment, cursor.max_timestamp))
         info = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
         path = files.segment_path(info.number)
         if files.fs.exists(path):
             files.fs.unlink(path)  # scrap of a flush that a crash cut short
         self._file = files.fs.open(path, create=True)
+        failpoint.hit("flush.created")
         self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
         self._allocated = self._unsynced = SEGMENT_HEADER_BYTES
         self._new_names = True

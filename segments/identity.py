@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
+from segments import failpoint
 from segments.api import CorruptRecord
 from segments.fs import FileSystem
 
@@ -115,6 +116,7 @@ def read_identity(fs: FileSystem, directory: str) -> Identity | None:
 
 def write_identity(fs: FileSystem, directory: str, data: bytes) -> None:
     """Replace the file durably. Blocks."""
+    failpoint.hit("identity.before_write")
     fresh = f"{directory}/identity.new"
     if fs.exists(fresh):
         fs.unlink(fresh)
@@ -124,5 +126,8 @@ def write_identity(fs: FileSystem, directory: str, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
+    failpoint.hit("identity.written")
     fs.rename(fresh, f"{directory}/identity")
+    failpoint.hit("identity.renamed")
     fs.sync_directory(directory)
+    failpoint.hit("identity.durable")

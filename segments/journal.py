@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from segments import failpoint
 from segments.api import Buffer, StoreOptions, Workers
 from segments.block import (
     BLOCK_HEADER_BYTES,
@@ -42,6 +43,7 @@ from segments.log import Batch
 _ZEROS = bytes(1 << 20)
 _PADDING = bytes(PAGE_BYTES)
 _RETRY_MS = 1000
+PREPARED_FILES_MAX = 2
 
 
 class JournalOwner(Protocol):
@@ -116,6 +118,7 @@ class Journal:
         self._current: JournalFile | None = None
         self._prepared: deque[JournalFile] = deque()
         self._preparing = False
+        self._reuse = ""
         self._paths: dict[int, str] = {}
         self._replayed = 0
         self.blocks = 0
@@ -241,7 +244,13 @@ class Journal:
         write = file.file.pwrite
 
         def job() -> int:
-            return write(buffers, position, durable=True)
+            failpoint.hit("journal.before_sync")
+            if failpoint.armed and failpoint.is_due("journal.torn"):
+                write(buffers[:1], position)
+                failpoint.act("journal.torn")
+            written = write(buffers, position, durable=True)
+            failpoint.hit("journal.after_sync")
+            return written
 
         def done(result: int | BaseException) -> None:
             if isinstance(result, BaseException):
@@ -259,6 +268,8 @@ class Journal:
         self._advance(file, end)
         if batch is not None:
             self.durable_token = batch.token
+        elif self._rest is not None:
+            failpoint.hit("journal.partly")
         if self._rest is not None or self._wanted:
             self._write()
         if self._unproved and not self._idle_armed and not self._closing:
@@ -270,6 +281,7 @@ class Journal:
         if file is not self._current:
             if self._current is not None:
                 self._current.file.close()
+                failpoint.hit("journal.rolled")
             self._current = file
             self._paths[file.sequence] = file.path
             self._prepare()
@@ -368,16 +380,19 @@ class Journal:
             return
         fs, directory = self._fs, self._directory
         reuse = ""
-        if not (self._prepared or self._preparing or self._closing):
+        if len(self._prepared) < PREPARED_FILES_MAX and not self._reuse and not self._closing:
             reuse = old.pop()[1]
 
         def remove() -> None:
+            failpoint.hit("journal.before_release")
             for _, path in old:
                 fs.unlink(path)
+            failpoint.hit("journal.released")
             fs.sync_directory(directory)
 
         if reuse:
-            self._prepare(reuse)
+            self._reuse = reuse
+            self._prepare()
         if old:
             self._workers.pool(remove, self._housekept)
 
@@ -390,13 +405,18 @@ class Journal:
         self._next_sequence += 1
         return sequence
 
-    def _prepare(self, reuse: str = "") -> None:
-        """Have the next file ready in the background."""
-        if self._prepared or self._preparing or self._failed:
+    def _prepare(self) -> None:
+        """Have the next file ready in the background; a released one costs no zeros, so it is made
+        ready even when there is a next one.
+
+        One at a time: files are used in the order of their sequences.
+        """
+        if self._preparing or self._failed or (self._prepared and not self._reuse):
             return
         if self._closing and self._rest is None:
             return
         self._preparing = True
+        reuse, self._reuse = self._reuse, ""
         sequence = self._take_sequence()
         size = self._options.journal_file_bytes
 
@@ -415,6 +435,8 @@ class Journal:
             self._fail(result)
             return
         self._prepared.append(result)
+        if self._reuse:
+            self._prepare()
         if not self._writing and (self._wanted or self._rest is not None):
             self._write()
 
@@ -429,6 +451,7 @@ class Journal:
             file = fs.open(reuse)
             if file.size() == size:
                 fs.rename(reuse, path)
+                failpoint.hit("journal.recycled")
                 fs.sync_directory(self._directory)
                 return JournalFile(sequence, path, file, size)
             file.close()
@@ -438,14 +461,17 @@ class Journal:
             fs.unlink(fresh)  # of a process that died here
         file = fs.open(fresh, create=True)
         try:
+            failpoint.hit("journal.file_created")
             for position in range(0, size, len(_ZEROS)):
                 file.pwrite([memoryview(_ZEROS)[: size - position]], position)
             file.sync()
+            failpoint.hit("journal.file_filled")
         except OSError:
             file.close()
             fs.unlink(fresh)  # a full disk must not keep half a file
             raise
         fs.rename(fresh, path)
+        failpoint.hit("journal.file_named")
         fs.sync_directory(self._directory)
         return JournalFile(sequence, path, file, size)
 

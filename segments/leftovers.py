@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from segments import failpoint
 from segments.fs import FileSystem
 from segments.identity import Identity
 from segments.recovery import log_directory
@@ -18,13 +19,16 @@ def remove_log(fs: FileSystem, directory: str, log_id: int) -> None:
     path = log_directory(directory, log_id)
     if not fs.exists(path):
         return
+    failpoint.hit("remove.begun")
     grave = f"{directory}/deleted/{log_id:08x}"
     if fs.exists(grave):
         fs.remove_tree(grave)
     fs.rename(path, grave)
+    failpoint.hit("remove.moved")
     fs.sync_directory(f"{directory}/logs")
     fs.sync_directory(f"{directory}/deleted")
     fs.remove_tree(grave)
+    failpoint.hit("remove.removed")
 
 
 def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None:

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from crc32c import crc32c
 
+from segments import failpoint
 from segments.api import CorruptRecord, MetaBatch
 from segments.fs import MetaFile
 
@@ -88,7 +89,9 @@ class Meta:
         for log_id, reset in covered.items():
             puts.append((_LOG.pack(log_id) + b"r", _seal_reset(log_id, reset)))
         if puts:
+            failpoint.hit("meta.before_commit")
             self._file.commit(puts)
+            failpoint.hit("meta.committed")
 
     def forget(self, log_id: int) -> None:
         """Delete everything of a log."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from segments import failpoint
 from segments.segment import LogFiles, SegmentInfo
 
 
@@ -18,10 +19,12 @@ def remove_below(files: LogFiles, segments: Sequence[SegmentInfo], first_index: 
 
     Oldest first, so that what a crash leaves is still one run of segments. Blocks.
     """
+    failpoint.hit("trim.begun")
     for segment in segments:
         path = files.segment_path(segment.number)
         if files.fs.exists(path):
             files.fs.unlink(path)
+            failpoint.hit("trim.removed")
     if segments:
         below = segments[-1].number, first_index // files.index_entries
         for name in files.fs.list(files.directory):

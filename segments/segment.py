@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from crc32c import crc32c
 
+from segments import failpoint
 from segments.api import CorruptRecord, OffsetOutOfRange, Slices, StoredEntry
 from segments.frame import FRAME_BYTES, frame_length, read_frame
 from segments.fs import File, FileSystem
@@ -411,8 +412,11 @@ class IndexWriter:
             is_new = not files.fs.exists(path)
             self._file = files.fs.open(path, create=is_new)
             self._number = number
+            if is_new:
+                failpoint.hit("index.created")
             self._file.pwrite([encode_index_header(files.log_id, number)], 0)
         self._file.pwrite([self._rows], position)
+        failpoint.hit("index.written")
         self._rows = bytearray()
 
     def sync(self) -> None:

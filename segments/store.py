@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from segments import cold
+from segments import cold, failpoint
 from segments.api import (
     Buffer,
     Compacted,
@@ -134,6 +134,7 @@ class DiskStore:
         for name in ("journal", "logs", "deleted"):
             make_durable_directory(fs, f"{directory}/{name}")
         lock = fs.lock(f"{directory}/lock")
+        meta: Meta | None = None
         try:
             identity = read_identity(fs, directory)
             if identity is None:
@@ -156,10 +157,15 @@ class DiskStore:
                 ),
             )  # fmt: skip
             replay = recovered.replay
+            failpoint.hit("open.recovered")
             store._journal.open(replay.position, replay.live, replay.spare, recovered.carried)
+            failpoint.hit("open.carried")
             store._settle_carried()
             remove_stale(fs, [*recovered.stale_files, *replay.scrap], recovered.stale_directories)
+            failpoint.hit("open.done")
         except BaseException:
+            if meta is not None:
+                meta.close()
             lock.release()
             raise
         return store
@@ -241,6 +247,7 @@ class DiskStore:
         def remove() -> None:
             remove_log(fs, directory, log_id)
             meta.forget(log_id)
+            failpoint.hit("delete.forgotten")
 
         # After the identity no longer lists the log: a crash in between resurrects nothing.
         self._chores.append((0, lambda: self._run_chore(remove)))
@@ -287,13 +294,16 @@ class DiskStore:
         assert isinstance(log, DiskLog), type(log)
         first = entries[0].index
         assert log.hard.commit < first <= log.last + 1, (log.hard.commit, first, log.last)
+        is_cut = first <= log.last
         log.stage(entries, self._journal.batch)
+        failpoint.hit("truncate.staged" if is_cut else "append.staged")
         if not self._checkpoint_armed:
             self._arm_checkpoint()
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
         assert isinstance(log, DiskLog), type(log)
         log.stage_hard(state, self._journal.batch)
+        failpoint.hit("hard.staged")
         if state.commit > log.flushed_index:
             self._dirty[log.id] = log
 
@@ -304,6 +314,7 @@ class DiskStore:
         assert first_index > log.hard.commit, (first_index, log.hard.commit)
         batch = self._journal.batch
         log.reset(first_index, prev_term, next_offset, bytes(state), batch)
+        failpoint.hit("reset.staged")
         self._dirty.pop(log.id, None)
         fs, directory, log_id = self._fs, self._directory, log.id
         generation = log.generation
@@ -328,6 +339,7 @@ class DiskStore:
         log.trim(first_index)
         batch = self._journal.batch
         log.stage_state(batch, TRIM, log.terms.terms[0], first_index, log.start_offset)
+        failpoint.hit("trim.staged")
         generation = log.generation
 
         def chore() -> None:
@@ -404,7 +416,9 @@ class DiskStore:
         meta = self._meta
 
         def job() -> list[FlushResult]:
+            failpoint.hit("checkpoint.begun")
             results = [run_flush(plan) for plan in plans]
+            failpoint.hit("checkpoint.flushed")
             if commit.batches:
                 meta.commit(commit.batches, commit.covered)
             return results
@@ -463,6 +477,7 @@ class DiskStore:
             self._pending_meta.saved(commit, self._logs)
             self._rewrite_tails()
             self._cache.evict()
+            failpoint.hit("checkpoint.noted")
             self._note_token = self._journal.submit(urgent=False)
             if self._journal.durable_token >= self._note_token:
                 self._release_files()
@@ -668,6 +683,7 @@ class DiskStore:
             "checkpoints": self._checkpoints,
             "flushed_bytes": self._flushed_bytes,
             "disk_full": self.disk_full,
+            "failpoints": len(failpoint.armed),
             "recovered_blocks": replay.blocks,
             "recovered_torn_bytes": replay.torn_bytes,
             "recovered_damaged_blocks": replay.damaged_blocks,

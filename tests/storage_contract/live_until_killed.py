@@ -1,0 +1,76 @@
+"""The child of test_failpoints: does steps and says so, until a failpoint ends it.
+
+Prints "begun N" before step N is staged and "done N" when it is durable. Its exit code is 3 when it
+has done all its steps.
+"""
+
+import asyncio
+import os
+import random
+import sys
+
+from segments.fs import RealFileSystem
+from segments.store import DiskStore
+from segments.workers import ThreadWorkers
+from tests.storage_contract.steps import OPTIONS, applied, create, draw, stage
+
+STEPS = 4000
+
+
+def say(word, number):
+    os.write(1, f"{word} {number:08d}\n".encode())
+
+
+async def live(directory, seed):
+    loop = asyncio.get_running_loop()
+    workers = ThreadWorkers(
+        loop.call_soon_threadsafe, lambda delay_ms, fn: loop.call_later(delay_ms / 1000, fn)
+    )
+    store = DiskStore.open(RealFileSystem(), directory, workers, OPTIONS, random.Random(seed))
+    store.on_fatal = lambda error: os._exit(4)
+    waiting = {}
+
+    def durable(token):
+        for waited in [t for t in waiting if t <= token]:
+            waiting.pop(waited).set_result(None)
+
+    store.on_durable = durable
+    rng = random.Random(seed)
+    for number in range(STEPS):
+        step = draw(rng, store.logs)
+        say("begun", number)
+        done = loop.create_future()
+        if step.kind in {"create", "renew"}:
+            create(store, step, done.set_result)
+            await done
+        elif step.kind == "checkpoint":
+            await checkpoint(loop, store, step)
+        else:
+            stage(store, step)
+            token = store.submit()
+            if token > store.durable_token:  # a step may change nothing
+                waiting[token] = done
+                await done
+        say("done", number)
+    os._exit(3)
+
+
+async def checkpoint(loop, store, step):
+    """Until one has taken the step's batches with it."""
+    taken = []
+
+    def collect():
+        if taken:
+            return []
+        taken.append(True)
+        return applied(store, step)
+
+    store.collect_meta = collect
+    while not taken:
+        done = loop.create_future()
+        store.checkpoint(lambda done=done: done.set_result(None))
+        await done
+    store.collect_meta = list
+
+
+asyncio.run(live(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,116 @@
+"""A life of a store as a sequence of steps that both sides of test_failpoints can compute.
+
+Each step is drawn from a seeded generator and the state of the logs alone, so the process that is
+killed and the twin that outlives it draw the same ones. A step is done when the store has said that
+it is durable; a store that died in a step must be found before it or behind it, never elsewhere.
+"""
+
+from dataclasses import dataclass
+
+from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
+
+OPTIONS = StoreOptions(
+    journal_file_bytes=64 << 10,
+    journal_first_file_bytes=32 << 10,
+    segment_bytes=8 << 10,
+    index_segment_entries=64,
+    cache_bytes_max=64 << 10,
+    checkpoint_bytes=48 << 10,
+    checkpoint_entries=80,
+    checkpoint_interval_ms=100,
+    idle_block_ms=2,
+    meta_map_bytes=1 << 22,
+)
+LOGS = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done to which log; `count` and the rest mean what the kind needs."""
+
+    kind: str
+    log_id: int = 0
+    count: int = 0
+    size: int = 0
+    index: int = 0
+    term: int = 0
+
+
+def draw(rng, logs):
+    """The next step, from the state of the logs."""
+    if len(logs) < LOGS:
+        return Step("create", index=rng.randint(1, 50))
+    log = logs[rng.choice(sorted(logs))]
+    kind = rng.choices(
+        ("append", "large", "replace", "commit", "vote", "reset", "trim", "renew", "checkpoint"),
+        (10, 1, 3, 10, 2, 1, 2, 1, 3),
+    )[0]
+    last, commit, term = log.last_index, log.commit_index, max(1, log.hard_state.term)
+    term = max(term, log.term(last))
+    if kind == "large":
+        return Step("append", log.log_id, 150, 700, last + 1, term)
+    if kind == "replace" and commit < last:
+        first = rng.randint(commit + 1, last)
+        return Step("append", log.log_id, rng.randint(1, 4), 300, first, term + 1)
+    if kind == "commit" and commit < last:
+        return Step("hard", log.log_id, 0, log.hard_state.vote, rng.randint(commit, last), term)
+    if kind == "vote":
+        return Step("hard", log.log_id, 0, rng.randint(0, 3), commit, term + 1)
+    if kind == "reset":
+        size = rng.choice((0, 100, 90_000))
+        return Step("reset", log.log_id, 0, size, last + rng.randint(1, 30), term)
+    if kind == "trim" and log.first_index <= commit and not log.installed_state:
+        return Step("trim", log.log_id, 0, 0, rng.randint(log.first_index, commit + 1))
+    if kind == "renew":
+        return Step("renew", log.log_id, index=rng.randint(1, 50))
+    if kind == "checkpoint":
+        return Step("checkpoint", term=rng.randint(0, 1))
+    return Step("append", log.log_id, rng.randint(1, 12), rng.choice((0, 50, 900)), last + 1, term)
+
+
+def stage(store, step):
+    """Stage a step on a log, but for those that have their own way to durability."""
+    log = store.logs[step.log_id]
+    if step.kind == "append":
+        offset = log.offset_after(step.index - 1)
+        entries = [
+            StoredEntry(
+                step.term, n, 0, bytes((n * 7 + step.term + k) & 0xFF for k in range(step.size)),
+                offset + n - step.index, 1, n * 10,
+            )
+            for n in range(step.index, step.index + step.count)
+        ]  # fmt: skip
+        store.append(log, entries)
+    elif step.kind == "hard":
+        store.set_hard_state(log, HardState(step.term, step.size, step.index))
+    elif step.kind == "reset":
+        state = bytes((step.index + n) & 0xFF for n in range(step.size))
+        store.reset_log(
+            log, first_index=step.index, prev_term=step.term,
+            next_offset=log.next_offset + 7, state=state,
+        )  # fmt: skip
+    else:
+        assert step.kind == "trim", step
+        store.trim_log(log, first_index=step.index)
+
+
+def create(store, step, on_created):
+    """A new log; "renew" also deletes one, in the same turn."""
+    if step.kind == "renew":
+        store.delete_log(step.log_id)
+    store.create_log(
+        9, step.index, first_index=step.index, prev_term=2, next_offset=step.index * 3,
+        on_created=on_created,
+    )  # fmt: skip
+
+
+def applied(store, step):
+    """What the checkpoint of a step stores: everything of each log, or what changed."""
+    return [
+        MetaBatch(
+            log.log_id, log.commit_index, [(b"applied", str(log.commit_index).encode())],
+            clear=bool(step.term),
+        )
+        for log in store.logs.values()
+        if step.term or log.commit_index > log.applied_index
+    ]  # fmt: skip

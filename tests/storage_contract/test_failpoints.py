@@ -1,0 +1,225 @@
+"""A real process, killed at every place where it matters, and what the next one finds.
+
+At each failpoint a child lives until it is killed there. The directory is then opened and compared
+with the twin, which has done the same steps: exactly what was acknowledged is there, and the step
+that was under way as a whole or not at all; nothing is asked of an operator. The same directory
+then lives, and dies at the same place, once more.
+"""
+
+import errno
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from segments import failpoint
+from tests.storage_contract.conftest import DiskHarness, MemoryHarness
+from tests.storage_contract.steps import OPTIONS, Step, applied, create, draw, stage
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGED = ("append", "hard", "reset", "trim")
+CHILD = Path(__file__).with_name("live_until_killed.py")
+
+
+class Doing:
+    """A harness that does steps."""
+
+    def do(self, step):
+        if step.kind in {"create", "renew"}:
+            create(self.store, step, lambda log: None)
+            self.pump()
+        elif step.kind == "checkpoint":
+            batches = applied(self.store, step)
+            self.store.collect_meta = lambda: batches
+            self.checkpoint()
+            self.store.collect_meta = list
+        else:
+            stage(self.store, step)
+            self.submit()
+
+
+class Twin(Doing, MemoryHarness):
+    """The memory store, doing the steps that the child said it did."""
+
+
+class Engine(Doing, DiskHarness):
+    """The disk engine in this process, for failures that it is told of."""
+
+    def submit(self):
+        self.token = self.store.submit()
+        self.pump()
+
+    def checkpoint(self):
+        self.store.checkpoint()
+        self.workers.advance(200)
+
+
+def run_child(directory, seed, failpoints):
+    """(exit code, steps begun, steps done) of a child that lives until it is killed."""
+    child = subprocess.run(
+        [sys.executable, str(CHILD), str(directory), seed],
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), failpoint.VARIABLE: failpoints},
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = re.findall(r"^(begun|done) (\d{8})$", child.stdout, re.MULTILINE)
+    begun = sum(word == "begun" for word, _ in said)
+    assert child.returncode == -signal.SIGKILL, (failpoints, child.returncode, child.stderr)
+    return begun, len(said) - begun
+
+
+def seen(harness):
+    """Everything a store shows of its logs."""
+    return {
+        log_id: (
+            log.group_id, log.replica_number, log.first_index, log.last_index, log.hard_state,
+            log.log_start_offset, log.next_offset, log.installed_state, log.applied_index,
+            [log.term(n) for n in range(log.first_index - 1, log.last_index + 1)],
+            log.offset_after(log.first_index - 1),
+            harness.all_entries(log), harness.store.load_meta(log),
+        )
+        for log_id, log in harness.store.logs.items()
+    }  # fmt: skip
+
+
+def at(where):
+    """The failpoints of the loop, of jobs, or of the start."""
+    return [name for name, text in failpoint.POINTS.items() if text.startswith(where)]
+
+
+def settle(twin, found, step):
+    """Bring the twin to where the store was found, if that is a place where it may be."""
+    if seen(twin) == found:
+        return
+    if step.kind == "append" and step.count > 1:
+        # Too large for a file, it may have got there in part: a prefix.
+        last = found[step.log_id][3]
+        assert step.index <= last < step.index + step.count, (step, last)
+        step = Step("append", step.log_id, last + 1 - step.index, step.size, step.index, step.term)
+    twin.do(step)
+    twin.reopen()
+    assert seen(twin) == found, step
+
+
+@pytest.mark.parametrize("name", failpoint.POINTS)
+def test_store_killed_at_a_failpoint_has_exactly_what_was_acknowledged(name, tmp_path):
+    """kill -9 at every step of append, checkpoint, roll, truncate, install, trim, delete,
+    recycling, identity and meta writes; and again after the recovery from that."""
+    directory = tmp_path / "data"
+    twin = Twin(OPTIONS)
+    twin.start()
+    for life in range(2):
+        seed = f"{name} {life}"
+        nth = 1 if name.startswith("open.") else 1 + (zlib.crc32(seed.encode()) % 4)
+        begun, done = run_child(directory, seed, f"{name}:kill@{nth}")
+        rng = random.Random(seed)
+        for _ in range(done):
+            twin.do(draw(rng, twin.store.logs))
+        twin.reopen()
+        store = DiskHarness(OPTIONS, directory=str(directory))
+        store.start()
+        assert not any(log.lost for log in store.store.logs.values())
+        assert begun - done in {0, 1}
+        if begun > done:
+            settle(twin, seen(store), draw(rng, twin.store.logs))
+        assert seen(store) == seen(twin)
+        assert store.fatal == []
+        store.crash()
+
+
+@pytest.mark.parametrize("name", at("job"))
+def test_store_told_of_a_failure_says_so_once_and_acknowledges_nothing_after(
+    name, tmp_path, request
+):
+    """A failed write, sync or rename is fatal: `on_fatal` once; a start by reading the disk finds
+    what had been acknowledged."""
+    request.addfinalizer(lambda: failpoint.arm(""))
+    twin = Twin(OPTIONS)
+    engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
+    twin.start()
+    engine.start()
+    failpoint.arm(f"{name}:error@3")
+    rng = random.Random(name)
+    while not engine.fatal:
+        step = draw(rng, twin.store.logs)
+        engine.do(step)
+        is_acknowledged = step.kind in STAGED and engine.store.durable_token >= engine.token
+        if not engine.fatal or is_acknowledged:
+            twin.do(step)
+    durable = engine.store.durable_token
+    engine.store.submit()
+    engine.workers.advance(5000)
+    assert engine.store.durable_token == durable
+    assert len(engine.fatal) == 1
+    failpoint.arm("")
+    engine.reopen()
+    twin.reopen()
+    if is_acknowledged:
+        assert seen(engine) == seen(twin)
+    else:
+        settle(twin, seen(engine), step)
+    engine.crash()
+
+
+@pytest.mark.parametrize("name", at("start"))
+def test_start_that_failed_can_be_tried_again(name, tmp_path, request):
+    """Whatever had been done of it, the next start finds the same."""
+    request.addfinalizer(lambda: failpoint.arm(""))
+    twin = Twin(OPTIONS)
+    engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
+    rng = random.Random(name)
+    twin.start()
+    engine.start()
+    for _ in range(120):
+        step = draw(rng, twin.store.logs)
+        engine.do(step)
+        twin.do(step)
+    engine.crash()
+    twin.reopen()
+    for _ in range(3):
+        failpoint.arm(f"{name}:error")
+        with pytest.raises(OSError, match=name):
+            engine.start()
+    failpoint.arm("")
+    engine.start()
+    assert seen(engine) == seen(twin)
+    engine.crash()
+
+
+def test_failpoints_named_are_those_passed():
+    """The table and the code name the same places."""
+    passed = set()
+    for source in (ROOT / "segments").glob("*.py"):
+        if source.name != "failpoint.py":
+            passed |= set(
+                re.findall(r'failpoint\.(?:hit|is_due|act)\(\s*"([a-z_.]+)"', source.read_text())
+            )
+    assert passed | {"truncate.staged", "append.staged"} == set(failpoint.POINTS)
+
+
+def test_failpoints_are_parsed_and_counted(request):
+    """name:action[@n], by comma; what is not in the table is refused."""
+    request.addfinalizer(lambda: failpoint.arm(""))
+    failpoint.arm("trim.begun:error@2, meta.committed:enospc,identity.written:delay(1)")
+    failpoint.hit("trim.begun")
+    with pytest.raises(OSError, match=r"trim\.begun"):
+        failpoint.hit("trim.begun")
+    failpoint.hit("trim.begun")
+    for _ in range(2):
+        with pytest.raises(OSError) as caught:
+            failpoint.hit("meta.committed")
+        assert caught.value.errno == errno.ENOSPC
+    failpoint.hit("identity.written")
+    failpoint.hit("open.done")
+    for wrong in ("nowhere:kill", "trim.begun", "trim.begun:explode", "trim.begun:delay"):
+        with pytest.raises(ValueError, match=failpoint.VARIABLE):
+            failpoint.arm(wrong)
