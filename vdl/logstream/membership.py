@@ -5,6 +5,9 @@ membership changes of one replica each (thesis §4.1): whoever is to go is remov
 come is added as a learner, and made a voter once it has caught up (§4.2.1). Whatever the last
 leader got done, the next one goes on from there: nothing is kept but the group's own configuration.
 
+The catalog applied at the leader may for a while be older than the members: it may have restarted,
+or lag. Members with a later number than the wanted one of the same server tell; then it waits.
+
 Must not know: why a member is replaced, messages, time.
 """
 
@@ -14,7 +17,8 @@ from collections.abc import Collection
 
 from raft.node import RawNode
 from raft.progress import ProgressState
-from raft.types import ConfChange, ConfChangeSingle, ConfChangeType, NodeId
+from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType, NodeId
+from vdl.logstream.turn import server_of
 
 CAUGHT_UP_ENTRIES = 100
 """A replica that misses no more than this takes part without a noticeable pause."""
@@ -27,6 +31,9 @@ def next_change(node: RawNode, wanted: Collection[NodeId]) -> ConfChangeSingle |
         # A leader that is not wanted itself cannot do it: another one will.
         return None
     members = membership.members()
+    newest = {server_of(member): member for member in sorted(members)}
+    if any(newest.get(server_of(replica), NONE) > replica for replica in wanted):
+        return None
     for member in sorted(members):
         if member not in wanted:
             return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)

@@ -1,0 +1,88 @@
+"""Steps from the members a group has to those it is to have: small, in order, never backwards."""
+
+import random
+
+import pytest
+
+from raft.config import Config
+from raft.membership import Membership
+from raft.memory import MemoryStorage
+from raft.node import RawNode
+from raft.progress import ProgressState
+from raft.types import ConfChangeSingle, ConfChangeType, ConfState, Snapshot
+from vdl.logstream.membership import CAUGHT_UP_ENTRIES, next_change
+from vdl.logstream.turn import replica_id_of
+
+ONE, TWO, OLD, NEW = (replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 1), (3, 2)))
+WANTED = [ONE, TWO, NEW]
+
+
+def leader(voters: set[int], learners: set[int] | None = None) -> RawNode:
+    """ONE, leading a group of these members, with all it has applied."""
+    storage = MemoryStorage(Snapshot(1, 1, ConfState(voters=(ONE,))))
+    node = RawNode(
+        Config(id=ONE, election_ticks=10, heartbeat_ticks=1, storage=storage, rng=random.Random(1))
+    )
+    node.campaign()
+    while node.has_ready():
+        ready = node.ready()
+        if ready.entries:
+            storage.append(ready.entries)
+        node.advance(ready)
+    assert node.is_leader
+    membership = Membership(incoming=frozenset(voters), learners=frozenset(learners or ()))
+    node.raft.set_membership(membership, node.applied)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("voters", "learners", "change", "replica"),
+    [
+        ({ONE, TWO, OLD}, set(), ConfChangeType.REMOVE_NODE, OLD),
+        ({ONE, TWO}, {OLD}, ConfChangeType.REMOVE_NODE, OLD),
+        ({ONE, TWO}, set(), ConfChangeType.ADD_LEARNER_NODE, NEW),
+        ({ONE, NEW}, set(), ConfChangeType.ADD_LEARNER_NODE, TWO),
+    ],
+)
+def test_next_step(
+    voters: set[int], learners: set[int], change: ConfChangeType, replica: int
+) -> None:
+    """Who is to go goes first; who is to come comes as a learner (thesis §4.2.1)."""
+    node = leader(voters, learners)
+    assert next_change(node, WANTED) == ConfChangeSingle(change, replica)
+
+
+def test_nothing_to_do_when_members_are_the_wanted_ones() -> None:
+    assert next_change(leader(set(WANTED)), WANTED) is None
+
+
+def test_learner_becomes_voter_only_once_it_has_caught_up() -> None:
+    """Before, it would be a voice without a memory (thesis §4.2.1)."""
+    node = leader({ONE, TWO}, {NEW})
+    assert next_change(node, WANTED) is None
+    progress = node.raft.progress[NEW]
+    progress.become_replicate()
+    progress.match = node.last_index
+    assert next_change(node, WANTED) == ConfChangeSingle(ConfChangeType.ADD_NODE, NEW)
+    node.raft.log.last_index += CAUGHT_UP_ENTRIES + 1
+    assert next_change(node, WANTED) is None
+    assert progress.state is ProgressState.REPLICATE
+
+
+def test_catalog_older_than_the_members_changes_nothing() -> None:
+    """A leader that has just restarted may have applied less of the catalog than the one before it,
+    which has put the new replica in already."""
+    assert next_change(leader({ONE, TWO, NEW}), [ONE, TWO, OLD]) is None
+    assert next_change(leader({ONE, TWO}, {NEW}), [ONE, TWO, OLD]) is None
+
+
+def test_leader_that_is_not_wanted_changes_nothing() -> None:
+    """It would have to remove itself."""
+    assert next_change(leader({ONE, TWO}), [TWO, NEW]) is None
+
+
+def test_one_change_at_a_time() -> None:
+    """Two overlapping changes could make two majorities that do not meet (thesis §4.1)."""
+    node = leader({ONE, TWO, OLD})
+    node.raft.pending_conf_index = node.last_index + 1
+    assert next_change(node, WANTED) is None
