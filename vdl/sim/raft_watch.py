@@ -287,41 +287,48 @@ class WatchedReads(ReadRounds):
 class LifeWatch:
     """One process: which of its replicas an event touched."""
 
-    __slots__ = ("_replicas", "_touched", "_watch", "life", "recovered")
+    __slots__ = ("_groups", "_replicas", "_touched", "_watch", "life", "recovered")
 
     def __init__(self, watch: RaftWatch, life: Life, recovered: dict[int, HardState]) -> None:
         self._watch = watch
         self.life = life
         self.recovered = recovered
         """Hard states that the disk held, by log id, until their replica comes to life."""
+        self._groups: list[Group] = []
         self._replicas: dict[int, ReplicaWatch] = {}
-        self._touched: dict[int, None] = {}
+        self._touched: set[int] = set()
 
     def event_over(self) -> None:
         """Look at what the event touched: replicas that wait to be pumped, or have been."""
         host = self.life.server.host
         if host is None:
             return
-        groups, replicas, touched = host.groups, self._replicas, self._touched
-        for group_id, group in groups.items():
-            replica = replicas.get(group_id)
-            if replica is None or replica.group is not group:
-                self._begin(group)
-            elif group.dirty:
-                touched[group_id] = None
-        if len(replicas) > len(groups):
-            for gone in [group_id for group_id in replicas if group_id not in groups]:
-                del replicas[gone]
-        if touched:
-            now = list(touched)
-            touched.clear()
-            for group_id in now:
+        groups = list(host.groups.values())
+        if groups != self._groups:
+            self._follow(groups)
+        touched = self._touched
+        dirty = [group.group_id for group in groups if group.dirty]
+        if dirty or touched:
+            replicas = self._replicas
+            touched.update(dirty)
+            for group_id in sorted(touched):
                 replica = replicas.get(group_id)
                 if replica is not None:
                     self._look(replica)
-                    if replica.group.dirty:
-                        # Pumped by the next turn, which may leave nothing else to notice it by.
-                        touched[group_id] = None
+            touched.clear()
+            # These are pumped by the next turn, which may leave nothing else to notice it by.
+            touched.update(dirty)
+
+    def _follow(self, groups: list[Group]) -> None:
+        """Replicas came and went."""
+        self._groups = groups
+        here = {group.group_id: group for group in groups}
+        for group_id, group in here.items():
+            replica = self._replicas.get(group_id)
+            if replica is None or replica.group is not group:
+                self._begin(group)
+        for gone in [group_id for group_id in self._replicas if group_id not in here]:
+            del self._replicas[gone]
 
     def over(self) -> None:
         """The process ends: look at everything once more."""
@@ -346,7 +353,7 @@ class LifeWatch:
         inner, touched, group_id = group.node.ready, self._touched, group.group_id
 
         def ready() -> Ready:
-            touched[group_id] = None
+            touched.add(group_id)
             return inner()
 
         group.node.ready = ready
@@ -365,7 +372,6 @@ class RaftWatch:
 
     def __init__(self, machines: Iterable[Machine], violate: Violate) -> None:
         self.elections = 0
-        self.looks = 0
         self.groups: dict[int, GroupWatch] = {}
         self.disks: dict[int, DurableLogs] = {m.server_id: DurableLogs() for m in machines}
         """By server id."""

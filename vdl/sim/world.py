@@ -352,6 +352,8 @@ class World:
         self.run_for(1 * S)
         for load in self._loads:
             load.stop()
+        for consumer in self.env.consumers:
+            consumer.close()
         if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
             self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
             return False
@@ -363,8 +365,6 @@ class World:
 
     def _drain(self) -> bool:
         """Read everything, with a fresh client and from every replica's disk."""
-        for consumer in self.env.consumers:
-            consumer.close()
         drain = Drain(self)
         compared: list[bool] = []
         self.watch.compare(lambda: compared.append(True))
