@@ -145,7 +145,7 @@ class NameChange:
 class SimDisk:
     """One machine's disk. It outlives the processes that use it.
 
-    Use: `fail_syncs` and `full` are the faults' handles; `slowdown` multiplies every latency;
+    Use: `fail_syncs` and `room` are the faults' handles; `slowdown` multiplies every latency;
     `on_durable` is told every run of bytes the moment it becomes durable.
     """
 
@@ -155,7 +155,9 @@ class SimDisk:
         self.root = Directory()
         self.locks: set[str] = set()
         self.fail_syncs = 0
-        self.full = False
+        self.room: int | None = None
+        """Bytes by which files may still grow; None: no end in sight. What is deleted meanwhile
+        gives nothing back: others have taken it."""
         self.slowdown = 1
         self.on_durable: Callable[[Buffer], None] = _ignore
         self._name_changes: list[NameChange] = []
@@ -193,8 +195,13 @@ class SimDisk:
         length = len(payload)
         end = position + length
         old_size = len(data)
-        if self.full and end > old_size:
-            raise OSError(errno.ENOSPC, "no space left on the simulated disk")
+        if self.room is not None and end > old_size:
+            fits = old_size + self._take_room(end - old_size)
+            if fits < end:
+                # As a real write does: what fits is there, and nothing says so.
+                if fits > position:
+                    self.write(inode, [payload[: fits - position]], position, durable=False)
+                raise _no_space()
         old = bytes(data[position:end]) if self._steps is not None else b""
         if position > old_size:
             data.extend(bytes(position - old_size))
@@ -242,8 +249,9 @@ class SimDisk:
     def truncate(self, inode: Inode, length: int) -> None:
         data = inode.data
         old_size = len(data)
-        if self.full and length > old_size:
-            raise OSError(errno.ENOSPC, "no space left on the simulated disk")
+        growth = length - old_size
+        if self.room is not None and growth > 0 and self._take_room(growth) < growth:
+            raise _no_space()
         tail = bytes(data[length:])
         _resize(data, length)
         if length < old_size:
@@ -256,6 +264,13 @@ class SimDisk:
 
         self._cost_ns += self.profile.operation_ns
         self.step(None, undo)
+
+    def _take_room(self, wanted: int) -> int:
+        """How many of the wanted bytes there is room for; they are taken."""
+        assert self.room is not None, "a disk without end"
+        taken = min(wanted, self.room)
+        self.room -= taken
+        return taken
 
     def read(self, inode: Inode, length: int, position: int) -> bytes:
         self._cost_ns += self.profile.operation_ns + length * 1000 // self.profile.bytes_per_us
@@ -318,8 +333,9 @@ class SimDisk:
 
     # --- meta -----------------------------------------------------------------------------------
     def commit_meta(self, meta: MetaStore, puts: list[tuple[bytes, bytes | None]]) -> None:
-        if self.full:
-            raise OSError(errno.ENOSPC, "no space left on the simulated disk")
+        needs = sum(len(key) + len(value or b"") for key, value in puts)
+        if self.room is not None and self._take_room(needs) < needs:
+            raise _no_space()
         self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
         before = [(key, meta.items.get(key)) for key, _ in puts]
         _apply(meta.items, puts)
@@ -364,6 +380,13 @@ class SimDisk:
         self.fail_syncs = 0
         self._restore(self.root, {})
 
+    def wipe(self) -> None:
+        """Someone put in an empty disk. No process may be using the old one."""
+        assert not self.locks, sorted(self.locks)
+        self.root = Directory()
+        self._name_changes.clear()
+        self.fail_syncs = 0
+
     def _restore(self, directory: Directory, seen: dict[int, bool]) -> None:
         directory.entries = dict(directory.durable)
         for name in sorted(directory.entries):
@@ -375,6 +398,10 @@ class SimDisk:
                 self._restore(node, seen)
             else:
                 node.power_cut(self.rng)
+
+
+def _no_space() -> OSError:
+    return OSError(errno.ENOSPC, "no space left on the simulated disk")
 
 
 def _sectors(length: int) -> int:

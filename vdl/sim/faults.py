@@ -93,6 +93,22 @@ class Outage:
             machine.start()
 
 
+class Brownout:
+    """Some machines lose power in the same instant, and get it back together."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        count = rng.randint(1, len(world.machines))
+        chosen = sorted(rng.sample(range(len(world.machines)), count))
+        self.machines = [world.machines[i] for i in chosen if world.machines[i].life is not None]
+        for machine in self.machines:
+            machine.power_cut()
+        return len(self.machines) > 0
+
+    def end(self, world: Target) -> None:
+        for machine in self.machines:
+            machine.start()
+
+
 class Stop:
     """A planned restart."""
 
@@ -235,6 +251,22 @@ class SyncFailure:
         self.machine.start()
 
 
+class DiskFull:
+    """A disk takes a little more, then no file can grow until someone makes room. A process that
+    cannot live with that ends itself and is started again and again, full or not."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.disk.room is not None:
+            return False
+        self.machine.disk.room = rng.choice((0, rng.randint(1, 8 << 10), rng.randint(1, 256 << 10)))
+        world.note(f"{self.machine.name}: disk full in {self.machine.disk.room} bytes")
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.disk.room = None
+
+
 class ClockJump:
     """Someone sets a machine's wall clock."""
 
@@ -260,6 +292,7 @@ FAULTS = (
     Row(Kill, lambda o: o.kills, 4_000),
     Row(PowerCut, lambda o: o.power_cuts, 4_000),
     Row(Outage, lambda o: o.outages, 2_000),
+    Row(Brownout, lambda o: o.brownouts, 3_000),
     Row(Stop, lambda o: o.stops, 4_000),
     Row(Pause, lambda o: o.pauses, 4_000),
     Row(Partition, lambda o: o.partitions_cut, 5_000),
@@ -268,6 +301,7 @@ FAULTS = (
     Row(Clog, lambda o: o.clogs, 1),
     Row(SlowDisk, lambda o: o.slow_disks, 4_000),
     Row(SyncFailure, lambda o: o.sync_failures, 4_000),
+    Row(DiskFull, lambda o: o.full_disks, 6_000),
     Row(ClockJump, lambda o: o.clock_jumps, 1),
 )
 
@@ -282,6 +316,8 @@ class Nemesis:
         self._rng = rng
         self._active: dict[int, Fault] = {}
         self._healed = False
+        self._reviving = False
+        self._kept_down: list[Machine] = []
 
     def start(self) -> None:
         self._world.frames.active = True
@@ -312,8 +348,8 @@ class Nemesis:
         if fault is not None:
             fault.end(self._world)
 
-    def heal(self) -> None:
-        """End every fault, and let none happen any more."""
+    def stop(self) -> None:
+        """Let nothing happen any more, and end what is under way."""
         self._healed = True
         self._world.frames.active = False
         for number in sorted(self._active):
@@ -322,14 +358,43 @@ class Nemesis:
         for machine in self._world.machines:
             machine.disk.slowdown = 1
             machine.disk.fail_syncs = 0
+            machine.disk.room = None
             machine.resume()
             if machine.condition is Condition.STOPPING:
                 machine.kill()
-        self._revive()
+        if not self._reviving:
+            self._reviving = True
+            self._revive()
+
+    def heal_only(self, core: list[Machine]) -> None:
+        """End everything but what keeps the machines outside `core` from being of any use: those
+        have no power, or are not heard, or do not hear, or both."""
+        self.stop()
+        network, rng = self._world.network, self._rng
+        for machine in self._world.machines:
+            if machine in core:
+                continue
+            how = rng.choice(("off", "cut off", "deaf", "mute"))
+            self._world.note(f"not healed yet: {machine.name} is {how}")
+            if how == "off":
+                machine.power_cut()
+                self._kept_down.append(machine)
+                continue
+            for other in self._world.machines:
+                if other is not machine and how != "deaf":
+                    network.cut(machine.name, other.name)
+                if other is not machine and how != "mute":
+                    network.cut(other.name, machine.name)
+
+    def heal(self) -> None:
+        """End every fault, and let none happen any more."""
+        self._kept_down.clear()
+        self.stop()
 
     def _revive(self) -> None:
         """Start whoever is down, again and again: a sync that had failed when everything was healed
         may end its process only a moment later."""
         for machine in self._world.machines:
-            machine.start()
+            if machine not in self._kept_down:
+                machine.start()
         self._world.time.after(_REVIVE_NS, self._revive)

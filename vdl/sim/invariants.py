@@ -12,7 +12,7 @@ Must not know: which faults happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
@@ -144,13 +144,19 @@ class Watch:
                 return f"group {group_id} has entries that are not applied"
         return ""
 
-    def unled(self) -> str:
-        """A group nobody serves, empty when there is none."""
-        hosts = self._hosts()
-        if not hosts:
-            return "no server runs"
+    def unled(self, core: Sequence[Machine]) -> str:
+        """A group that nobody in `core` serves though a majority of its voters are there, empty
+        when there is none."""
+        servers = {machine.server_id for machine in core}
+        if not all(machine.server is not None and machine.server.host for machine in core):
+            return "a server does not run"
+        hosts = [host for host in self._hosts() if host.server_id in servers]
         for group_id in sorted({g for host in hosts for g in host.groups}):
-            if not any(h.groups[group_id].serving for h in hosts if group_id in h.groups):
+            replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
+            voters = self.raft.group(group_id).membership.voters()
+            inside = sum(server_of(voter) in servers for voter in voters)
+            reachable = inside * 2 > len(voters) or not voters
+            if reachable and not any(group.serving for group in replicas):
                 return f"group {group_id}"
         return ""
 

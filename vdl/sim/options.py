@@ -51,8 +51,13 @@ class Options:
     slow_disks: float = 0.0
     sync_failures: float = 0.0
     clock_jumps: float = 0.0
+    full_disks: float = 0.0
     outages: float = 0.0
     """All machines lose power at once."""
+    brownouts: float = 0.0
+    """Some do."""
+    majority_first: bool = False
+    """When all is over only a majority is healed at first: it must elect without the others."""
 
     # Store: small, so that files roll, checkpoints happen and caches miss.
     segment_kib: int = 32
@@ -117,7 +122,10 @@ def draw(rng: Random) -> Options:
         slow_disks=rate(0.0, 0.3),
         sync_failures=rate(0.0, 0.2),
         clock_jumps=rate(0.0, 0.3),
+        full_disks=rate(0.0, 0.25),
         outages=rate(0.0, 0.15),
+        brownouts=rate(0.0, 0.15),
+        majority_first=rng.random() < 0.25,
         segment_kib=spread(4, 256),
         journal_kib=spread(32, 256),
         checkpoint_kib=spread(16, 512),

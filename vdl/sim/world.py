@@ -341,12 +341,14 @@ class World:
 
     def _liveness(self) -> bool:
         """Everything heals: the world must come to rest, and soon."""
+        if self.options.majority_first and not self._majority_elects():
+            return False
         self.nemesis.heal()
         self.note("healed")
         self.recorder.happened("nemesis", "fault").note = "heal"
-        if not self.wait(LEADERS_NS, lambda: not self.watch.unled()):
+        if not self.wait(LEADERS_NS, lambda: not self.watch.unled(self.machines)):
             self.watch.violate(
-                "no-leader", f"{self.watch.unled()}, 10 election timeouts after heal"
+                "no-leader", f"{self.watch.unled(self.machines)}, 10 election timeouts after heal"
             )
             return False
         self.run_for(1 * S)
@@ -361,6 +363,18 @@ class World:
             self.watch.violate("not-settled", self.watch.settled())
             return False
         self.note("settled")
+        return True
+
+    def _majority_elects(self) -> bool:
+        """A majority alone must have its leaders within ten election timeouts."""
+        majority = len(self.machines) // 2 + 1
+        core = self._rng["nemesis"].sample(self.machines, majority)
+        self.nemesis.heal_only(core)
+        self.note(f"healed: {sorted(machine.name for machine in core)}")
+        if not self.wait(LEADERS_NS, lambda: not self.watch.unled(core)):
+            what = f"{self.watch.unled(core)}, 10 election timeouts after a majority was healed"
+            self.watch.violate("no-leader", what)
+            return False
         return True
 
     def _drain(self) -> bool:

@@ -109,7 +109,7 @@ def test_full_disk_refuses_growth_and_allows_overwriting() -> None:
     disk, fs = a_disk(1)
     file = fs.open("f", create=True)
     file.pwrite([bytes(1024)], 0)
-    disk.full = True
+    disk.room = 0
     file.pwrite([b"y" * 1024], 0)
     with pytest.raises(OSError, match="no space") as error:
         file.pwrite([b"z"], 1024)
