@@ -145,6 +145,17 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentSpan:
+    """What one log segment holds, as far as it is committed; or the tail that is in none yet."""
+
+    end_offset: int
+    """Offset after its last record."""
+    bytes: int
+    max_timestamp: int
+    """Largest timestamp of its records (ms); -1 when they have none."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOptions:
     """Sizes of everything that is bounded. Bytes unless the name says otherwise."""
 
@@ -358,6 +369,12 @@ class Store(Protocol):
     ) -> None:
         """The first index whose entry's largest timestamp is ≥ `timestamp_ms`, or
         `end_index + 1` when there is none up to `end_index`."""
+
+    def segment_spans(
+        self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
+    ) -> None:
+        """The log's segments, oldest first, and last what no segment holds yet; for retention,
+        which deletes them whole. They hold everything up to the commit index."""
 
     # --- meta --------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from segments.api import EntryLike, Slices, StorageError, StoredEntry
+from segments.api import EntryLike, SegmentSpan, Slices, StorageError, StoredEntry
 from segments.log import DiskLog
 
 T = TypeVar("T")
@@ -52,6 +52,35 @@ def index_of_timestamp(
             segments, stop, lambda: files.index_of_timestamp(segments, timestamp_ms, first, end)
         )
     ), end
+
+
+def segment_spans(log: DiskLog) -> Callable[[], list[SegmentSpan]]:
+    """A job that says what each segment holds, and last the committed part of the tail."""
+    files, segments, stop = log.files, list(log.segments), log.flushed_index + 1
+    tail = _tail_span(log)
+
+    def look() -> list[SegmentSpan]:
+        found = []
+        ends = [*(segment.first_index for segment in segments[1:]), stop]
+        for end in ends if segments else ():
+            last = files.idx(end - 1)
+            found.append(
+                SegmentSpan(
+                    last.base_offset + last.records, last.position + last.length, last.max_timestamp
+                )
+            )
+        return [*found, tail]
+
+    return lambda: files.healing(segments, stop, look)
+
+
+def _tail_span(log: DiskLog) -> SegmentSpan:
+    first, end = log.flushed_index + 1, log.hard.commit + 1
+    size, newest = 0, -1
+    for chunk, start, stop in log.tail.spans(first, end):
+        size += chunk.ends[stop - 1] - chunk.start_of(start)
+        newest = max(newest, *(entry.timestamp for entry in chunk.entries[start:stop]))
+    return SegmentSpan(log.offset_after(end - 1), size, newest)
 
 
 def index_in_tail(log: DiskLog, timestamp_ms: int, first: int, end: int) -> int:

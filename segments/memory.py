@@ -30,6 +30,7 @@ from segments.api import (
     Log,
     MetaBatch,
     OffsetOutOfRange,
+    SegmentSpan,
     Slices,
     StorageError,
     StoredEntry,
@@ -522,6 +523,28 @@ class MemoryStore:
                 if entry.timestamp >= timestamp_ms:
                     return entry.index
             return end_index + 1
+
+        self._cold(find, done)
+
+    def segment_spans(
+        self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
+    ) -> None:
+        """There are no segments here; the log is cut where a disk would begin a new one."""
+        state, limit = self._state(log), self._options.segment_bytes
+
+        def find() -> list[SegmentSpan]:
+            spans: list[SegmentSpan] = []
+            end, size, newest = state.start_offset, 0, -1
+            for entry in state.entries:
+                if entry.index > state.hard.commit:
+                    break
+                if size and size + len(entry.data) > limit:
+                    spans.append(SegmentSpan(end, size, newest))
+                    size, newest = 0, -1
+                end = entry.base_offset + entry.records
+                size += len(entry.data)
+                newest = max(newest, entry.timestamp)
+            return [*spans, SegmentSpan(end, size, newest)]
 
         self._cold(find, done)
 

@@ -41,7 +41,6 @@ from vdl.clock import MS, Clock
 from vdl.log import Log
 from vdl.logstream.answers import Answers
 from vdl.logstream.birth import BirthRecord, encode_record
-from vdl.logstream.compaction import trim_commands
 from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.early import EarlyMessages
 from vdl.logstream.forwarding import Forwarding
@@ -65,19 +64,13 @@ from vdl.logstream.stream import LogStream
 from vdl.logstream.timers import DueGroups
 from vdl.logstream.transfers import Transfers
 from vdl.logstream.turn import Turn, server_of
+from vdl.logstream.upkeep import Upkeep
 from vdl.state.catalog import Catalog, GroupInfo
 from vdl.state.coordinator import Coordinator
 from vdl.state.partition import PartitionState
 
-_SWEEP_NS = 100 * MS
-"""How often deadlines are looked at: an answer may be this much late."""
-
 _LATELY_NS = 1_000 * MS
 """How long the loss of a leader is news to clients."""
-
-_SECOND_NS = 1_000 * MS
-"""How often one leadership may return to its placement's first replica, and how often it is looked
-whether replicas have to be replaced."""
 
 
 class Host:
@@ -118,10 +111,9 @@ class Host:
         self._dirty: list[Group] = []
         self._scheduled = False
         self._closed = False
-        self._stopping = False
-        self._disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
+        disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
         self._turn = Turn(self.mark_dirty)
-        self._answers = Answers(store, deliver=self._deliver, on_urgent=self._disk_watch.staged)
+        self._answers = Answers(store, deliver=self._deliver, on_urgent=disk_watch.staged)
         self._renumbered = 0
         self._to_wake: dict[int, LogStream] = {}
         self._early = EarlyMessages(options.early_messages_max)
@@ -182,6 +174,20 @@ class Host:
             mark_dirty=self.mark_dirty,
             log=log,
         )
+        self.upkeep = Upkeep(
+            groups=self._groups,
+            streams=self._streams,
+            state_groups=self._state_groups,
+            catalog_group=catalog_group,
+            store=store,
+            disk_watch=disk_watch,
+            transfers=self._transfers,
+            replacement=self._replacement,
+            forwarding=self._forwarding,
+            options=options,
+            clock=clock,
+            staged=self._staged,
+        )
         catalog_group.observers.append(CatalogObserver(self.catalog_applied))
         store.on_durable = self._answers.durable
         store.collect_meta = self._collect_meta
@@ -189,8 +195,7 @@ class Host:
     # --- life -----------------------------------------------------------------------------
     def start(self) -> None:
         """Open every replica this server holds and begin to take part."""
-        self.clock.call_later(_SWEEP_NS, self._sweep)
-        self.clock.call_later(_SECOND_NS, self._each_second)
+        self.upkeep.start()
         self._replicas.open_system(self.catalog_applied)
 
     @property
@@ -206,25 +211,13 @@ class Host:
 
     def transfer_leaderships(self) -> int:
         """Hand every leadership to the live voter that has most of its log; how many are left."""
-        self._stopping = True
+        self.upkeep.stopping()
         return self._transfers.hand_over_all()
-
-    def _each_second(self) -> None:
-        """What is done without haste."""
-        if self._closed or self._stopping:
-            return
-        self.clock.call_later(_SECOND_NS, self._each_second)
-        self._transfers.return_one()
-        self._replacement.look_around()
-        for state_group in self._state_groups.values():
-            group = state_group.group
-            if trim_commands(group, entries_kept=self.options.command_entries_kept):
-                self._turn.staged = True
-                self.mark_dirty(group)
 
     def close(self) -> None:
         """Answer everyone who waits; nothing is sent or applied afterwards."""
         self._closed = True
+        self.upkeep.close()
         self._due.close()
         self._forwarding.close()
         for stream in self._streams.values():
@@ -305,6 +298,11 @@ class Host:
             if not self._scheduled:
                 self._scheduled = True
                 self.clock.call_soon(self.run_once)
+
+    def _staged(self, group: Group) -> None:
+        """Something of the group was staged outside its pump: it leaves with this turn."""
+        self._turn.staged = True
+        self.mark_dirty(group)
 
     def run_once(self) -> None:
         """One pass over everything that is dirty."""
@@ -401,25 +399,6 @@ class Host:
                 self._turn.send(group.group_id, ask)
             group.fall_due(tick)
         self.mark_dirty(group)
-
-    def _sweep(self) -> None:
-        """Deadlines, and what waits for a leader."""
-        if self._closed:
-            return
-        self.clock.call_later(_SWEEP_NS, self._sweep)
-        now_ns = self.clock.now_ns()
-        if self._disk_watch.is_hung(self.store.durable_token, now_ns):
-            self._transfers.make_room()
-        self._replacement.change_members()
-        for group in list(self._groups.values()):
-            if group.owner.busy:
-                group.owner.expire(now_ns)
-            if group.reads:
-                group.reads.expire(now_ns)
-        catalog_group = self._state_groups_made[CATALOG_GROUP]
-        if not catalog_group.is_running and catalog_group.busy:
-            catalog_group.expire(now_ns)
-        self._forwarding.retry(now_ns)
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:

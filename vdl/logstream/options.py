@@ -32,6 +32,9 @@ class HostOptions:
     """Entries behind the last checkpoint that the catalog's and the coordinators' logs keep, for
     followers that were away; a log is cut when it has twice as many."""
 
+    retention_check_ms: int = 30_000
+    """How often a leader looks for records that retention no longer keeps."""
+
     failover_ticks_min: int = 1
     failover_ticks_max: int = 5
     """A refused link makes a follower campaign after 10 to 50 ms."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 
 import segments.api as storage
@@ -24,12 +24,16 @@ from vdl.clock import NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
 from vdl.logstream.options import HostOptions
+from vdl.logstream.retention import RetentionPolicy, retention_start
 from vdl.logstream.snapshots import Items
 from vdl.logstream.times import TimedOffset, find_offset_for_time
 from vdl.logstream.turn import server_of
 from vdl.records import BatchHeader, patch_position
-from vdl.state.partition import PartitionState
+from vdl.state.partition import AdvanceLogStart, PartitionState, encode_command
 from vdl.state.producers import Duplicate, Overlay
+
+DELETIONS_MAX = 100
+"""Deletions of one partition that may wait to be applied."""
 
 _PRODUCER = Struct(">qhii")
 _PRODUCER_POSITION = 43
@@ -108,11 +112,23 @@ class Asked:
         self.done = done
 
 
+class Deletion:
+    """A deletion that waits to be applied here."""
+
+    __slots__ = ("deadline_ns", "done", "index")
+
+    def __init__(self, index: int, deadline_ns: int, done: Callable[[ErrorCode], None]) -> None:
+        self.index = index
+        self.deadline_ns = deadline_ns
+        self.done = done
+
+
 class LogStream:
     """See the module. `group` is set by the host right after construction."""
 
     __slots__ = (
         "_asked",
+        "_deletions",
         "_held",
         "_mark_dirty",
         "_options",
@@ -151,6 +167,7 @@ class LogStream:
         self._held: deque[HeldAppend] = deque()
         self._waits: list[Wait] = []
         self._asked: list[Asked] = []
+        self._deletions: deque[Deletion] = deque()
 
     # --- what the front end reads ------------------------------------------------------------
     @property
@@ -178,7 +195,9 @@ class LogStream:
 
     @property
     def log_start_offset(self) -> int:
-        return self.group.log.log_start_offset
+        """The first offset that may be read. Records below are deleted; some of them may still be
+        on disk."""
+        return max(self.state.log_start_offset, self.group.log.log_start_offset)
 
     @property
     def end_offset(self) -> int:
@@ -298,6 +317,8 @@ class LogStream:
     # --- read --------------------------------------------------------------------------------
     def read(self, offset: int, bytes_max: int) -> storage.Slices:
         """Committed batches from `offset`. Raises NotInMemory, OffsetOutOfRange (KIP-74)."""
+        if offset < self.log_start_offset:
+            raise storage.OffsetOutOfRange(f"offset {offset} is below {self.log_start_offset}")
         return self.group.log.read(offset, self.group.commit, bytes_max)
 
     def read_cold(
@@ -338,9 +359,54 @@ class LogStream:
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
         """The least committed offset whose timestamp is ≥ `timestamp_ms` (KIP-79)."""
+
+        def found(answer: TimedOffset | storage.StorageError) -> None:
+            if isinstance(answer, TimedOffset) and 0 <= answer.offset < self.log_start_offset:
+                # It is deleted. The next one is at least as late, for all that the index knows.
+                answer = replace(answer, offset=self.log_start_offset)
+            done(answer)
+
         find_offset_for_time(
-            self.group.log, self.group.store, timestamp_ms, self.group.commit, done
+            self.group.log, self.group.store, timestamp_ms, self.group.commit, found
         )
+
+    # --- delete ------------------------------------------------------------------------------
+    def delete_records(
+        self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
+    ) -> None:
+        """Delete everything below `offset`; -1: everything committed (KIP-107). `done` once it is
+        decided and applied here; the records are gone then, on every replica that will ever
+        lead."""
+        if not self.serving:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        if offset == -1:
+            offset = self.high_watermark
+        if not 0 <= offset <= self.high_watermark:
+            done(ErrorCode.OFFSET_OUT_OF_RANGE)
+        elif offset <= self.log_start_offset:
+            done(ErrorCode.NONE)
+        elif len(self._deletions) >= DELETIONS_MAX or not self._advance_log_start(offset):
+            done(ErrorCode.REQUEST_TIMED_OUT)
+        else:
+            self._deletions.append(Deletion(self.group.node.last_index, deadline_ns, done))
+
+    def retain(
+        self, spans: Sequence[storage.SegmentSpan], policy: RetentionPolicy, now_ms: int
+    ) -> None:
+        """Delete what the policy no longer asks to keep."""
+        offset = min(retention_start(spans, policy, now_ms), self.high_watermark)
+        if self.serving and not self._deletions and offset > self.log_start_offset:
+            self._advance_log_start(offset)
+
+    def _advance_log_start(self, offset: int) -> bool:
+        entry = Entry(data=encode_command(AdvanceLogStart(offset)))
+        try:
+            self.group.node.propose([entry])
+        except ProposalDropped:
+            return False
+        self._mark_dirty(self.group)
+        return True
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(largest epoch ≤ `epoch` in the log, offset where the next larger one starts); (-1, -1)
@@ -422,6 +488,8 @@ class LogStream:
         """Producer windows follow the committed batches."""
         for entry in entries:
             if not entry.records:
+                if len(entry.data):
+                    self._apply_command(entry)
                 continue
             producer_id, epoch, sequence, count = _PRODUCER.unpack_from(
                 entry.data, _PRODUCER_POSITION
@@ -437,6 +505,11 @@ class LogStream:
                     entry.timestamp,
                 )
                 self._overlay.committed(producer_id, entry.index)
+
+    def _apply_command(self, entry: Entry) -> None:
+        self.state.apply(entry.data, end_offset=entry.base_offset)
+        while self._deletions and self._deletions[0].index <= entry.index:
+            self._deletions.popleft().done(ErrorCode.NONE)
 
     def serving_started(self) -> None:
         self._append_held()
@@ -462,6 +535,9 @@ class LogStream:
         held, self._held = self._held, deque()
         waiters, self._waiters = self._waiters, deque()
         asked, self._asked = self._asked, []
+        deletions, self._deletions = self._deletions, deque()
+        for deletion in deletions:
+            deletion.done(ErrorCode.REQUEST_TIMED_OUT)
         for append in held:
             append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         for waiter in waiters:
@@ -492,13 +568,15 @@ class LogStream:
             self._asked = [one for one in self._asked if one.deadline_ns > now_ns]
             for one in late_asked:
                 one.done(False)
+        while self._deletions and self._deletions[0].deadline_ns <= now_ns:
+            self._deletions.popleft().done(ErrorCode.REQUEST_TIMED_OUT)
         if self._waits:
             self._waits = [wait for wait in self._waits if wait.callback is not None]
 
     @property
     def busy(self) -> bool:
         """Whether anybody waits here with a deadline."""
-        return bool(self._held or self._waiters or self._asked or self._waits)
+        return bool(self._held or self._waiters or self._asked or self._waits or self._deletions)
 
     def close(self) -> None:
         """The replica is deleted or the server stops."""

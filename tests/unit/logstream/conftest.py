@@ -144,13 +144,12 @@ def directory_of(server_id: int) -> bytes:
 class Cluster:
     """The hosts, and what tests ask of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: int) -> None:
         self.time = VirtualTime()
         self.time.now_ns = 10**12
         world = NodeClock(self.time)
         self.network = Network(world, lambda source, target, size: 200_000)
-        self.options = HostOptions(held_appends_max=3)
-        self.brief = HostOptions(held_appends_max=3, command_entries_kept=5)
+        self.options = HostOptions(held_appends_max=3, **options)
         self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in SERVERS))
         self.nodes = {i: Node(self, i) for i in SERVERS}
         self.run(100)
@@ -191,11 +190,17 @@ class Cluster:
         raise AssertionError("nobody serves")
 
     def append(
-        self, stream: LogStream, value: bytes = b"v", *, ms: int = 1_000, **fields: Any
+        self,
+        stream: LogStream,
+        value: bytes = b"v",
+        *,
+        ms: int = 1_000,
+        timestamp: int = 1_000,
+        **fields: Any,
     ) -> list[Appended]:
         """Append one record; the list has its fate once it is known."""
         fates: list[Appended] = []
-        batch = build_batch([Record(value=value)], BatchFields(**fields))
+        batch = build_batch([Record(value=value, timestamp=timestamp)], BatchFields(**fields))
         stream.append(
             memoryview(batch), read_header(batch), deadline_ns=self.deadline(ms), done=fates.append
         )
@@ -205,3 +210,9 @@ class Cluster:
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster()
+
+
+@pytest.fixture
+def forgetful() -> Cluster:
+    """Hosts that keep the logs of commands very short, and look at retention often."""
+    return Cluster(command_entries_kept=5, retention_check_ms=1_000)

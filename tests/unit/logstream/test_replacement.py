@@ -211,10 +211,9 @@ def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: A
     assert [fate.base_offset for fate in again] == [18]
 
 
-def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(cluster: Any) -> None:
+def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(forgetful: Any) -> None:
     """The catalog's log stays short; who is behind its start gets the state instead."""
-    for node in cluster.nodes.values():
-        node.host.options = cluster.brief
+    cluster = forgetful
     cluster.nodes[3].crash()
     for turn in range(30):
         cluster.propose(RegisterServer(1, cluster.record.directory_of(1), f"rack-{turn}", {}, True))

@@ -1,0 +1,182 @@
+"""Records are deleted by decision of the leader, on every replica, for good."""
+
+from typing import Any
+
+import pytest
+
+from segments.api import OffsetOutOfRange, SegmentSpan
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.logstream.retention import (
+    FOREVER,
+    RetentionClock,
+    RetentionPolicy,
+    retention_start,
+)
+
+SPANS = [SegmentSpan(10, 100, 1_000), SegmentSpan(20, 100, 2_000), SegmentSpan(25, 50, 3_000)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "now_ms", "start"),
+    [
+        (RetentionPolicy(), 10**9, 0),
+        (RetentionPolicy(retention_ms=500), 1_500, 0),
+        (RetentionPolicy(retention_ms=500), 1_501, 10),
+        (RetentionPolicy(retention_ms=500), 2_501, 20),
+        (RetentionPolicy(retention_ms=500), 9_999, 25),
+        (RetentionPolicy(retention_bytes=250), 0, 0),
+        (RetentionPolicy(retention_bytes=150), 0, 10),
+        (RetentionPolicy(retention_bytes=149), 0, 10),
+        (RetentionPolicy(retention_bytes=50), 0, 20),
+        (RetentionPolicy(retention_bytes=0), 0, 20),
+        (RetentionPolicy(retention_ms=500, retention_bytes=50), 1_501, 20),
+    ],
+)
+def test_whole_segments_go_oldest_first(policy: RetentionPolicy, now_ms: int, start: int) -> None:
+    """By time what is older, also the newest; by size what leaves enough behind, never the
+    newest."""
+    assert retention_start(SPANS, policy, now_ms) == start
+
+
+def test_segment_behind_a_younger_one_stays() -> None:
+    """Timestamps are the clients': they need not rise, but a log is cut from its start only."""
+    spans = [SegmentSpan(10, 100, 5_000), SegmentSpan(20, 100, 1_000)]
+    assert retention_start(spans, RetentionPolicy(retention_ms=500), 5_200) == 0
+
+
+def test_segment_without_timestamps_stays() -> None:
+    """Nobody knows how old it is."""
+    spans = [SegmentSpan(10, 100, -1)]
+    assert retention_start(spans, RetentionPolicy(0, FOREVER), 10**15) == 0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ns = 0
+        self.ms = 1_000_000
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def wall_ms(self) -> int:
+        return self.ms
+
+    def pass_ms(self, ms: int, *, wall_ms: int) -> None:
+        self.ns += ms * MS
+        self.ms += wall_ms
+
+
+def test_clock_set_forward_does_not_make_records_old() -> None:
+    """Only time that has really passed counts; a clock set back counts at once."""
+    clock = Clock()
+    retention = RetentionClock(clock)  # type: ignore[arg-type]
+    clock.pass_ms(100, wall_ms=100)
+    assert retention.now_ms() == 1_000_100
+    clock.pass_ms(100, wall_ms=3_600_100)
+    assert retention.now_ms() == 1_000_200
+    clock.pass_ms(100, wall_ms=-3_600_100)
+    assert retention.now_ms() == 1_000_100
+
+
+def written(cluster: Any, records: int) -> int:
+    group_id = cluster.create_topic()
+    for _ in range(records):
+        cluster.append(cluster.leader(group_id))
+        cluster.run(10)
+    return int(group_id)
+
+
+def delete(cluster: Any, group_id: int, offset: int) -> list[ErrorCode]:
+    answers: list[ErrorCode] = []
+    cluster.leader(group_id).delete_records(
+        offset, deadline_ns=cluster.deadline(), done=answers.append
+    )
+    cluster.run(100)
+    return answers
+
+
+def starts(cluster: Any, group_id: int) -> set[int]:
+    streams = (n.host.stream(group_id) for n in cluster.nodes.values() if not n.clock.stopped)
+    return {stream.log_start_offset for stream in streams}
+
+
+def test_deleted_records_are_gone_on_every_replica(cluster: Any) -> None:
+    """And cannot be read, though they are still on disk (KIP-107)."""
+    group_id = written(cluster, 10)
+    assert delete(cluster, group_id, 4) == [ErrorCode.NONE]
+    cluster.run(700)
+    assert starts(cluster, group_id) == {4}
+    stream = cluster.leader(group_id)
+    with pytest.raises(OffsetOutOfRange):
+        stream.read(3, 1 << 20)
+    assert stream.read(4, 1 << 20).end_offset == 10
+    assert delete(cluster, group_id, 4) == [ErrorCode.NONE]
+    assert delete(cluster, group_id, 2) == [ErrorCode.NONE]
+    assert delete(cluster, group_id, 11) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+    assert delete(cluster, group_id, -1) == [ErrorCode.NONE]
+    assert stream.log_start_offset == stream.high_watermark == 10
+
+
+def test_log_start_does_not_move_back_after_failover_and_restart(cluster: Any) -> None:
+    """It is in the log, so whoever leads next has it."""
+    group_id = written(cluster, 10)
+    delete(cluster, group_id, 6)
+    old = cluster.leader(group_id).leader_server
+    cluster.nodes[old].crash()
+    cluster.run(2_000)
+    assert cluster.leader(group_id).log_start_offset == 6
+    for node in cluster.nodes.values():
+        if not node.clock.stopped:
+            node.crash()
+        node.start()
+    cluster.run(2_000)
+    assert starts(cluster, group_id) == {6}
+
+
+def test_deleted_records_are_cut_from_the_log_once_a_checkpoint_covers_them(cluster: Any) -> None:
+    """Not before: a restart replays from the checkpoint, and the windows are in what it replays."""
+    group_id = written(cluster, 10)
+    delete(cluster, group_id, 6)
+    cluster.run(2_000)
+    log = cluster.leader(group_id).group.log
+    assert log.first_index == 1
+    for node in cluster.nodes.values():
+        node.store.checkpoint()
+    cluster.run(2_000)
+    assert log.log_start_offset == 6
+    assert log.first_index == 8
+    for node in cluster.nodes.values():
+        node.crash()
+        node.start()
+    cluster.run(2_000)
+    assert cluster.leader(group_id).read(6, 1 << 20).end_offset == 10
+
+
+def test_retention_deletes_what_the_policy_does_not_keep(forgetful: Any) -> None:
+    """The leader looks, all replicas delete."""
+    cluster = forgetful
+    group_id = written(cluster, 10)
+    for node in cluster.nodes.values():
+        node.host.upkeep.policy_of = lambda stream: RetentionPolicy(retention_ms=1)
+    cluster.run(3_000)
+    assert starts(cluster, group_id) == {10}
+    fates = cluster.append(cluster.leader(group_id), timestamp=1 << 50)
+    cluster.run(3_000)
+    assert [fate.base_offset for fate in fates] == [10]
+    assert starts(cluster, group_id) == {10}
+
+
+def test_deletion_whose_leader_is_deposed_has_an_open_fate(cluster: Any) -> None:
+    """It may yet be committed by the next one."""
+    group_id = written(cluster, 3)
+    leader = cluster.leader(group_id)
+    server = leader.leader_server
+    for other in (1, 2, 3):
+        if other != server:
+            cluster.network.cut(server, other)
+            cluster.network.cut(other, server)
+    answers: list[ErrorCode] = []
+    leader.delete_records(2, deadline_ns=cluster.deadline(60_000), done=answers.append)
+    cluster.run(5_000)
+    assert answers == [ErrorCode.REQUEST_TIMED_OUT]

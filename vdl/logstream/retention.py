@@ -1,0 +1,73 @@
+"""How much of a partition is kept: `retention.ms` and `retention.bytes`.
+
+Retention deletes whole segments, oldest first, as Kafka does: a segment goes when its newest record
+is older than the time, or when what is left without it is still as large as the size. By time also
+the newest segment may go, when nothing was written for that long; by size it never does. The leader
+decides and the decision is an entry in the partition's log, so all replicas have one log start.
+
+Time is the server's own. A clock that was set forward must not delete early: since its last check
+the wall clock counts for no more than has really passed.
+
+Must not know: topics and their settings, how deleting is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from segments.api import SegmentSpan
+from vdl.clock import MS, Clock
+
+FOREVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """What a topic asks for; -1 is without limit."""
+
+    retention_ms: int = FOREVER
+    retention_bytes: int = FOREVER
+
+
+KEEP = RetentionPolicy()
+
+
+class RetentionClock:
+    """Wall time that never runs faster than time."""
+
+    __slots__ = ("_clock", "_seen_ms", "_seen_ns")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen_ms = clock.wall_ms()
+        self._seen_ns = clock.now_ns()
+
+    def now_ms(self) -> int:
+        """Wall time (ms), or less if the wall clock was set forward since the last call."""
+        now_ns = self._clock.now_ns()
+        passed_ms = (now_ns - self._seen_ns) // MS
+        self._seen_ms = min(self._clock.wall_ms(), self._seen_ms + passed_ms)
+        self._seen_ns += passed_ms * MS
+        return self._seen_ms
+
+
+def retention_start(spans: Sequence[SegmentSpan], policy: RetentionPolicy, now_ms: int) -> int:
+    """The offset that the log is to start with; `spans` are the log's segments, oldest first.
+
+    Returns 0 or less than the present start where nothing is to be deleted.
+    """
+    start = 0
+    if policy.retention_ms != FOREVER:
+        for span in spans:
+            if span.max_timestamp < 0 or span.max_timestamp + policy.retention_ms >= now_ms:
+                break
+            start = span.end_offset
+    if policy.retention_bytes != FOREVER:
+        left = sum(span.bytes for span in spans)
+        for span in spans[:-1]:
+            left -= span.bytes
+            if left < policy.retention_bytes:
+                break
+            start = max(start, span.end_offset)
+    return start

@@ -1,0 +1,145 @@
+"""What one server does as time passes, besides Raft's own timers.
+
+Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes,
+and whether the own disk hangs. Once a second, without haste: a leadership that should return, a
+replica that should be replaced, logs that can be cut. Rarely: retention.
+
+Must not know: messages, the network, how any of it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import segments.api as storage
+from vdl.clock import MS, Clock
+from vdl.logstream.compaction import trim_commands, trim_records
+from vdl.logstream.disk_watch import DiskWatch
+from vdl.logstream.forwarding import Forwarding
+from vdl.logstream.group import Group
+from vdl.logstream.options import HostOptions
+from vdl.logstream.replacement import Replacement
+from vdl.logstream.retention import KEEP, RetentionClock, RetentionPolicy
+from vdl.logstream.state_group import StateGroup
+from vdl.logstream.stream import LogStream
+from vdl.logstream.transfers import Transfers
+
+SWEEP_NS = 100 * MS
+"""How often deadlines are looked at: an answer may be this much late."""
+
+SECOND_NS = 1_000 * MS
+"""How often one leadership may return to its placement's first replica, and how often it is looked
+whether replicas have to be replaced and logs can be cut."""
+
+
+class Upkeep:
+    """See the module. `groups`, `streams` and `state_groups` are the host's own, read only."""
+
+    def __init__(
+        self,
+        *,
+        groups: Mapping[int, Group],
+        streams: Mapping[int, LogStream],
+        state_groups: Mapping[int, StateGroup],
+        catalog_group: StateGroup,
+        store: storage.Store,
+        disk_watch: DiskWatch,
+        transfers: Transfers,
+        replacement: Replacement,
+        forwarding: Forwarding,
+        options: HostOptions,
+        clock: Clock,
+        staged: Callable[[Group], None],
+    ) -> None:
+        """`staged`: something of this group was staged, outside its own pump."""
+        self._groups = groups
+        self._streams = streams
+        self._state_groups = state_groups
+        self._catalog_group = catalog_group
+        self._store = store
+        self._disk_watch = disk_watch
+        self._transfers = transfers
+        self._replacement = replacement
+        self._forwarding = forwarding
+        self._options = options
+        self._clock = clock
+        self._staged = staged
+        self._retention_clock = RetentionClock(clock)
+        self._closed = False
+        self._stopping = False
+        self.policy_of: Callable[[LogStream], RetentionPolicy] = lambda stream: KEEP
+        """What a partition's topic asks to keep; set by whoever knows topics' settings."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._clock.call_later(SWEEP_NS, self._sweep)
+        self._clock.call_later(SECOND_NS, self._each_second)
+        self._clock.call_later(self._options.retention_check_ms * MS, self._retain)
+
+    def stopping(self) -> None:
+        """The server hands its leaderships over: only deadlines are still kept."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Nothing is done any more."""
+        self._closed = True
+
+    def _sweep(self) -> None:
+        if self._closed:
+            return
+        self._clock.call_later(SWEEP_NS, self._sweep)
+        now_ns = self._clock.now_ns()
+        if self._disk_watch.is_hung(self._store.durable_token, now_ns):
+            self._transfers.make_room()
+        self._replacement.change_members()
+        for group in list(self._groups.values()):
+            if group.owner.busy:
+                group.owner.expire(now_ns)
+            if group.reads:
+                group.reads.expire(now_ns)
+        if not self._catalog_group.is_running and self._catalog_group.busy:
+            self._catalog_group.expire(now_ns)
+        self._forwarding.retry(now_ns)
+
+    def _each_second(self) -> None:
+        if self._closed or self._stopping:
+            return
+        self._clock.call_later(SECOND_NS, self._each_second)
+        self._transfers.return_one()
+        self._replacement.look_around()
+        for state_group in self._state_groups.values():
+            group = state_group.group
+            if trim_commands(group, entries_kept=self._options.command_entries_kept):
+                self._staged(group)
+        for stream in self._streams.values():
+            if trim_records(stream.group, log_start_offset=stream.state.log_start_offset):
+                self._staged(stream.group)
+
+    # --- retention -----------------------------------------------------------------------------
+    def _retain(self) -> None:
+        """Begin a round over the partitions led here, one after the other: looking at segments
+        may take the disk."""
+        if self._closed or self._stopping:
+            return
+        led = [
+            (stream, policy)
+            for stream in self._streams.values()
+            if stream.serving and (policy := self.policy_of(stream)) != KEEP
+        ]
+        self._retain_next(led[::-1], self._retention_clock.now_ms())
+
+    def _retain_next(self, led: list[tuple[LogStream, RetentionPolicy]], now_ms: int) -> None:
+        if self._closed:
+            return
+        if not led:
+            self._clock.call_later(self._options.retention_check_ms * MS, self._retain)
+            return
+        stream, policy = led.pop()
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            if not self._closed:
+                if not isinstance(spans, storage.StorageError) and stream.serving:
+                    stream.retain(spans, policy, now_ms)
+                self._retain_next(led, now_ms)
+
+        self._store.segment_spans(stream.group.log, found)
