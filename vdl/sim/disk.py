@@ -265,6 +265,11 @@ class SimDisk:
         self._cost_ns += self.profile.operation_ns
         self.step(None, undo)
 
+    def allocate(self, inode: Inode, length: int) -> None:
+        """Grow the file by zeros to `length`, if it is shorter."""
+        if length > len(inode.data):
+            self.truncate(inode, length)
+
     def _take_room(self, wanted: int) -> int:
         """How many of the wanted bytes there is room for; they are taken."""
         assert self.room is not None, "a disk without end"

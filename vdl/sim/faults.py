@@ -1,8 +1,9 @@
 """What goes wrong: one class per fault, and the nemesis that lets them happen.
 
 A fault is done to a world and, if it lasts, undone. `FAULTS` is the table of all of them with the
-option that sets each one's rate; a new fault is one class and one row. Nothing here needs to leave
-a majority: durable data survives everything below, and what cannot be served is refused.
+option that sets each one's rate; a new fault is one class and one row. Nearly nothing here needs to
+leave a majority: durable data survives it, and what cannot be served is refused. Only what takes
+durable data away for good, `Wipe` and `Damage`, asks the atlas first.
 
 Must not know: what the servers store, how they are checked.
 """
@@ -41,6 +42,9 @@ class Target(Protocol):
         """Names of all machines, clients' too."""
 
     def note(self, text: str) -> None: ...
+
+    def why_no_loss(self) -> str:
+        """Why no replica may be lost for good now; empty when one may (see `atlas`)."""
 
 
 class Fault(Protocol):
@@ -267,6 +271,34 @@ class DiskFull:
         self.machine.disk.room = None
 
 
+class Wipe:
+    """A machine comes back with an empty disk."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        if world.why_no_loss():
+            return False
+        self.machine = rng.choice(world.machines)
+        self.machine.wipe()
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.start()
+
+
+class Damage:
+    """A machine comes back with a flipped bit in what its journal had made durable."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        if world.why_no_loss():
+            return False
+        self.machine = rng.choice(world.machines)
+        self.machine.damage(rng)
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.start()
+
+
 class ClockJump:
     """Someone sets a machine's wall clock."""
 
@@ -302,6 +334,8 @@ FAULTS = (
     Row(SlowDisk, lambda o: o.slow_disks, 4_000),
     Row(SyncFailure, lambda o: o.sync_failures, 4_000),
     Row(DiskFull, lambda o: o.full_disks, 6_000),
+    Row(Wipe, lambda o: o.wipes, 4_000),
+    Row(Damage, lambda o: o.damage, 4_000),
     Row(ClockJump, lambda o: o.clock_jumps, 1),
 )
 

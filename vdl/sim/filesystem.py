@@ -35,6 +35,9 @@ class SimFile:
     def truncate(self, length: int) -> None:
         self._disk.truncate(self._inode, length)
 
+    def allocate(self, length: int) -> None:
+        self._disk.allocate(self._inode, length)
+
     def size(self) -> int:
         return len(self._inode.data)
 

@@ -23,7 +23,7 @@ from vdl.logstream.host import Host
 from vdl.logstream.turn import server_of
 from vdl.sim.durable import DurableLogs
 from vdl.sim.machine import Life, Machine
-from vdl.sim.raft_watch import GroupWatch, RaftWatch
+from vdl.sim.raft_watch import RaftWatch
 from vdl.sim.recorder import values_in
 from vdl.sim.subscription import TopicPartition
 
@@ -54,11 +54,11 @@ class Watch:
         """By server id: values of records that are in the durable image of its disk."""
         self._safe: set[int] = set()
         """Values that a majority held when one of their disks was lost."""
-        self._groups: dict[TopicPartition, int] = {}
         for machine in machines:
             machine.on_start = self.raft.started
             machine.on_down = self._down
             machine.on_raft_frame = self.raft.frame_left
+            machine.on_disk_lost = self._disk_lost
             values = self._values[machine.server_id] = set()
             logs = self.raft.disks[machine.server_id]
             machine.disk.on_durable = _collector(values, logs)
@@ -86,10 +86,11 @@ class Watch:
 
     def acknowledged(self, tp: TopicPartition, values: list[int]) -> None:
         """A client was told that these are safe."""
-        seen = self._group_of(tp)
-        if seen is None:
-            self.violate("not-durable", f"{tp}: acknowledged, and nobody leads its group")
+        group_id = self.raft.partitions.get((tp.topic, tp.partition))
+        if group_id is None:
+            self.violate("not-durable", f"{tp}: acknowledged, and nobody ever held a replica of it")
             return
+        seen = self.raft.group(group_id)
         halves = (seen.membership.incoming, seen.membership.outgoing)
         disks = [[self._values[server_of(replica)] for replica in half] for half in halves]
         for value in values:
@@ -102,28 +103,18 @@ class Watch:
                     what = f"{tp}: value {value} on {copies} of {len(half)} disks"
                     self.violate("not-durable", what)
 
-    def _group_of(self, tp: TopicPartition) -> GroupWatch | None:
-        """The group of a partition, found once: topics that are audited are never made anew."""
-        group_id = self._groups.get(tp)
-        if group_id is None:
-            for host in self._hosts():
-                for group_id in host.groups:
-                    stream = host.stream(group_id)
-                    if stream is not None:
-                        self._groups[TopicPartition(stream.topic, stream.partition)] = group_id
-            group_id = self._groups.get(tp)
-        return self.raft.groups.get(group_id) if group_id is not None else None
-
-    def disk_lost(self, machine: Machine) -> None:
-        """The machine's disk is about to be emptied. What a majority holds by now was rightly
-        acknowledged, or will be; for anything else this disk has never counted."""
+    def _disk_lost(self, machine: Machine, lost: Buffer | None) -> None:
+        """Durable bytes of the machine are gone, all if None. What a majority holds by now was
+        rightly acknowledged, or will be; for anything else this disk has never counted."""
         mine = self._values[machine.server_id]
+        gone = mine.copy() if lost is None else mine.intersection(values_in(lost))
         majority = min(3, len(self._machines)) // 2 + 1
-        for value in mine:
+        for value in gone:
             if sum(value in other for other in self._values.values()) >= majority:
                 self._safe.add(value)
-        mine.clear()
-        self.raft.disks[machine.server_id].forget()
+        mine -= gone
+        if lost is None:
+            self.raft.disk_lost(machine.server_id)
 
     # --- when it is over --------------------------------------------------------------------------
     def settled(self) -> str:
@@ -153,10 +144,8 @@ class Watch:
         hosts = [host for host in self._hosts() if host.server_id in servers]
         for group_id in sorted({g for host in hosts for g in host.groups}):
             replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
-            voters = self.raft.group(group_id).membership.voters()
-            inside = sum(server_of(voter) in servers for voter in voters)
-            reachable = inside * 2 > len(voters) or not voters
-            if reachable and not any(group.serving for group in replicas):
+            electable = self.raft.has_majority(group_id, servers)
+            if electable and not any(group.serving for group in replicas):
                 return f"group {group_id}"
         return ""
 

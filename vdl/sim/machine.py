@@ -27,6 +27,7 @@ from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.log import Value
 from vdl.server import Server, ServerState
 from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.sim.damage import flip_durable_bit
 from vdl.sim.disk import SimDisk
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
@@ -183,7 +184,11 @@ class Machine:
         self.on_start: Callable[[Life], None] = _ignore
         self.on_down: Callable[[Life], None] = _ignore
         self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
+        self.on_disk_lost: Callable[[Machine, Buffer | None], None] = _ignore_loss
+        """Told of bytes that are gone for good though they were durable; None: all of them."""
         self.warnings: list[str] = []
+        self.excused: set[str] = set()
+        """Errors a server may well report after what was done to its disk."""
 
     def note(self, text: str) -> None:
         self.trace.note(self.time.now_ns, f"{self.name}: {text}")
@@ -240,6 +245,23 @@ class Machine:
             self.disk.power_cut()
             self.condition = Condition.OFF
             self.crashes += 1
+
+    def wipe(self) -> None:
+        """The machine loses power and comes back with an empty disk."""
+        self.power_cut()
+        self.note("gets an empty disk")
+        self.on_disk_lost(self, None)
+        self.disk.wipe()
+        self.excused.add("directory_unknown")
+
+    def damage(self, rng: Random) -> None:
+        """The machine loses power, and a bit of what it had made durable."""
+        self.power_cut()
+        block = flip_durable_bit(self.disk, rng)
+        if block:
+            self.note(f"a bit flips in a journal block of {len(block)} bytes")
+            self.on_disk_lost(self, block)
+            self.excused.add("replica_lost")
 
     def failed(self, error: BaseException) -> None:
         """The process ends itself because of its disk."""
@@ -395,7 +417,8 @@ class TraceLog:
 
     def error(self, event: str, **fields: Value) -> None:
         line = _line(event, fields)
-        self._machine.warnings.append(line)
+        if event not in self._machine.excused:
+            self._machine.warnings.append(line)
         self._machine.note(line)
 
 
@@ -409,6 +432,10 @@ def _line(event: str, fields: dict[str, Value]) -> str:
 
 
 def _ignore(life: Life) -> None:
+    """Nobody watches."""
+
+
+def _ignore_loss(machine: Machine, lost: Buffer | None) -> None:
     """Nobody watches."""
 
 

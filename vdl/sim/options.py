@@ -56,6 +56,10 @@ class Options:
     """All machines lose power at once."""
     brownouts: float = 0.0
     """Some do."""
+    wipes: float = 0.0
+    """A machine gets an empty disk."""
+    damage: float = 0.0
+    """A bit flips in what a machine's journal had made durable."""
     majority_first: bool = False
     """When all is over only a majority is healed at first: it must elect without the others."""
 
@@ -125,6 +129,9 @@ def draw(rng: Random) -> Options:
         full_disks=rate(0.0, 0.25),
         outages=rate(0.0, 0.15),
         brownouts=rate(0.0, 0.15),
+        # Off until the servers replace replicas that are lost for good.
+        wipes=0.0,
+        damage=0.0,
         majority_first=rng.random() < 0.25,
         segment_kib=spread(4, 256),
         journal_kib=spread(32, 256),

@@ -71,7 +71,7 @@ class GroupWatch:
         self.membership = Membership()
         """As its newest leader has it."""
         self.membership_term: Term = 0
-        self.founding_voters = 0
+        self.most_voters = 0
         self.broken = False
 
     def past_of(self, replica: NodeId) -> Past:
@@ -105,7 +105,12 @@ class ReplicaWatch:
     def begin(self, recovered: HardState | None) -> None:
         """The replica came to life. `recovered` is what its disk held of an earlier one."""
         raft, seen = self.node.raft, self.seen
-        seen.founding_voters = max(seen.founding_voters, len(raft.membership.incoming))
+        seen.most_voters = max(seen.most_voters, len(raft.membership.incoming))
+        past = seen.past_of(self.node.id)
+        if raft.term < past.term:
+            self._watch.broken(
+                seen, "term-lost", f"{self._name()}: told {past.term}, came back in {raft.term}"
+            )
         self._read_recovered(raft)
         self._commit = raft.log.committed
         if self._commit > seen.cluster.last_committed:
@@ -340,6 +345,10 @@ class LifeWatch:
         watch = self._watch
         seen = watch.group(group.group_id)
         watch.log_ids[group.group_id, group.replica_id] = group.log.log_id
+        host = self.life.server.host
+        stream = host.stream(group.group_id) if host is not None else None
+        if stream is not None:
+            watch.partitions[stream.topic, stream.partition] = group.group_id
         replica = self._replicas[group.group_id] = ReplicaWatch(watch, seen, group)
         self._listen(group)
         if not seen.broken:
@@ -375,8 +384,10 @@ class RaftWatch:
         self.groups: dict[int, GroupWatch] = {}
         self.disks: dict[int, DurableLogs] = {m.server_id: DurableLogs() for m in machines}
         """By server id."""
+        self.partitions: dict[tuple[str, int], int] = {}
+        """Group by (topic, partition); of a topic made anew, the newest."""
         self.log_ids: dict[tuple[int, NodeId], int] = {}
-        """Which log on its disk a (group, replica) is."""
+        """Which log on its disk a (group, replica) is; none for a replica lost for good."""
         self._violate = violate
         self._lives: dict[int, LifeWatch] = {}
 
@@ -404,9 +415,10 @@ class RaftWatch:
         recovered: dict[int, HardState] = {}
         server_id = life.machine.server_id
         for log in life.store.logs.values():
-            if log.lost:
-                continue
             replica = replica_id_of(server_id, log.replica_number)
+            if log.lost:
+                self.log_ids.pop((log.group_id, replica), None)
+                continue
             seen = self.group(log.group_id)
             known = (log.group_id, replica) in self.log_ids
             self._check_recovered(server_id, seen, log)
@@ -523,10 +535,26 @@ class RaftWatch:
             past.index, past.index_term = index, entry_term
 
     # --- disks ----------------------------------------------------------------------------------
+    def disk_lost(self, server_id: int) -> None:
+        """The disk is empty again. Its replicas are no more: who comes back as one of them, and not
+        under a new number, breaks what it has told."""
+        self.disks[server_id].forget()
+        for key in [key for key in self.log_ids if server_of(key[1]) == server_id]:
+            del self.log_ids[key]
+
     def _durable_log(self, group_id: int, replica: NodeId) -> DurableLog | None:
         log_id = self.log_ids.get((group_id, replica))
         disk = self.disks.get(server_of(replica))
         return disk.logs.get(log_id) if disk is not None and log_id is not None else None
+
+    def has_majority(self, group_id: int, servers: set[int]) -> bool:
+        """Whether a majority of the group's voters are on these servers, none of them lost."""
+        membership = self.group(group_id).membership
+        for half in (membership.incoming, membership.outgoing):
+            there = sum(server_of(r) in servers and (group_id, r) in self.log_ids for r in half)
+            if half and there * 2 <= len(half):
+                return False
+        return True
 
     def is_durable(self, group_id: int, replica: NodeId, index: Index, term: Term) -> bool:
         """Whether the replica's disk holds this entry, or a snapshot that covers it."""

@@ -29,6 +29,7 @@ from vdl.kafka.context import KafkaOptions, ListenerOptions
 from vdl.kafka.wire import list_offsets
 from vdl.logstream.options import HostOptions
 from vdl.server import ServerState
+from vdl.sim.atlas import why_not
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
@@ -137,6 +138,10 @@ class World:
 
     def note(self, text: str) -> None:
         self.trace.note(self.time.now_ns, text)
+
+    def why_no_loss(self) -> str:
+        """See `faults.Target`."""
+        return why_not(self.machines, self.watch.raft)
 
     # --- making -----------------------------------------------------------------------------------
     def _machine(self, server_id: int) -> Machine:
