@@ -5,7 +5,7 @@
 #   make check          format, lint, types, tidy, generated code; writes nothing
 #   make fix            format and repair what can be repaired
 #   make gen            regenerate the Kafka codec and the gRPC modules
-#   make sim SEEDS=100 FIRST=1
+#   make sim SEEDS=100 FIRST=1 [MINUTES=8]
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
 #   make conformance DIR=../shared/raft-conformance
 #   make bench          throughput and latency of a replica set on this machine
@@ -26,6 +26,8 @@ NODES ?= 3
 PORT ?= 9092
 SEEDS ?= 100
 FIRST ?= 1
+# Of fresh seeds, after the ones named.
+MINUTES ?= 0
 DIR ?=
 STAGES ?=
 ONLY ?=
@@ -80,7 +82,7 @@ conformance: $(DEV)
 	@exec $(BIN)/python -m tests.conformance.run $(DIR)
 
 sim: $(DEV)
-	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST)
+	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES)
 
 mutants: $(DEV)
 	@exec $(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)

@@ -8,7 +8,7 @@ import sys
 
 from vdl.sim.run import run_seeds, summarize
 
-SEEDS = 100
+SEEDS = 60
 PROCESSES = 2
 AGAIN = (7, 21)
 

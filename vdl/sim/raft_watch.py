@@ -85,8 +85,8 @@ class ReplicaWatch:
     """One replica in one life: what it looked like after the last event that touched it."""
 
     __slots__ = (
-        "_base", "_chains", "_commit", "_confs", "_led_term", "_mark", "_terms", "_watch", "group",
-        "node", "seen",
+        "_base", "_chains", "_commit", "_confs", "_leading", "_led_term", "_mark", "_terms",
+        "_watch", "group", "node", "seen",
     )  # fmt: skip
 
     def __init__(self, watch: RaftWatch, seen: GroupWatch, group: Group) -> None:
@@ -95,6 +95,7 @@ class ReplicaWatch:
         self.group = group
         self.node: RawNode = group.node
         self._commit: Index = 0
+        self._leading = False
         self._led_term: Term = 0
         self._mark: tuple[object, ...] = ()
         self._base: Index = 0
@@ -140,7 +141,8 @@ class ReplicaWatch:
             self._check_commit(raft)
         self.seen.cluster.observe(self.node)
         self._commit = log.committed
-        if raft.state is LEADER:
+        self._leading = raft.state is LEADER
+        if self._leading:
             self._leads(raft)
 
     def _name(self) -> str:
@@ -225,9 +227,11 @@ class ReplicaWatch:
     def _check_commit(self, raft: Raft) -> None:
         """A leader commits what it proved; everyone else is told (§5.4.2)."""
         commit, seen = raft.log.committed, self.seen
-        if raft.state is LEADER and (commit >= raft.term_start or self._led_term == raft.term):
-            term = raft.log.term(commit)
-            if term != raft.term:
+        term = raft.log.term(commit)
+        leads = raft.state is LEADER and (commit >= raft.term_start or self._led_term == raft.term)
+        # The event in which a leader commits may also be the one that deposes it.
+        if leads or (self._leading and term == self._led_term):
+            if leads and term != raft.term:
                 self._watch.broken(
                     seen, "old-term-commit", f"{self._name()} leads term {raft.term} and committed"
                     f" entry {commit} of term {term}",
