@@ -32,6 +32,7 @@ from vdl.config import Config
 from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.topic_configs import retention_policy
 from vdl.log import Log
 from vdl.logstream.birth import (
     Birth,
@@ -42,7 +43,9 @@ from vdl.logstream.birth import (
     encode_record,
 )
 from vdl.logstream.host import Host
+from vdl.logstream.retention import KEEP, RetentionPolicy
 from vdl.logstream.state_group import Outcome
+from vdl.logstream.stream import LogStream
 from vdl.state.commands import RegisterServer
 
 _REGISTER_RETRY_NS = 300 * MS
@@ -261,8 +264,14 @@ class Server:
             context.groups.attach(coordinator)
         self.frontend = Frontend(context)
         host.on_catalog_change = self._catalog_changed
+        host.upkeep.policy_of = self._retention_policy
         host.start()
         self._register()
+
+    def _retention_policy(self, stream: LogStream) -> RetentionPolicy:
+        assert self.host is not None
+        topic = self.host.catalog.topics.get(stream.topic)
+        return KEEP if topic is None else retention_policy(topic.configs, self.config.kafka)
 
     def _registration(self) -> RegisterServer:
         return RegisterServer(

@@ -166,6 +166,7 @@ ROWS = (
     Api(18, "ApiVersions", 0, 4, "api_versions", "api_versions:handle_api_versions"),
     Api(19, "CreateTopics", 2, 7, "create_topics", "topics:handle_create_topics"),
     Api(20, "DeleteTopics", 1, 6, "delete_topics", "topics:handle_delete_topics"),
+    Api(21, "DeleteRecords", 0, 2, "delete_records", "records:handle_delete_records"),
     Api(22, "InitProducerId", 0, 5, "init_producer_id", "producer_ids:handle_init_producer_id"),
     Api(
         23,
@@ -176,7 +177,16 @@ ROWS = (
         "list_offsets:handle_offset_for_leader_epoch",
     ),
     Api(32, "DescribeConfigs", 1, 4, "describe_configs", "configs:handle_describe_configs"),
+    Api(33, "AlterConfigs", 0, 2, "alter_configs", "alter_configs:handle_alter_configs"),
     Api(42, "DeleteGroups", 0, 2, "delete_groups", "groups:handle_delete_groups"),
+    Api(
+        44,
+        "IncrementalAlterConfigs",
+        0,
+        1,
+        "incremental_alter_configs",
+        "alter_configs:handle_incremental_alter_configs",
+    ),
     Api(60, "DescribeCluster", 0, 2, "describe_cluster", "cluster:handle_describe_cluster"),
     Api(
         75,

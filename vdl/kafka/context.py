@@ -54,7 +54,8 @@ class KafkaOptions:
     min_insync_replicas: int = 1
     """`min.insync.replicas`: shown to clients; a majority always has to have a batch."""
     retention_ms: int = -1
-    """`log.retention.ms`: shown to clients; logs are kept whole."""
+    """`log.retention.ms`: how long topics keep their records that do not say. Kafka's 168 hours
+    would delete old data for whoever does not know of them: here the default is for ever."""
     partitions_per_request_max: int = 10_000
     """Partitions one CreateTopics may ask for in all (`max.request.partition.size.limit`
     is a response limit in Kafka; this bounds the work of one command)."""
@@ -182,6 +183,11 @@ class LogStream(Protocol):
 
     def offset_for_time(self, timestamp_ms: int, done: Callable[[Any], None]) -> None:
         """`done` gets a TimedOffset or a StorageError."""
+
+    def delete_records(
+        self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
+    ) -> None:
+        """Delete everything below `offset`, -1 for everything committed (KIP-107)."""
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(largest epoch ≤ `epoch`, where it ends), (-1, -1) when there is none (KIP-101)."""

@@ -289,6 +289,48 @@ def _describe_configs(request: Any, version: int, code: ErrorCode) -> Any:
     )
 
 
+def _delete_records(request: Any, version: int, code: ErrorCode) -> Any:
+    from vdl.kafka.wire import delete_records as wire
+
+    del version
+    return wire.DeleteRecordsResponse(
+        topics=[
+            wire.DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[
+                    wire.DeleteRecordsPartitionResult(partition.partition_index, -1, code)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _alter_configs(request: Any, version: int, code: ErrorCode) -> Any:
+    from vdl.kafka.wire import alter_configs as wire
+
+    del version
+    return wire.AlterConfigsResponse(
+        responses=[
+            wire.AlterConfigsResourceResponse(code, None, asked.resource_type, asked.resource_name)
+            for asked in request.resources
+        ]
+    )
+
+
+def _incremental_alter_configs(request: Any, version: int, code: ErrorCode) -> Any:
+    from vdl.kafka.wire import incremental_alter_configs as wire
+
+    del version
+    return wire.IncrementalAlterConfigsResponse(
+        responses=[
+            wire.AlterConfigsResourceResponse(code, None, asked.resource_type, asked.resource_name)
+            for asked in request.resources
+        ]
+    )
+
+
 def _describe_topic_partitions(request: Any, version: int, code: ErrorCode) -> Any:
     from vdl.kafka.wire import describe_topic_partitions as wire
 
@@ -312,8 +354,11 @@ _FAILURES: dict[int, Callable[[Any, int, ErrorCode], Any]] = {
     15: _describe_groups,
     19: _create_topics,
     20: _delete_topics,
+    21: _delete_records,
     23: _offset_for_leader_epoch,
     32: _describe_configs,
+    33: _alter_configs,
     42: _delete_groups,
+    44: _incremental_alter_configs,
     75: _describe_topic_partitions,
 }

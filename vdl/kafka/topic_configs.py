@@ -5,8 +5,8 @@ Rules:
 
 * A name Kafka does not have is refused, a value that does not parse or is out of range too.
 * A value that would promise a behaviour this server does not have is refused rather than stored and
-  ignored (`cleanup.policy=compact`, `compression.type=gzip`). Retention is taken as Kafka means it,
-  a time for which data is at least kept: logs are kept whole.
+  ignored (`cleanup.policy=compact`, `compression.type=gzip`).
+* Retention is as in Kafka, but for its default: data is kept until somebody says for how long.
 * Values are kept as the text that was sent.
 
 Must not know: requests, the catalog, how a setting takes effect.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from vdl.kafka.context import KafkaOptions
+from vdl.logstream.retention import RetentionPolicy
 
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -101,6 +102,8 @@ BATCH_BYTES_MAX = 16 << 20
 """No topic may ask for larger batches: one travels to the peers in one frame."""
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
+RETENTION_BYTES = "retention.bytes"
+RETENTION_MS = "retention.ms"
 TIMESTAMP_TYPE = "message.timestamp.type"
 TIMESTAMP_AFTER_MAX_MS = "message.timestamp.after.max.ms"
 TIMESTAMP_BEFORE_MAX_MS = "message.timestamp.before.max.ms"
@@ -236,18 +239,18 @@ KNOWN = (
         "log.preallocate",
     ),
     TopicConfig(
-        "retention.bytes",
+        RETENTION_BYTES,
         ConfigType.LONG,
         "-1",
-        "The size up to which a partition is kept. Logs are kept whole, also beyond it.",
+        "The size up to which a partition is kept; -1: whatever its size. Segments go whole.",
         "log.retention.bytes",
         low=-1,
     ),
     TopicConfig(
-        "retention.ms",
+        RETENTION_MS,
         ConfigType.LONG,
         "-1",
-        "How long a batch is kept at least. Logs are kept whole, also beyond it.",
+        "How long a batch is kept at least; -1: for ever. Segments go whole.",
         "log.retention.ms",
         low=-1,
         from_options=lambda options: options.retention_ms,
@@ -305,3 +308,13 @@ def check_configs(configs: Mapping[str, str]) -> None:
         if config is None:
             raise InvalidConfig(f"Unknown topic config name: {name}")
         config.check(value)
+
+
+def retention_policy(configs: Mapping[str, str], options: KafkaOptions) -> RetentionPolicy:
+    """What a topic with these settings keeps."""
+
+    def value(name: str) -> int:
+        text = configs.get(name)
+        return int(BY_NAME[name].default_for(options) if text is None else text)
+
+    return RetentionPolicy(value(RETENTION_MS), value(RETENTION_BYTES))

@@ -185,6 +185,14 @@ class TopicsDeleted:
 
 
 @dataclass(slots=True)
+class ConfigsAltered:
+    """Answer to AlterTopicConfigs: an error for each change, in the order asked."""
+
+    errors: list[ErrorCode]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class ProducerIdBlock:
     """Answer to AllocateProducerIds: [first, first + count) are the proposer's."""
 
@@ -237,6 +245,7 @@ class Catalog:
             commands.AllocateProducerIds: self._allocate_producer_ids,
             commands.ReplaceServer: self._replace_server,
             commands.ReplaceReplicas: self._replace_replicas,
+            commands.AlterTopicConfigs: self._alter_configs,
         }
 
     def understands(self, command: Any) -> bool:
@@ -514,6 +523,21 @@ class Catalog:
         answer.topics.append(
             DeletedTopic(topic.name, topic.topic_id, ErrorCode.NONE, topic.partitions)
         )
+
+    def _alter_configs(self, command: commands.AlterTopicConfigs) -> ConfigsAltered:
+        answer = ConfigsAltered([])
+        for change in command.changes:
+            topic = self.topics.get(change.topic)
+            if topic is None:
+                answer.errors.append(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                continue
+            kept = {} if change.replaces else topic.configs
+            configs = {name: value for name, value in kept.items() if name not in change.unset}
+            changed = msgspec.structs.replace(topic, configs=configs | change.set)
+            self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
+            self._dirty.add(_topic_key(topic.name))
+            answer.errors.append(ErrorCode.NONE)
+        return answer
 
     # --- producer ids ----------------------------------------------------------------------
     def _allocate_producer_ids(self, command: commands.AllocateProducerIds) -> ProducerIdBlock:

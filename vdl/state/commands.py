@@ -114,6 +114,23 @@ class ReplaceReplicas(Command, frozen=True, tag=6):
     replicas: list[LostReplica]
 
 
+class ConfigChange(Part, frozen=True):
+    """What changes about one topic's settings. The proposer has checked the values."""
+
+    topic: str
+    set: dict[str, str] = {}
+    unset: list[str] = []
+    """Back to the default."""
+    replaces: bool = False
+    """Whether everything not named in `set` goes back to its default."""
+
+
+class AlterTopicConfigs(Command, frozen=True, tag=7):
+    """Change settings of topics, each on its own."""
+
+    changes: list[ConfigChange]
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 
@@ -235,6 +252,7 @@ AnyCommand = (
     | AllocateProducerIds
     | ReplaceServer
     | ReplaceReplicas
+    | AlterTopicConfigs
     | JoinGroup
     | SyncGroup
     | LeaveGroup

@@ -132,6 +132,20 @@ class TwinStream:
             if wait.callback is not None:
                 wait.callback()
 
+    def delete_records(
+        self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
+    ) -> None:
+        offset = self.high_watermark if offset == -1 else offset
+        if offset > self.high_watermark:
+            done(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return
+
+        def applied() -> None:
+            self.log_start_offset = max(self.log_start_offset, offset)
+            done(ErrorCode.NONE)
+
+        self.clock.call_soon(applied)
+
     def lose_leadership(self) -> None:
         """Another server leads from now on; uncommitted batches have an open fate."""
         self.is_leader = self.serving = False

@@ -232,3 +232,23 @@ def test_replay_gives_equal_bytes_over_any_checkpoint(steps: list[Any], cut: int
         servers = [replica.server_id for replica in group.replicas]
         assert len(set(servers)) == len(servers)
         assert group.group_id < straight.next_group_id
+
+
+def test_altered_configs_are_set_unset_or_replaced(catalog: Catalog) -> None:
+    """Each topic on its own; nothing is stored for what is back at its default."""
+    create(catalog, "t", configs={"a": "1", "b": "2"})
+
+    def alter(**change: Any) -> list[ErrorCode]:
+        command = commands.AlterTopicConfigs([commands.ConfigChange("t", **change)])
+        return list(catalog.apply(command, 0, 1).errors)
+
+    assert alter(set={"c": "3", "a": "9"}, unset=["b"]) == [ErrorCode.NONE]
+    assert catalog.topics["t"].configs == {"a": "9", "c": "3"}
+    assert alter(set={"b": "2"}, replaces=True) == [ErrorCode.NONE]
+    assert catalog.topics["t"].configs == {"b": "2"}
+    assert catalog.topics_by_id[topic_id("t")] is catalog.topics["t"]
+    copy = Catalog("cluster")
+    copy.load(catalog.items())
+    assert copy.topics["t"].configs == {"b": "2"}
+    nobody = commands.AlterTopicConfigs([commands.ConfigChange("nobody")])
+    assert catalog.apply(nobody, 0, 1).errors == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]

@@ -16,6 +16,7 @@ EXAMPLES = [
     commands.AllocateProducerIds(1000),
     commands.ReplaceServer(3, b"o" * 16, b"n" * 16),
     commands.ReplaceReplicas(3, b"n" * 16, [commands.LostReplica(9, 1)]),
+    commands.AlterTopicConfigs([commands.ConfigChange("t", {"b": "1", "a": "2"}, ["c"], True)]),
     commands.JoinGroup(
         "g", "", "c-1", None, "c", "/h", 1, 2, "consumer",
         [commands.Protocol("range", b"\x00")], True, 10, False,

@@ -126,7 +126,7 @@ def _propose_creation(
                 _tell_created(ctx, created, result)
                 groups += created.group_ids
         else:
-            code, message = _undecided(outcome)
+            code, message = undecided(outcome)
             for _, result in wanted:
                 result.error_code, result.error_message = code, message
         when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.complete(response))
@@ -156,7 +156,8 @@ def _tell_created(ctx: RequestContext, created: CreatedTopic, result: CreatableT
             result.topic_id = created.topic_id
 
 
-def _undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
+def undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
+    """What is said of a catalog command that was not applied here in time."""
     if outcome.kind is OutcomeKind.NOT_APPENDED:
         return ErrorCode.NOT_CONTROLLER, "no catalog leader took the request; nothing was changed"
     return ErrorCode.REQUEST_TIMED_OUT, "it is not known whether the request took effect"
@@ -196,7 +197,7 @@ def handle_delete_topics(
             for deleted, result in zip(outcome.result.topics, results, strict=True):
                 _tell_deleted(deleted, result)
         else:
-            code, message = _undecided(outcome)
+            code, message = undecided(outcome)
             for result in results:
                 result.error_code, result.error_message = code, message
         later.complete(response)

@@ -1,0 +1,154 @@
+"""DeleteRecords, AlterConfigs, IncrementalAlterConfigs: what is changed about a topic."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka.twin import World, batch
+from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.topic_configs import retention_policy
+from vdl.kafka.wire import alter_configs as whole
+from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.kafka.wire.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from vdl.logstream.retention import RetentionPolicy
+from vdl.logstream.state_group import OutcomeKind
+from vdl.records import read_header
+
+DELETE_RECORDS, ALTER, INCREMENTAL = 21, 33, 44
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+def delete(
+    world: World, offsets: dict[int, int], name: str = "t", version: int = 2
+) -> dict[int, tuple[int, int]]:
+    partitions = [DeleteRecordsPartition(index, offset) for index, offset in offsets.items()]
+    request = DeleteRecordsRequest([DeleteRecordsTopic(name, partitions)], 1_000)
+    answer = world.client().ask(DELETE_RECORDS, version, request)
+    return {
+        result.partition_index: (result.error_code, result.low_watermark)
+        for result in answer.topics[0].partitions
+    }
+
+
+def alter(world: World, *changes: tuple[str, int, str | None], name: str = "t") -> int:
+    configs = [incremental.AlterableConfig(*change) for change in changes]
+    resource = incremental.AlterConfigsResource(TOPIC, name, configs)
+    request = incremental.IncrementalAlterConfigsRequest([resource], False)
+    return int(world.client().ask(INCREMENTAL, 1, request).responses[0].error_code)
+
+
+def configs(world: World) -> dict[str, str]:
+    return dict(world.host.catalog.topics["t"].configs)
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_deletion_answers_with_the_new_low_watermark(version: int) -> None:
+    """Each partition has its own answer; -1 is everything committed."""
+    world = World()
+    streams = world.topic(partitions=3)
+    for stream in streams[:2]:
+        data = batch(5)
+        stream.append(
+            memoryview(data), read_header(data), deadline_ns=0, done=lambda appended: None
+        )
+    world.run()
+    assert delete(world, {0: 3, 1: -1, 2: 7, 9: 0}, version=version) == {
+        0: (ErrorCode.NONE, 3),
+        1: (ErrorCode.NONE, 5),
+        2: (ErrorCode.OFFSET_OUT_OF_RANGE, -1),
+        9: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
+    }
+
+
+def test_deletion_is_the_leaders() -> None:
+    """Elsewhere, and of topics nobody has, it is refused."""
+    world = World()
+    (stream,) = world.topic()
+    stream.lose_leadership()
+    assert delete(world, {0: 0}) == {0: (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)}
+    assert delete(world, {0: 0}, name="no") == {0: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)}
+
+
+def test_incremental_changes_touch_only_what_they_name() -> None:
+    """Set, unset, and the operations on lists (KIP-339)."""
+    world = World()
+    world.topic(configs={"retention.ms": "5", "segment.ms": "7"})
+    assert alter(world, ("retention.bytes", SET, "9"), ("segment.ms", DELETE, None)) == 0
+    assert configs(world) == {"retention.ms": "5", "retention.bytes": "9"}
+    assert alter(world, ("cleanup.policy", APPEND, "delete")) == 0
+    assert configs(world)["cleanup.policy"] == "delete"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (("retention.ms", SET, "soon"), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", SET, None), ErrorCode.INVALID_CONFIG),
+        (("no.such", SET, "1"), ErrorCode.INVALID_CONFIG),
+        (("no.such", DELETE, None), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", APPEND, "1"), ErrorCode.INVALID_CONFIG),
+        (("cleanup.policy", APPEND, "compact"), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", 7, "1"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_change_that_means_nothing_is_refused(
+    change: tuple[str, int, str | None], error: ErrorCode
+) -> None:
+    """And changes nothing."""
+    world = World()
+    world.topic()
+    assert alter(world, change) == error
+    assert configs(world) == {}
+
+
+def test_whole_alteration_replaces_everything() -> None:
+    """The older request: what it does not name is back at its default (KIP-133)."""
+    world = World()
+    world.topic(configs={"retention.ms": "5", "segment.ms": "7"})
+    resource = whole.AlterConfigsResource(TOPIC, "t", [whole.AlterableConfig("segment.ms", "8")])
+    for validate_only, after in (
+        (True, {"retention.ms": "5", "segment.ms": "7"}),
+        (False, {"segment.ms": "8"}),
+    ):
+        request = whole.AlterConfigsRequest([resource], validate_only)
+        assert world.client().ask(ALTER, 2, request).responses[0].error_code == 0
+        assert configs(world) == after
+
+
+def test_resources_that_cannot_be_altered_are_refused() -> None:
+    """Servers' settings are their files'; a resource named twice is in doubt."""
+    world = World()
+    world.topic()
+    broker = incremental.AlterConfigsResource(BROKER, "1", [])
+    nobody = incremental.AlterConfigsResource(TOPIC, "nobody", [])
+    twice = incremental.AlterConfigsResource(TOPIC, "t", [])
+    request = incremental.IncrementalAlterConfigsRequest([broker, nobody, twice, twice], False)
+    answer = world.client().ask(INCREMENTAL, 1, request)
+    assert [result.error_code for result in answer.responses] == [
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_REQUEST,
+    ]
+
+
+def test_alteration_nobody_decides_has_an_open_fate() -> None:
+    """A time-out is not a refusal."""
+    world = World()
+    world.topic()
+    world.host.catalog_outcome = OutcomeKind.UNKNOWN
+    assert alter(world, ("retention.ms", SET, "5")) == ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_retention_policy_is_the_topics_or_the_servers() -> None:
+    """A topic that does not say keeps what the server's file says, by default everything."""
+    assert retention_policy({}, KafkaOptions()) == RetentionPolicy(-1, -1)
+    assert retention_policy({}, KafkaOptions(retention_ms=7)) == RetentionPolicy(7, -1)
+    mine = {"retention.ms": "-1", "retention.bytes": "9"}
+    assert retention_policy(mine, KafkaOptions(retention_ms=7)) == RetentionPolicy(-1, 9)

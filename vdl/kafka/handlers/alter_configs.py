@@ -1,0 +1,180 @@
+"""AlterConfigs (key 33), IncrementalAlterConfigs (key 44): settings of topics (KIP-133, KIP-339).
+
+The older one replaces all settings of a topic by those named; the newer one sets, unsets, and adds
+to or takes from lists. Servers' own settings are read-only: they come from their files.
+
+Values are judged here; that the topic exists is decided where the command is applied.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import TypeVar
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.api import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.configs import Resource
+from vdl.kafka.handlers.partitions import find_topic
+from vdl.kafka.handlers.topics import undecided
+from vdl.kafka.topic_configs import BY_NAME, ConfigType, InvalidConfig, check_configs
+from vdl.kafka.wire import alter_configs as whole
+from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.state.commands import AlterTopicConfigs, ConfigChange
+
+_TIMEOUT_MS = 30_000
+"""These requests have no time-out of their own."""
+
+Asked = TypeVar("Asked", whole.AlterConfigsResource, incremental.AlterConfigsResource)
+Result = whole.AlterConfigsResourceResponse | incremental.AlterConfigsResourceResponse
+
+
+class Operation(IntEnum):
+    """What happens to one setting (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def handle_alter_configs(
+    ctx: RequestContext, request: whole.AlterConfigsRequest
+) -> whole.AlterConfigsResponse | Later:
+    """Replace the settings of each topic; each has its own answer."""
+    response = whole.AlterConfigsResponse()
+
+    def change(asked: whole.AlterConfigsResource) -> ConfigChange:
+        values: dict[str, str] = {}
+        for config in asked.configs:
+            if config.value is None:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
+            values[config.name] = config.value
+        return ConfigChange(asked.resource_name, values, replaces=True)
+
+    def answer(asked: whole.AlterConfigsResource) -> Result:
+        result = whole.AlterConfigsResourceResponse(
+            resource_type=asked.resource_type, resource_name=asked.resource_name
+        )
+        response.responses.append(result)
+        return result
+
+    changes = _collect(request.resources, change, answer)
+    if request.validate_only or not changes:
+        return response
+    return _propose(ctx, changes, response)
+
+
+def handle_incremental_alter_configs(
+    ctx: RequestContext, request: incremental.IncrementalAlterConfigsRequest
+) -> incremental.IncrementalAlterConfigsResponse | Later:
+    """Change settings of each topic; each has its own answer."""
+    response = incremental.IncrementalAlterConfigsResponse()
+
+    def change(asked: incremental.AlterConfigsResource) -> ConfigChange:
+        topic = find_topic(ctx, asked.resource_name)
+        return _incremental(asked, {} if topic is None else topic.configs)
+
+    def answer(asked: incremental.AlterConfigsResource) -> Result:
+        result = incremental.AlterConfigsResourceResponse(
+            resource_type=asked.resource_type, resource_name=asked.resource_name
+        )
+        response.responses.append(result)
+        return result
+
+    changes = _collect(request.resources, change, answer)
+    if request.validate_only or not changes:
+        return response
+    return _propose(ctx, changes, response)
+
+
+def _collect(
+    resources: list[Asked],
+    change: Callable[[Asked], ConfigChange],
+    answer: Callable[[Asked], Result],
+) -> list[tuple[ConfigChange, Result]]:
+    """The changes that may be proposed; the others are answered."""
+    times = Counter((asked.resource_type, asked.resource_name) for asked in resources)
+    changes: list[tuple[ConfigChange, Result]] = []
+    for asked in resources:
+        result = answer(asked)
+        try:
+            if times[asked.resource_type, asked.resource_name] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the resource is named more than once")
+            if asked.resource_type != Resource.TOPIC:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST, "only settings of topics can be changed at run time"
+                )
+            one = change(asked)
+            check_configs(one.set)
+        except KafkaError as error:
+            result.error_code, result.error_message = error.code, error.message
+        except InvalidConfig as error:
+            result.error_code, result.error_message = ErrorCode.INVALID_CONFIG, str(error)
+        else:
+            result.error_message = None
+            changes.append((one, result))
+    return changes
+
+
+def _incremental(
+    asked: incremental.AlterConfigsResource, present: Mapping[str, str]
+) -> ConfigChange:
+    """Raises KafkaError."""
+    values: dict[str, str] = {}
+    unset: list[str] = []
+    for config in asked.configs:
+        name, value = config.name, config.value
+        if name in values or name in unset:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
+        known = BY_NAME.get(name)
+        if known is None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
+        if config.config_operation == Operation.DELETE:
+            unset.append(name)
+            continue
+        if value is None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {name}")
+        if config.config_operation == Operation.SET:
+            values[name] = value
+            continue
+        if config.config_operation not in (Operation.APPEND, Operation.SUBTRACT):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"operation {config.config_operation}")
+        if known.type is not ConfigType.LIST:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is not a list")
+        parts = [part for part in present.get(name, known.default).split(",") if part]
+        others = [part for part in parts if part not in value.split(",")]
+        if config.config_operation == Operation.APPEND:
+            others = [*parts, *(part for part in value.split(",") if part not in parts)]
+        values[name] = ",".join(others)
+    return ConfigChange(asked.resource_name, values, unset)
+
+
+def _propose(
+    ctx: RequestContext,
+    changes: list[tuple[ConfigChange, Result]],
+    response: whole.AlterConfigsResponse | incremental.IncrementalAlterConfigsResponse,
+) -> Later:
+    later = Later()
+
+    def decided(outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            for (_, result), error in zip(changes, outcome.result.errors, strict=True):
+                result.error_code = error
+                if error:
+                    result.error_message = f"no topic '{result.resource_name}'"
+        else:
+            code, message = undecided(outcome)
+            for _, result in changes:
+                result.error_code, result.error_message = code, message
+        later.complete(response)
+
+    ctx.server.host.propose_catalog(
+        AlterTopicConfigs([change for change, _ in changes]),
+        deadline_ns=ctx.deadline_ns(_TIMEOUT_MS),
+        done=lambda outcome: later.run(lambda: decided(outcome)),
+    )
+    return later
