@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
 
+from raft.types import NodeId
 from segments.api import Buffer, StorageError, StoredEntry
 from vdl.logstream.group import Group
 from vdl.logstream.host import Host
-from vdl.logstream.turn import server_of
+from vdl.logstream.turn import replica_id_of, server_of
 from vdl.sim.durable import DurableLogs
 from vdl.sim.machine import Life, Machine
 from vdl.sim.raft_watch import RaftWatch
@@ -54,8 +55,10 @@ class Watch:
         """By server id: values of records that are in the durable image of its disk."""
         self._safe: set[int] = set()
         """Values that a majority held when one of their disks was lost."""
+        self._lost: dict[tuple[int, NodeId], set[int]] = {}
+        """By (group, replica) that may have been lost for good: what its disk held until then."""
         for machine in machines:
-            machine.on_start = self.raft.started
+            machine.on_start = self._started
             machine.on_down = self._down
             machine.on_raft_frame = self.raft.frame_left
             machine.on_disk_lost = self._disk_lost
@@ -71,6 +74,13 @@ class Watch:
         self.violations.append(Violation(name, detail))
 
     # --- while it runs ----------------------------------------------------------------------------
+    def _started(self, life: Life) -> None:
+        self.raft.started(life)
+        for log in life.store.logs.values():
+            if not log.lost:
+                replica = replica_id_of(life.machine.server_id, log.replica_number)
+                self._lost.pop((log.group_id, replica), None)
+
     def _down(self, life: Life) -> None:
         self.raft.ended(life)
         self.judge(life)
@@ -92,7 +102,7 @@ class Watch:
             return
         seen = self.raft.group(group_id)
         halves = (seen.membership.incoming, seen.membership.outgoing)
-        disks = [[self._values[server_of(replica)] for replica in half] for half in halves]
+        disks = [[self._held(group_id, replica) for replica in half] for half in halves]
         for value in values:
             self.audited += 1
             if value in self._safe:
@@ -103,10 +113,18 @@ class Watch:
                     what = f"{tp}: value {value} on {copies} of {len(half)} disks"
                     self.violate("not-durable", what)
 
+    def _held(self, group_id: int, replica: NodeId) -> set[int]:
+        """Values that are durable with the replica, or were when it was lost: what it said before
+        that is still so, until another one takes its place."""
+        return self._lost.get((group_id, replica), self._values[server_of(replica)])
+
     def _disk_lost(self, machine: Machine, lost: Buffer | None) -> None:
-        """Durable bytes of the machine are gone, all if None. What a majority holds by now was
-        rightly acknowledged, or will be; for anything else this disk has never counted."""
+        """Durable bytes of the machine are gone, all if None. What a majority held by now was
+        rightly acknowledged, or will be, whoever takes the place of its replicas."""
         mine = self._values[machine.server_id]
+        for key in self.raft.log_ids:
+            if server_of(key[1]) == machine.server_id:
+                self._lost[key] = mine.copy()
         gone = mine.copy() if lost is None else mine.intersection(values_in(lost))
         majority = min(3, len(self._machines)) // 2 + 1
         for value in gone:
@@ -144,7 +162,7 @@ class Watch:
         hosts = [host for host in self._hosts() if host.server_id in servers]
         for group_id in sorted({g for host in hosts for g in host.groups}):
             replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
-            electable = self.raft.has_majority(group_id, servers)
+            electable = self.raft.has_majority(replicas[0], servers)
             if electable and not any(group.serving for group in replicas):
                 return f"group {group_id}"
         return ""

@@ -175,7 +175,7 @@ class ReplicaWatch:
         chain = self.seen.chains.get((index, term))
         if chain is None:
             self._watch.broken(
-                self.seen, "snapshot", f"{self._name()} begins behind entry {index}, term {term},"
+                self.seen, "log-start", f"{self._name()} begins behind entry {index}, term {term},"
                 " which nobody had",
             )  # fmt: skip
         self._base = index
@@ -392,6 +392,8 @@ class RaftWatch:
         """Group by (topic, partition); of a topic made anew, the newest."""
         self.log_ids: dict[tuple[int, NodeId], int] = {}
         """Which log on its disk a (group, replica) is; none for a replica lost for good."""
+        self.lost: dict[tuple[int, NodeId], DurableLog] = {}
+        """Replicas lost for good, as their disks had them: what they said before is still so."""
         self._violate = violate
         self._lives: dict[int, LifeWatch] = {}
 
@@ -421,7 +423,7 @@ class RaftWatch:
         for log in life.store.logs.values():
             replica = replica_id_of(server_id, log.replica_number)
             if log.lost:
-                self.log_ids.pop((log.group_id, replica), None)
+                self._replica_lost((log.group_id, replica))
                 continue
             seen = self.group(log.group_id)
             known = (log.group_id, replica) in self.log_ids
@@ -542,20 +544,33 @@ class RaftWatch:
     def disk_lost(self, server_id: int) -> None:
         """The disk is empty again. Its replicas are no more: who comes back as one of them, and not
         under a new number, breaks what it has told."""
-        self.disks[server_id].forget()
         for key in [key for key in self.log_ids if server_of(key[1]) == server_id]:
-            del self.log_ids[key]
+            self._replica_lost(key)
+        self.disks[server_id].forget()
+
+    def _replica_lost(self, key: tuple[int, NodeId]) -> None:
+        self.lost[key] = self._durable_log(*key) or DurableLog()
+        self.log_ids.pop(key, None)
 
     def _durable_log(self, group_id: int, replica: NodeId) -> DurableLog | None:
         log_id = self.log_ids.get((group_id, replica))
-        disk = self.disks.get(server_of(replica))
-        return disk.logs.get(log_id) if disk is not None and log_id is not None else None
+        if log_id is None:
+            return self.lost.get((group_id, replica))
+        return self.disks[server_of(replica)].logs.get(log_id)
 
-    def has_majority(self, group_id: int, servers: set[int]) -> bool:
-        """Whether a majority of the group's voters are on these servers, none of them lost."""
-        membership = self.group(group_id).membership
+    def has_majority(self, group: Group, servers: set[int]) -> bool:
+        """Whether a majority of the group's voters are on these servers, none of them lost.
+
+        A server that has lost its replica of the catalog opens no other before it has a new one:
+        only the catalog says which are still its own."""
+        able = {server_of(replica) for group_id, replica in self.log_ids if not group_id} & servers
+        seen = self.group(group.group_id)
+        membership = seen.membership if seen.membership_term else group.node.membership
         for half in (membership.incoming, membership.outgoing):
-            there = sum(server_of(r) in servers and (group_id, r) in self.log_ids for r in half)
+            there = sum(
+                server_of(replica) in able and (group.group_id, replica) not in self.lost
+                for replica in half
+            )
             if half and there * 2 <= len(half):
                 return False
         return True
