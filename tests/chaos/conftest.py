@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.chaos.harness.disk_set import DiskSet
+from tests.chaos.harness.disks import Disks
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 
 FIGURES = ROOT / "build" / "figures" / "chaos.json"
@@ -38,6 +41,37 @@ def replica_set(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
     finally:
         name = request.node.name if request.node.stash.get(_failed, False) else ""
         servers.close(failed=name)
+
+
+@pytest.fixture(scope="session")
+def disks() -> Iterator[Disks]:
+    """Real file systems that can fail; skips where there can be none."""
+    missing = Disks.missing()
+    if missing:
+        pytest.skip(missing)
+    with Disks() as found:
+        yield found
+
+
+MakeDiskSet = Callable[..., DiskSet]
+"""Makes a stopped replica set on disks of its own; the arguments are those of `DiskSet`."""
+
+
+@pytest.fixture
+def make_disk_set(request: pytest.FixtureRequest, disks: Disks) -> Iterator[MakeDiskSet]:
+    """What was made is stopped and gone at the end of the test."""
+    made: list[DiskSet] = []
+
+    def make(nodes: int = 3, **settings: Any) -> DiskSet:
+        made.append(DiskSet(disks, nodes, **settings))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        name = request.node.name if request.node.stash.get(_failed, False) else ""
+        for servers in made:
+            servers.close(failed=name)
 
 
 @pytest.fixture

@@ -200,6 +200,14 @@ def _end_offset(bootstrap: str, topic: str, deadline: float) -> int:
             consumer.close()
 
 
+def audit(acks: list[Ack], stored: list[Stored]) -> None:
+    """Each of `acks` is there, identical, at the offset acknowledged. For the middle of a load:
+    of what is in flight nothing is known."""
+    by_offset = {record.offset: record.value for record in stored}
+    wrong = [ack for ack in acks if by_offset.get(ack.offset) != value_of(ack.number)]
+    assert not wrong, f"{len(wrong)} acknowledged values lost or moved, first {wrong[0]}"
+
+
 def assert_kept(load: Load, stored: list[Stored]) -> None:
     """Every acknowledged value is there, identical, at the offset acknowledged; nothing else is but
     what was sent; the order is that of sending; with idempotence nothing is there twice."""

@@ -9,6 +9,7 @@ Must not know: Kafka's protocol.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -145,6 +146,17 @@ class ReplicaSet:
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
         for server_id in pids:
+            self.wait_stopped(server_id)
+
+    def end(self, *server_ids: int) -> None:
+        """SIGKILL to those that still run; returns when all are gone."""
+        for server_id in server_ids:
+            pid = self.server(server_id).running_pid()
+            # It may end by itself at any moment: its disk has failed.
+            with contextlib.suppress(ProcessLookupError):
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+        for server_id in server_ids:
             self.wait_stopped(server_id)
 
     def terminate(self, server_id: int) -> None:

@@ -1,0 +1,115 @@
+"""The copies of each group as they lie on the disks of stopped servers, compared entry by entry.
+
+What counts is what the server itself would read: entries in log segments up to the durable end, and
+behind it those in the journal, each with its CRC checked.
+
+Must not know: how the servers came to stop, clients.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crc32c import crc32c
+
+from segments.frame import read_frame
+from segments.fs import RealFileSystem
+from segments.identity import LogIdentity
+from segments.journal import file_path
+from segments.tool import Directory
+
+Digest = tuple[int, int, int]
+"""Term, base offset, CRC of the payload."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """One replica's log. `problem` says why it cannot be read to its end."""
+
+    directory: Path
+    group_id: int
+    replica_number: int
+    commit: int
+    lost: bool
+    entries: dict[int, Digest] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"group {self.group_id} in {self.directory}"
+
+
+def read_copies(stores: Iterable[Path]) -> list[Copy]:
+    """Every log of every data directory. No server may hold one."""
+    return [copy for store in stores for copy in _read_store(store)]
+
+
+def assert_equal(copies: list[Copy], *, replicas: int) -> int:
+    """Each group has `replicas` whole copies, which hold the same entries up to the highest commit
+    index that any of them knows; how many entries were compared."""
+    groups: dict[int, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        groups[copy.group_id].append(copy)
+    compared = 0
+    for group_id, found in sorted(groups.items()):
+        whole = [copy for copy in found if not copy.lost]
+        assert len(whole) == replicas, (
+            f"group {group_id} has {len(whole)} whole copies, and {len(found)} in all"
+        )
+        compared += _compare(whole)
+    assert compared, "nothing was compared"
+    return compared
+
+
+def _compare(copies: list[Copy]) -> int:
+    commit = max(copy.commit for copy in copies)
+    for copy in copies:
+        assert not copy.problem, f"{copy.name}: {copy.problem}"
+        last = max(copy.entries, default=0)
+        assert last >= commit, f"{copy.name} ends at {last}, before commit {commit}"
+    # Logs of commands are cut behind their checkpoints, each when its server finds it useful.
+    first = max(min(copy.entries, default=commit + 1) for copy in copies)
+    for index in range(first, commit + 1):
+        digests = {copy.entries.get(index) for copy in copies}
+        assert len(digests) == 1, (
+            f"entry {index} of group {copies[0].group_id} differs: "
+            f"{[(str(copy.directory), copy.entries.get(index)) for copy in copies]}"
+        )
+    return max(0, commit + 1 - first)
+
+
+def _read_store(store: Path) -> list[Copy]:
+    fs = RealFileSystem()
+    with Directory(fs, str(store)) as directory:
+        return [_read_log(directory, known) for _, known in sorted(directory.identity.logs.items())]
+
+
+def _read_log(directory: Directory, known: LogIdentity) -> Copy:
+    replayed = directory.replay.logs[known.log_id]
+    copy = Copy(
+        Path(directory.path), known.group_id, known.replica_number,
+        max(replayed.commit, replayed.flushed_index), replayed.lost,
+    )  # fmt: skip
+    if copy.lost:
+        return copy
+    try:
+        for entry in directory.entries(known):
+            copy.entries[entry.index] = (entry.term, entry.base_offset, crc32c(entry.data))
+        start = max(replayed.first_index, replayed.flushed_index + 1)
+        for index, ref in sorted(replayed.frames.items()):
+            if index < start:
+                continue
+            file = directory.fs.open(file_path(f"{directory.path}/journal", ref.sequence))
+            try:
+                view = memoryview(file.pread(ref.length, ref.position))
+            finally:
+                file.close()
+            entry = read_frame(view, 0, known.group_id, ref.position)
+            copy.entries[entry.index] = (entry.term, entry.base_offset, crc32c(entry.data))
+            assert entry.index == index, (entry.index, index)
+    except Exception as error:  # noqa: BLE001 - whatever it is, this copy cannot be read
+        copy.problem = f"{type(error).__name__}: {error}"
+    return copy

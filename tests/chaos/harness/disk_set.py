@@ -1,0 +1,102 @@
+"""A replica set whose servers each have a disk of their own, which can lose power or fail.
+
+The data directory of server `id` is the root of a file system at `DIR/<id>/store`, where a server
+of `vdl up` has a plain folder; all else is as there.
+
+Must not know: Kafka's protocol.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.chaos.harness.disks import MIB, Disks, release
+from tests.chaos.harness.replica_set import ReplicaSet
+from vdl.commands.replica_set import make_replica_set, write_configs
+
+DISK_BYTES = 512 * MIB
+
+SMALL_FILES: Mapping[str, object] = {
+    "kafka.message.max.bytes": 65_536,
+    "kafka.log.segment.bytes": 262_144,
+    "storage.journal_file_bytes": "2MiB",
+    "storage.journal_first_file_bytes": "1MiB",
+    "storage.checkpoint_bytes": "1MiB",
+    "storage.checkpoint_interval": "500ms",
+    "storage.index_segment_entries": 1_024,
+}
+"""Settings under which journal files are recycled, segments sealed and checkpoints made every few
+seconds at a few hundred records a second: a cut finds something begun everywhere."""
+
+BATCHES_THAT_FIT = {"batch.size": 32_768}
+"""For producers: what has queued up while the servers were away is sent in batches as large as the
+producer may make them, and `SMALL_FILES` has no room for large ones."""
+
+
+class DiskSet(ReplicaSet):
+    """Servers 1..nodes, each on its own disk. Built stopped; `up` starts it."""
+
+    def __init__(
+        self,
+        disks: Disks,
+        nodes: int = 3,
+        *,
+        disk_bytes: int = DISK_BYTES,
+        settings: Mapping[str, object] = SMALL_FILES,
+    ) -> None:
+        super().__init__(nodes, directory=disks.make_folder())
+        self.disks = {
+            server_id: disks.make(self.directory / str(server_id) / "store", disk_bytes)
+            for server_id in self.server_ids
+        }
+        made = make_replica_set(self.directory, count=nodes, base_port=self.base_port)
+        write_configs(made)
+        for server in made.servers:
+            with server.config_file.open("a", encoding="utf-8") as file:
+                file.write(_toml(settings))
+
+    @property
+    def stores(self) -> list[Path]:
+        """The data directory of each server."""
+        return [self.directory / str(server_id) / "store" for server_id in self.server_ids]
+
+    def power_cut(self, *server_ids: int) -> None:
+        """Take the power from some servers: what they had not synced is gone. Their disks are
+        mounted again, with the journal of the file system replayed; the servers are not started.
+
+        The disk goes first: a process that is killed lets the system write what it left behind.
+        """
+        for server_id in server_ids:
+            self.disks[server_id].cut_power()
+        self.end(*server_ids)
+        for server_id in server_ids:
+            self.remount(server_id)
+
+    def remount(self, server_id: int, *, check: bool = False) -> None:
+        """Unmount and mount the disk of a stopped server: what it finds then is what is on disk."""
+        self.disks[server_id].unmount()
+        if check:
+            self.disks[server_id].check()
+        self.disks[server_id].mount()
+
+    def close(self, *, failed: str = "") -> None:
+        try:
+            super().close(failed=failed)
+        finally:
+            release(self.directory)
+            for disk in self.disks.values():
+                disk.discard()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _toml(settings: Mapping[str, object]) -> str:
+    """Dotted keys as tables, to be put behind a configuration that has none of them."""
+    tables: dict[str, list[str]] = defaultdict(list)
+    for name, value in settings.items():
+        table, _, key = name.partition(".")
+        text = f'"{value}"' if isinstance(value, str) else str(value)
+        tables[table].append(f"{key} = {text}")
+    return "".join(f"\n[{name}]\n" + "\n".join(rows) + "\n" for name, rows in tables.items())

@@ -1,0 +1,319 @@
+"""Disks that fail for real: each server's data on an ext4 of its own, over a loop device.
+
+A disk is a sparse image on a small tmpfs of its own, formatted with ext4 and mounted through a loop
+device. That gives the real kernel, page cache and file system three ways to fail:
+
+* `cut_power`: EXT4_IOC_SHUTDOWN without flushing the log. What was not synced is gone when the file
+  system is mounted again; what was, is there after ext4 has replayed its journal.
+* `exhaust` takes what is left of the tmpfs: the disk still says it has room, but what is written to
+  blocks it has never held cannot be stored. Writes succeed, and their sync fails.
+* an image that is small is full soon.
+
+ext4 is mounted so that it does nothing for programs that forget to sync: no flush at a rename, no
+commit of its journal every few seconds.
+
+Nothing may be left behind, whatever happens to the tests. Everything lies below one folder a
+session, `vdl-disks-…` among the temporary files, with the servers' own folders. It is swept, that
+is its servers ended, its mounts undone, its files removed, at the end of the session; by `python -m
+tests.chaos.harness.disks FOLDER`, a child that waits for the session's end on a pipe and so
+outlives a SIGKILL of the tests; and by the next session. A lock file tells who lives.
+
+Must not know: what the servers write.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from vdl.commands.replica_set import is_server_process
+
+ROOT = Path(__file__).resolve().parents[3]
+PREFIX = "vdl-disks-"
+MIB = 1 << 20
+EXT4_IOC_SHUTDOWN = 0x8004587D
+SHUTDOWN_WITHOUT_LOG_FLUSH = 2
+MOUNT_OPTIONS = "loop,noatime,noauto_da_alloc,commit=300"
+SPARE_BYTES = 8 * MIB
+"""What a tmpfs holds beyond its image, for its own pages."""
+BUSY_SECONDS_MAX = 10.0
+COMMAND_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.01
+ONE_BLOCK = 4096
+
+
+class DiskError(Exception):
+    """A mount, a format or a check did not work; the text has the command's own words."""
+
+
+class Disk:
+    """One ext4 and what it stands on. Mounted at `mount_point` as soon as it exists."""
+
+    def __init__(self, folder: Path, mount_point: Path, image_bytes: int) -> None:
+        self.mount_point = mount_point
+        self._backing = folder
+        self._image = folder / "image"
+        self._ballast = folder / "ballast"
+        folder.mkdir()
+        mount_point.mkdir(parents=True, exist_ok=True)
+        backing_bytes = image_bytes + SPARE_BYTES
+        _run("mount", "-t", "tmpfs", "-o", f"size={backing_bytes},mode=700", "tmpfs", str(folder))
+        with self._image.open("wb") as image:
+            image.truncate(image_bytes)
+        _run(
+            "mkfs.ext4", "-q", "-F", "-b", str(ONE_BLOCK), "-m", "0", "-J", "size=4",
+            "-E", "lazy_itable_init=0,lazy_journal_init=0", str(self._image),
+        )  # fmt: skip
+        self.mount()
+
+    def mount(self) -> None:
+        """Mount it; ext4 replays its journal if it has to."""
+        _run("mount", "-t", "ext4", "-o", MOUNT_OPTIONS, str(self._image), str(self.mount_point))
+
+    def unmount(self) -> None:
+        """Let go of the file system and of what the system has cached of it. Nobody may use it; a
+        process that was just killed is waited for."""
+        deadline = time.monotonic() + BUSY_SECONDS_MAX
+        while True:
+            try:
+                _run("umount", str(self.mount_point))
+            except DiskError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+            else:
+                return
+
+    def cut_power(self) -> None:
+        """From now on nothing reaches the disk, and what only the system's memory held is lost."""
+        descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            how = struct.pack("I", SHUTDOWN_WITHOUT_LOG_FLUSH)
+            fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, how)
+        finally:
+            os.close(descriptor)
+
+    def exhaust(self, *, bytes_left: int = 0) -> None:
+        """Leave `bytes_left` for blocks that the disk has never stored: beyond, writes that the
+        file system accepts cannot be stored, and their sync fails."""
+        free = os.statvfs(self._backing)
+        size = free.f_bavail * free.f_frsize - bytes_left
+        with self._ballast.open("ab") as ballast:
+            end = ballast.tell()
+            with contextlib.suppress(OSError):
+                if size > 0:
+                    os.posix_fallocate(ballast.fileno(), end, size)
+
+    def replenish(self) -> None:
+        """Give back what `exhaust` took."""
+        self._ballast.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """What a machine does at boot with a file system that noted errors: repair it unasked. It
+        must not be mounted."""
+        done = subprocess.run(
+            ["e2fsck", "-p", str(self._image)],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS_MAX,
+            check=False,
+        )
+        # 1: errors were corrected.
+        if done.returncode not in {0, 1}:
+            raise DiskError(f"e2fsck: {done.stdout}{done.stderr}")
+
+    def discard(self) -> None:
+        """Give the disk up, and the memory that it took."""
+        for point in (self.mount_point, self._backing):
+            if point.is_mount():
+                _unmount_at_last(point)
+
+    @property
+    def loop_device(self) -> str:
+        """The name of the block device, as the kernel's messages have it."""
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+            source, point, *_ = line.split()
+            if point == str(self.mount_point):
+                return source.removeprefix("/dev/")
+        raise DiskError(f"{self.mount_point} is not mounted")
+
+    def bytes_free(self) -> int:
+        """What the file system says it has room for."""
+        found = os.statvfs(self.mount_point)
+        return found.f_bavail * found.f_frsize
+
+
+class Disks:
+    """All disks of a test session. Use: `with`, or `close`."""
+
+    def __init__(self) -> None:
+        for stale in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+            sweep_if_abandoned(stale)
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+        self._lock = _lock(self.folder)
+        self._count = 0
+        self._sweeper = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.harness.disks", str(self.folder)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            # Not with the tests' process group: it is there for when that is killed.
+            start_new_session=True,
+        )
+        atexit.register(self.close)
+
+    @staticmethod
+    def missing() -> str:
+        """Why there can be no disks here; empty when there can."""
+        if os.geteuid() != 0:
+            return "needs root, to mount file systems"
+        commands = ("mount", "umount", "mkfs.ext4", "e2fsck")
+        absent = [command for command in commands if shutil.which(command) is None]
+        if absent:
+            return f"needs {', '.join(absent)}"
+        if not Path("/dev/loop-control").exists():
+            return "needs loop devices"
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                _run("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder)
+            except DiskError as error:
+                return f"may not mount: {error}"
+            _run("umount", folder)
+        return ""
+
+    def make_folder(self) -> Path:
+        """An empty folder, for the servers of one test."""
+        self._count += 1
+        folder = self.folder / f"set-{self._count}"
+        folder.mkdir()
+        return folder
+
+    def make(self, mount_point: Path, image_bytes: int) -> Disk:
+        """A formatted disk, mounted. `mount_point` must lie in a folder of `make_folder`."""
+        assert mount_point.is_relative_to(self.folder), mount_point
+        self._count += 1
+        return Disk(self.folder / f"disk-{self._count}", mount_point, image_bytes)
+
+    def close(self) -> None:
+        if self._lock < 0:
+            return
+        try:
+            sweep(self.folder)
+        finally:
+            os.close(self._lock)
+            self._lock = -1
+            assert self._sweeper.stdin is not None
+            self._sweeper.stdin.close()
+            self._sweeper.wait(COMMAND_SECONDS_MAX)
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Disks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# --- leaving nothing behind -----------------------------------------------------------------------
+
+
+def release(folder: Path) -> None:
+    """End the servers whose files lie in `folder`, and undo all mounts below it."""
+    pids = []
+    for file in folder.rglob("server.pid"):
+        text = file.read_text(encoding="ascii").strip()
+        if text.isdigit() and is_server_process(int(text), file.parent / "vdl.toml"):
+            pids.append(int(text))
+            # A paused one as well: SIGKILL needs no SIGCONT.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(text), signal.SIGKILL)
+    for point in reversed(_mounts_below(folder)):
+        _unmount_at_last(point)
+
+
+def sweep(folder: Path) -> None:
+    """Leave nothing of a session's folder: no process, no mount, no file."""
+    release(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_if_abandoned(folder: Path) -> None:
+    """Sweep what is left of a session whose process is gone."""
+    try:
+        lock = _lock(folder)
+    except OSError:
+        return
+    try:
+        sweep(folder)
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the session's lock. Raises OSError when somebody else does."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _mounts_below(folder: Path) -> list[Path]:
+    """Mount points below `folder`, in the order in which they were mounted."""
+    lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    points = [Path(line.split()[1]) for line in lines]
+    return [point for point in points if point != folder and point.is_relative_to(folder)]
+
+
+def _unmount_at_last(point: Path) -> None:
+    """Wait for those who still use it; then take it from them."""
+    deadline = time.monotonic() + BUSY_SECONDS_MAX
+    while True:
+        try:
+            _run("umount", str(point))
+        except DiskError:
+            if time.monotonic() > deadline:
+                _run("umount", "--lazy", str(point))
+                return
+            time.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+def _run(*command: str) -> None:
+    """Raises DiskError."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False
+    )
+    if done.returncode != 0:
+        raise DiskError(f"{' '.join(command)}: {done.stderr.strip() or os.strerror(errno.EIO)}")
+
+
+def main() -> None:
+    """Wait until the session that started this ends, however it does; then sweep after it."""
+    folder = Path(sys.argv[1])
+    sys.stdin.buffer.read()
+    if folder.exists():
+        sweep_if_abandoned(folder)
+
+
+if __name__ == "__main__":
+    main()

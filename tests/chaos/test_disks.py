@@ -1,0 +1,86 @@
+"""The disks of the tests really lose, fail and fill up; and nothing of them is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness.disks import MIB, ROOT, Disks
+
+SWEPT_SECONDS_MAX = 20.0
+DISK_BYTES = 32 * MIB
+
+SESSION = """
+import sys, time
+from tests.chaos.harness.disks import Disks, MIB
+disks = Disks()
+disks.make(disks.make_folder() / "disk", 16 * MIB)
+print(disks.folder, flush=True)
+time.sleep(600)
+"""
+
+
+def write(path: Path, data: bytes, *, sync: bool) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def test_power_cut_loses_exactly_what_was_not_synced(disks: Disks) -> None:
+    """The synced file is there, the one that was only written is not."""
+    disk = disks.make(disks.make_folder() / "disk", DISK_BYTES)
+    write(disk.mount_point / "synced", b"kept" * 1_000, sync=True)
+    write(disk.mount_point / "written", b"lost" * 1_000, sync=False)
+    disk.cut_power()
+    with pytest.raises(OSError, match="Input/output error"):
+        write(disk.mount_point / "after", b"never", sync=False)
+    disk.unmount()
+    disk.mount()
+    names = {path.name for path in disk.mount_point.iterdir()}
+    assert names == {"lost+found", "synced"}
+    assert (disk.mount_point / "synced").read_bytes() == b"kept" * 1_000
+    disk.discard()
+
+
+def test_exhausted_disk_accepts_writes_and_fails_their_sync(disks: Disks) -> None:
+    """A write succeeds, its sync does not; with space given back and a check as at boot, the disk
+    is usable again."""
+    disk = disks.make(disks.make_folder() / "disk", DISK_BYTES)
+    path = disk.mount_point / "data"
+    disk.exhaust()
+    with path.open("wb", buffering=0) as file:
+        assert file.write(bytes(range(256)) * 16_384) == 4 * MIB
+        with pytest.raises(OSError) as failure:
+            os.fsync(file.fileno())
+    assert failure.value.errno in {errno.EIO, errno.ENOSPC}
+    disk.replenish()
+    disk.unmount()
+    disk.check()
+    disk.mount()
+    write(disk.mount_point / "after", b"kept", sync=True)
+    disk.discard()
+
+
+def test_killed_session_leaves_no_mount_and_no_file(disks: Disks) -> None:
+    """SIGKILL of a session, beside which this one goes on."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SESSION], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as session:
+        assert session.stdout is not None
+        folder = Path(session.stdout.readline().strip())
+        assert str(folder) in Path("/proc/self/mounts").read_text(encoding="utf-8")
+        session.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + SWEPT_SECONDS_MAX
+    while folder.exists() or str(folder) in Path("/proc/self/mounts").read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline, f"{folder} is not swept"
+        time.sleep(0.05)
+    assert disks.folder.exists()
