@@ -1,0 +1,161 @@
+"""Each rule of Raft that a world watches, broken once in a world that works: it must be noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from raft.state import LEADER
+from vdl.clock import MS
+from vdl.logstream.group import Group
+from vdl.logstream.turn import server_of
+from vdl.sim.machine import Machine
+from vdl.sim.options import Options
+from vdl.sim.world import TOPIC, World
+
+S = 1_000 * MS
+CALM = Options(
+    partitions=1, coordinators=1, plain_producers=0, members=0, readers=0, sends_per_second=50
+)
+
+Sabotage = Callable[[World, Machine, Group], None]
+
+
+def led(world: World, leader: Machine) -> Group:
+    """The leader's replica of the topic's one partition."""
+    assert leader.server is not None
+    assert leader.server.host is not None
+    host = leader.server.host
+    for group_id, group in host.groups.items():
+        stream = host.stream(group_id)
+        if stream is not None and stream.topic == TOPIC:
+            return group
+    raise AssertionError("the leader has no replica")
+
+
+def followers(world: World, group: Group) -> list[tuple[Machine, Group]]:
+    """The other replicas, with their machines."""
+    found = []
+    for machine in world.machines:
+        host = machine.server.host if machine.server is not None else None
+        if host is not None and machine.server_id != server_of(group.replica_id):
+            found.append((machine, host.groups[group.group_id]))
+    return found
+
+
+def change_vote(world: World, leader: Machine, group: Group) -> None:
+    group.node.raft.vote = 77
+
+
+def lower_term(world: World, leader: Machine, group: Group) -> None:
+    group.node.raft.term -= 1
+
+
+def crown_another(world: World, leader: Machine, group: Group) -> None:
+    raft = followers(world, group)[0][1].node.raft
+    raft.state, raft.lead = LEADER, raft.id
+
+
+def change_past(world: World, leader: Machine, group: Group) -> None:
+    """The followers' disks hold something else before the entries that come."""
+    last = group.node.raft.log.last_index
+    chains = world.watch.raft.group(group.group_id).chains
+    for (index, term), chain in list(chains.items()):
+        if index == last:
+            chains[index, term] = chain + 1
+    leader.kill()
+    leader.start()
+
+
+def deafen_disks(world: World, leader: Machine, group: Group) -> None:
+    """What the servers believe to be durable is not."""
+    for machine in world.machines:
+        machine.disk.on_durable = lambda image: None
+
+
+def deafen_own_disk(world: World, leader: Machine, group: Group) -> None:
+    """Two of three disks hold nothing of what the leader commits: its own, and a follower's that
+    is not heard of any more."""
+    follower = followers(world, group)[0][0]
+    leader.disk.on_durable = lambda image: None
+    follower.power_cut()
+    world.watch.raft.disks[follower.server_id].forget()
+
+
+def forget_an_entry(world: World, leader: Machine, group: Group) -> None:
+    """The disk says that it holds one entry more than recovery will find."""
+    log = world.watch.raft.disks[leader.server_id].logs[group.log.log_id]
+    leader.kill()
+    log.entry(log.last + 1, group.node.term)
+    leader.start()
+
+
+def have_voted(world: World, leader: Machine, group: Group) -> None:
+    """In an earlier life all have voted for somebody else in the terms that come."""
+    seen = world.watch.raft.group(group.group_id)
+    for _, other in followers(world, group):
+        for ahead in range(1, 9):
+            seen.past_of(other.replica_id).votes[group.node.term + ahead] = 77
+    leader.power_cut()
+
+
+def have_told_a_term(world: World, leader: Machine, group: Group) -> None:
+    past = world.watch.raft.group(group.group_id).past_of(group.replica_id)
+    past.term = group.node.term + 100
+    leader.kill()
+    leader.start()
+
+
+def have_told_an_entry(world: World, leader: Machine, group: Group) -> None:
+    past = world.watch.raft.group(group.group_id).past_of(group.replica_id)
+    past.index = group.node.last_index + 100
+    leader.kill()
+    leader.start()
+
+
+def answer_a_read_early(world: World, leader: Machine, group: Group) -> None:
+    """All that was committed when the question came is not applied here when it is answered."""
+    group.reads.ask(world.time.now_ns + S, lambda confirmed: None)
+    (ask,) = group.reads._asks
+    group.applied -= 1
+    ask.done(True)
+    group.applied += 1
+
+
+class Over(Exception):
+    """The world has lived long enough."""
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "rule"),
+    [
+        (change_vote, "one vote a term"),
+        (lower_term, "a term never decreases"),
+        (crown_another, "Election Safety"),
+        (change_past, "log-matching"),
+        (deafen_disks, "ack-not-durable"),
+        (deafen_own_disk, "commit-not-durable"),
+        (forget_an_entry, "recovery"),
+        (have_voted, "two-votes"),
+        (have_told_a_term, "term-lost"),
+        (have_told_an_entry, "log-lost"),
+        (answer_a_read_early, "stale-read-index"),
+    ],
+)
+def test_broken_rule_is_noticed(sabotage: Sabotage, rule: str) -> None:
+    """The world is unharmed before; afterwards its verdict names the rule."""
+    world = World(1, CALM)
+
+    def story() -> None:
+        world.run_for(1 * S)
+        leader = world.leader()
+        assert leader is not None
+        assert world.watch.violations == []
+        sabotage(world, leader, led(world, leader))
+        world.run_for(2 * S)
+        raise Over
+
+    world.live(story)
+    names = [violation.name for violation in world.watch.violations]
+    assert any(name.startswith(rule) for name in names), names
