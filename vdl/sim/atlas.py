@@ -2,8 +2,10 @@
 
 Whatever crashes comes back with its disk. A disk that is wiped, or whose journal is damaged where
 it had been durable, does not: what it held is on its group's other replicas or nowhere. Raft
-survives one such loss at a time, so one may begin only while every group has its full number of
-voters, all of them live and caught up; that also says that the loss before has been made good.
+survives one such loss at a time: whatever is committed is with at least one of the other voters,
+and no majority can be had without the one that has most. So a loss may begin, also while others
+are down, as long as every group has its full number of voters and none of them is one that lost
+something: the loss before has been made good.
 
 Must not know: how anything is broken or made good.
 """
@@ -12,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vdl.logstream.group import Group
 from vdl.logstream.host import Host
-from vdl.logstream.turn import server_of
+from vdl.logstream.replicas import CATALOG_GROUP, replica_ids
 from vdl.server import ServerState
-from vdl.sim.machine import Condition, Machine
+from vdl.sim.machine import Machine
 from vdl.sim.raft_watch import RaftWatch
 
 SERVERS_MIN = 3
@@ -27,45 +28,55 @@ def why_not(machines: Sequence[Machine], watch: RaftWatch) -> str:
     """Why nothing may be taken away now; empty when it may."""
     if len(machines) < SERVERS_MIN:
         return "too few servers"
-    hosts: dict[int, Host] = {}
-    for machine in machines:
-        life = machine.life
-        if machine.condition is not Condition.RUNNING or life is None or life.clock.paused:
-            return f"{machine.name} does not run"
-        host = life.server.host
-        if host is None or life.server.state is not ServerState.SERVING:
-            return f"{machine.name} does not serve"
-        hosts[machine.server_id] = host
-    for group_id in sorted({group_id for host in hosts.values() for group_id in host.groups}):
-        reason = _why_not(group_id, hosts, watch)
+    newest = _newest(machines)
+    if newest is None:
+        return "nobody knows the catalog"
+    groups = [*range(1 + newest.coordinator_count), *sorted(newest.catalog.groups)]
+    for group_id in groups:
+        reason = _why_not(group_id, newest, watch)
         if reason:
             return f"group {group_id}: {reason}"
+    for machine in machines:
+        if machine.bereft and not _has_recovered(machine, groups, newest, watch):
+            return f"{machine.name} has not recovered"
+        machine.bereft = False
     return ""
 
 
-def _why_not(group_id: int, hosts: dict[int, Host], watch: RaftWatch) -> str:
-    leader = _leader(group_id, hosts)
-    if leader is None:
-        return "nobody serves it"
-    membership = leader.node.membership
+def _newest(machines: Sequence[Machine]) -> Host | None:
+    """The running server that has applied most of the catalog."""
+    hosts = [
+        machine.server.host
+        for machine in machines
+        if machine.server is not None and machine.server.host is not None
+    ]
+    return max(
+        (host for host in hosts if CATALOG_GROUP in host.groups),
+        key=lambda host: host.groups[CATALOG_GROUP].applied,
+        default=None,
+    )
+
+
+def _why_not(group_id: int, newest: Host, watch: RaftWatch) -> str:
+    seen = watch.group(group_id)
+    membership = seen.membership
     if membership.is_joint or membership.learners:
         return "its membership is changing"
-    if len(membership.incoming) < watch.group(group_id).most_voters:
+    if len(membership.incoming) < seen.most_voters:
         return "a voter is missing"
-    for voter in sorted(membership.incoming):
-        replica = hosts[server_of(voter)].groups.get(group_id)
-        if replica is None or replica.replica_id != voter:
-            return f"the voter on server {server_of(voter)} does not run"
-        if replica.node.stable < leader.node.commit:
-            return f"the voter on server {server_of(voter)} is behind"
+    if membership.incoming != frozenset(replica_ids(newest.catalog.replicas(group_id))):
+        return "its membership is to change"
     return ""
 
 
-def _leader(group_id: int, hosts: dict[int, Host]) -> Group | None:
-    """The replica that serves in the highest term."""
-    replicas = [host.groups[group_id] for host in hosts.values() if group_id in host.groups]
-    return max(
-        (group for group in replicas if group.serving),
-        key=lambda group: group.node.term,
-        default=None,
+def _has_recovered(machine: Machine, groups: Sequence[int], newest: Host, watch: RaftWatch) -> bool:
+    """Whether a machine that lost something has successors that vote for all it lost."""
+    server = machine.server
+    if server is None or server.host is None or server.state is not ServerState.SERVING:
+        return False
+    host = server.host
+    listed = [g for g in groups if newest.catalog.replica_number(g, machine.server_id)]
+    return not host.lost_groups and all(
+        g in host.groups and host.groups[g].replica_id in watch.group(g).membership.incoming
+        for g in listed
     )

@@ -311,6 +311,9 @@ class ClockJump:
         """Clocks are left as they are."""
 
 
+_WAIT_NS = 50 * MS
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A fault, the option that sets its rate, and how long it lasts at most, in milliseconds."""
@@ -318,6 +321,8 @@ class Row:
     make: Callable[[], Fault]
     rate: Callable[[Options], float]
     lasts_ms_max: int
+    waits: bool = False
+    """Whether it waits for its moment: what the atlas forbids now may be allowed soon."""
 
 
 FAULTS = (
@@ -334,8 +339,8 @@ FAULTS = (
     Row(SlowDisk, lambda o: o.slow_disks, 4_000),
     Row(SyncFailure, lambda o: o.sync_failures, 4_000),
     Row(DiskFull, lambda o: o.full_disks, 6_000),
-    Row(Wipe, lambda o: o.wipes, 4_000),
-    Row(Damage, lambda o: o.damage, 4_000),
+    Row(Wipe, lambda o: o.wipes, 4_000, waits=True),
+    Row(Damage, lambda o: o.damage, 4_000, waits=True),
     Row(ClockJump, lambda o: o.clock_jumps, 1),
 )
 
@@ -367,10 +372,14 @@ class Nemesis:
     def _happen(self, row: Row) -> None:
         if self._healed:
             return
-        self._schedule(row)
         fault = row.make()
         if not fault.begin(self._world, self._rng):
+            if row.waits:
+                self._world.time.after(_WAIT_NS, lambda: self._happen(row))
+            else:
+                self._schedule(row)
             return
+        self._schedule(row)
         self.faults += 1
         number = self.faults
         self._active[number] = fault

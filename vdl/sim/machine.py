@@ -187,6 +187,8 @@ class Machine:
         self.on_disk_lost: Callable[[Machine, Buffer | None], None] = _ignore_loss
         """Told of bytes that are gone for good though they were durable; None: all of them."""
         self.warnings: list[str] = []
+        self.bereft = False
+        """Whether its disk lost something that may not have been made good yet."""
         self.excused: set[str] = set()
         """Errors a server may well report after what was done to its disk."""
 
@@ -250,6 +252,7 @@ class Machine:
         """The machine loses power and comes back with an empty disk."""
         self.power_cut()
         self.note("gets an empty disk")
+        self.bereft = True
         self.on_disk_lost(self, None)
         self.disk.wipe()
         self.excused.add("directory_unknown")
@@ -261,6 +264,7 @@ class Machine:
         if block:
             self.note(f"a bit flips in a journal block of {len(block)} bytes")
             self.on_disk_lost(self, block)
+            self.bereft = True
             self.excused.add("replica_lost")
 
     def failed(self, error: BaseException) -> None:

@@ -68,6 +68,8 @@ class Options:
     journal_kib: int = 128
     checkpoint_kib: int = 64
     cache_kib: int = 1024
+    command_entries: int = 10_000
+    """How many entries the logs of commands keep behind a checkpoint."""
 
     # Load.
     idempotent_producers: int = 2
@@ -129,14 +131,14 @@ def draw(rng: Random) -> Options:
         full_disks=rate(0.0, 0.25),
         outages=rate(0.0, 0.15),
         brownouts=rate(0.0, 0.15),
-        # Off until the servers replace replicas that are lost for good.
-        wipes=0.0,
-        damage=0.0,
+        wipes=rate(0.1, 0.6),
+        damage=rate(0.1, 0.6),
         majority_first=rng.random() < 0.25,
         segment_kib=spread(4, 256),
         journal_kib=spread(32, 256),
         checkpoint_kib=spread(16, 512),
         cache_kib=spread(256, 4096),
+        command_entries=spread(3, 500),
         idempotent_producers=rng.randint(1, 3),
         plain_producers=rng.randint(0, 2),
         readers=rng.randint(0, 2),

@@ -476,7 +476,7 @@ def server_config(server_id: int, options: Options) -> Config:
             group_min_session_timeout_ms=500,
             group_initial_rebalance_delay_ms=300,
         ),
-        host=HostOptions(),
+        host=HostOptions(command_entries_kept=options.command_entries),
         store=StoreOptions(
             journal_file_bytes=options.journal_kib << 10,
             journal_first_file_bytes=options.journal_kib << 9,
