@@ -7,7 +7,10 @@ election timeout 600 to 1,200 ms, heartbeats every 100 ms.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from random import Random
 
 from vdl.clock import MS
 from vdl.sim.machine import Machine
@@ -158,6 +161,85 @@ def test_failed_sync_ends_the_process_and_nothing_is_acknowledged_on_it() -> Non
         world.run_for(2 * S)
 
     tell(story)
+
+
+def test_full_disks_are_lived_with_and_nobody_has_to_help() -> None:
+    """ENOSPC everywhere, again and again: whoever ends itself by it comes back when there is room
+    again, and everything acknowledged is there."""
+
+    def story(world: World, leader: Machine) -> None:
+        for room in (0, 20_000, 300_000):
+            for machine in world.machines:
+                machine.disk.room = room
+            world.run_for(4 * S)
+            leader.kill()
+            leader.start()
+            world.run_for(1 * S)
+            for machine in world.machines:
+                machine.disk.room = None
+            world.run_for(3 * S)
+        before = world.recorder.acknowledged
+        world.run_for(2 * S)
+        assert world.recorder.acknowledged > before, "there is room, and nobody is served"
+
+    tell(story, replace(CALM, record_bytes_max=4_000))
+
+
+def test_drifting_clocks_depose_nobody() -> None:
+    """A tenth between the fastest and the slowest clock is far from a heartbeat's distance to an
+    election timeout."""
+
+    def story(world: World, leader: Machine) -> None:
+        before = world.watch.elections
+        world.run_for(20 * S)
+        assert world.watch.elections == before
+
+    tell(story, replace(CALM, drift_ppm=50_000), seed=3)
+
+
+def test_majority_elects_while_the_rest_is_of_no_use() -> None:
+    """Off, deaf, mute or cut off: whatever the machine outside is, the others do not need it."""
+    seen = set[str]()
+    for seed in range(1, 9):
+        world = World(seed, replace(CALM, majority_first=True))
+        outcome = world.live(partial(world.run_for, S))
+        assert outcome.violations == [], "\n".join([*outcome.trace.tail])
+        seen |= {line.rsplit(" ", 1)[1] for line in outcome.trace.tail if "not healed yet" in line}
+    assert seen >= {"off", "deaf", "mute"}
+
+
+def test_wiped_server_is_given_new_replicas() -> None:
+    """An empty disk under an old name: its replicas are replaced, and only then may the next disk
+    be lost. Nothing acknowledged goes with it."""
+
+    def story(world: World, leader: Machine) -> None:
+        for machine in (leader, *(other for other in world.machines if other is not leader)):
+            assert world.wait(20 * S, lambda: not world.why_no_loss()), world.why_no_loss()
+            machine.wipe()
+            assert world.why_no_loss(), "a wipe that is not made good is not the last"
+            world.run_for(1 * S)
+            machine.start()
+        assert world.wait(20 * S, lambda: not world.why_no_loss()), world.why_no_loss()
+
+    tell(story)
+
+
+def test_flipped_bit_in_a_durable_block_costs_one_replica_and_no_record() -> None:
+    """Recovery proves the loss, and what it was is fetched from those who have it."""
+    replaced = 0
+
+    for seed in range(1, 5):
+
+        def story(world: World, leader: Machine) -> None:
+            assert world.wait(20 * S, lambda: not world.why_no_loss()), world.why_no_loss()
+            leader.damage(Random(world.seed))
+            world.run_for(1 * S)
+            leader.start()
+            assert world.wait(30 * S, lambda: not world.why_no_loss()), world.why_no_loss()
+
+        world = tell(story, seed=seed)
+        replaced += len(world.watch.raft.lost)
+    assert replaced > 0, "no flip hit what was still needed"
 
 
 def test_one_server_alone_is_a_complete_broker() -> None:
