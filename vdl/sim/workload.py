@@ -30,6 +30,9 @@ from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartitio
 
 S = 1_000 * MS
 GROUP = "readers"
+BACKLOG_MAX = 40
+"""A producer whose batches do not end waits, as one whose buffer is full: what piles up in an
+outage would otherwise be most of what a world does."""
 _KINDS = {Fate.DELIVERED: "ok", Fate.FAILED: "fail", Fate.UNKNOWN: "info"}
 
 OLD_CLIENT = {0: 8, 1: 11, 2: 5, 3: 8, 8: 7, 9: 5, 10: 2, 11: 5, 12: 3, 13: 2, 14: 3, 22: 1}
@@ -113,6 +116,8 @@ class ProducerLoad:
         if not self._sending:
             return
         self._schedule()
+        if self.producer.unfinished >= BACKLOG_MAX:
+            return
         env, rng = self._env, self._rng
         tp = rng.choice(env.partitions)
         values = [env.recorder.new_value() for _ in range(rng.randint(1, env.options.records_max))]
