@@ -277,6 +277,17 @@ class Store(Protocol):
         """Bytes in the cache that no segment holds yet: above half the cache's budget, producers
         should be made to wait."""
 
+    @property
+    def disk_full(self) -> bool:
+        """The disk has refused a write for want of room. What was staged is safe in the journal or
+        waits to be; refused writes are tried again each second, and the state ends by itself.
+        A reserve is kept for votes and the notes of a checkpoint."""
+
+    @property
+    def accepts_appends(self) -> bool:
+        """False while new entries should be refused: what is appended nevertheless is staged, and
+        may have to wait until there is room."""
+
     on_durable: Callable[[int], None]
     """Called on the loop with the largest durable token, after each journal write."""
 

@@ -25,6 +25,14 @@ import lmdb
 from segments.api import Buffer, DirectoryInUse
 
 IOV_MAX = 1024
+DISK_FULL_RETRY_MS = 1000
+"""How often a full disk is asked again."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether this is a state that ends, and not a disk that can no longer be trusted: nothing of
+    what was to be written has been, or it is written again as a whole."""
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 class File(Protocol):
@@ -38,6 +46,10 @@ class File(Protocol):
         """fdatasync."""
 
     def truncate(self, length: int) -> None: ...
+    def allocate(self, length: int) -> None:
+        """Have room for `length` bytes, or raise ENOSPC now and not when they are written. The file
+        may be longer afterwards; what it held is unchanged."""
+
     def size(self) -> int: ...
     def close(self) -> None: ...
 
@@ -119,6 +131,9 @@ class RealFile:
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
 
+    def allocate(self, length: int) -> None:
+        os.posix_fallocate(self._fd, 0, length)
+
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
@@ -177,7 +192,7 @@ class LmdbFile:
                         transaction.delete(key)
                     else:
                         transaction.put(key, value)
-        except lmdb.MapFullError as error:
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
             raise OSError(errno.ENOSPC, "meta is full") from error
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ Must not know: logs' contents, which files are still needed.
 
 from __future__ import annotations
 
-import errno
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,13 +36,14 @@ from segments.block import (
     encode_file_header,
     padded,
 )
-from segments.fs import File, FileSystem
+from segments.fs import DISK_FULL_RETRY_MS, File, FileSystem, is_disk_full
 from segments.log import Batch
+from segments.reserve import Reserve
 
 _ZEROS = bytes(1 << 20)
 _PADDING = bytes(PAGE_BYTES)
-_RETRY_MS = 1000
 PREPARED_FILES_MAX = 2
+PIECE_BYTES_MIN = 64 << 10
 
 
 class JournalOwner(Protocol):
@@ -60,7 +60,8 @@ class JournalOwner(Protocol):
 
 @dataclass(slots=True)
 class JournalFile:
-    """A file being written, or prepared to be. Start LSN and salt are set at its first block."""
+    """A file being written, or prepared to be. Start LSN and salt are set at its first block.
+    `is_piece`: a small one, made from the reserve."""
 
     sequence: int
     path: str
@@ -69,6 +70,17 @@ class JournalFile:
     start_lsn: int = 0
     salt: int = 0
     position: int = 0
+    is_piece: bool = False
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a look at files to come has brought. `is_full`: a file, or the reserve, was refused for
+    want of room; `pieces` of the reserve are left."""
+
+    file: JournalFile | None = None
+    is_full: bool = False
+    pieces: int = 0
 
 
 @dataclass(slots=True)
@@ -119,6 +131,12 @@ class Journal:
         self._prepared: deque[JournalFile] = deque()
         self._preparing = False
         self._reuse = ""
+        self._reserve = Reserve(fs, f"{directory}.reserve", _piece_bytes(options))
+        self._is_reserve_whole = False
+        self._pieces_left = 0
+        self._is_retrying = False
+        self.is_full = False
+        self.is_blocked = False
         self._paths: dict[int, str] = {}
         self._replayed = 0
         self.blocks = 0
@@ -151,13 +169,26 @@ class Journal:
             handle = self._fs.open(path)
             self._prepared.append(JournalFile(sequence, path, handle, handle.size()))
         if not self._prepared:
-            # Small, so that a start does not wait for a large file to be filled.
-            size = min(self._options.journal_first_file_bytes, self._options.journal_file_bytes)
-            self._prepared.append(self._make_file(self._take_sequence(), "", size))
+            self._prepared.append(self._first_file())
         buffers, file, end = self._build(carried, OPENING)
         file.file.pwrite(buffers, 0, durable=True)
         self._advance(file, end)
+        self._pieces_left = self._reserve.pieces()
         self._prepare()
+
+    def _first_file(self) -> JournalFile:
+        """A small one, so that a start does not wait for a large file to be filled; from the
+        reserve, when the disk is full."""
+        sequence = self._take_sequence()
+        size = min(self._options.journal_first_file_bytes, self._options.journal_file_bytes)
+        try:
+            return self._make_file(sequence, "", size)
+        except OSError as error:
+            piece = self._make_piece(sequence) if is_disk_full(error) else None
+            if piece is None:
+                raise
+            self.is_full = True
+            return piece
 
     # --- writing -------------------------------------------------------------------------------
     def submit(self, *, urgent: bool) -> int:
@@ -224,7 +255,8 @@ class Journal:
         last_part = self._fit(batch)
         if last_part is None:
             self._rest = batch if batch.records else None
-            self._prepare()
+            if not self.is_full or self._may_take_piece():
+                self._prepare()
             return
         part, self._rest = last_part
         flags = CLOSING if self._closing and is_last and self._rest is None else 0
@@ -253,10 +285,18 @@ class Journal:
             return written
 
         def done(result: int | BaseException) -> None:
-            if isinstance(result, BaseException):
+            self.is_blocked = isinstance(result, BaseException) and is_disk_full(result)
+            if self.is_blocked:
+                # Only a block that lengthens its file can meet this: all of it is written again.
+                self._workers.call_later(DISK_FULL_RETRY_MS, again)
+            elif isinstance(result, BaseException):
                 self._fail(result)
             else:
                 self._written(file, end, done_batch)
+
+        def again() -> None:
+            if not self._failed:
+                self._workers.journal(job, done)
 
         self._workers.journal(job, done)
 
@@ -386,19 +426,26 @@ class Journal:
         def remove() -> None:
             failpoint.hit("journal.before_release")
             for _, path in old:
-                fs.unlink(path)
+                if fs.exists(path):
+                    fs.unlink(path)
             failpoint.hit("journal.released")
             fs.sync_directory(directory)
+
+        def removed(result: BaseException | None) -> None:
+            if isinstance(result, BaseException) and is_disk_full(result):
+                self._workers.call_later(DISK_FULL_RETRY_MS, begin)
+            elif isinstance(result, BaseException):
+                self._fail(result)
+
+        def begin() -> None:
+            if not self._failed:
+                self._workers.pool(remove, removed)
 
         if reuse:
             self._reuse = reuse
             self._prepare()
         if old:
-            self._workers.pool(remove, self._housekept)
-
-    def _housekept(self, result: BaseException | None) -> None:
-        if isinstance(result, BaseException):
-            self._fail(result)
+            begin()
 
     def _take_sequence(self) -> int:
         sequence = self._next_sequence
@@ -406,39 +453,91 @@ class Journal:
         return sequence
 
     def _prepare(self) -> None:
-        """Have the next file ready in the background; a released one costs no zeros, so it is made
-        ready even when there is a next one.
+        """Have the next file ready, and the reserve whole, in the background. A released file costs
+        no zeros, so it is made ready even when there is a next one.
 
-        One at a time: files are used in the order of their sequences.
+        One job at a time: files are used in the order of their sequences.
         """
-        if self._preparing or self._failed or (self._prepared and not self._reuse):
+        has_next = any(not file.is_piece for file in self._prepared) and not self._reuse
+        if self._preparing or self._failed or (has_next and self._is_reserve_whole):
             return
         if self._closing and self._rest is None:
             return
         self._preparing = True
         reuse, self._reuse = self._reuse, ""
-        sequence = self._take_sequence()
-        size = self._options.journal_file_bytes
+        sequence = 0 if has_next else self._take_sequence()
+        may_take = self._may_take_piece()
 
-        def job() -> JournalFile:
-            return self._make_file(sequence, reuse, size)
+        def done(result: Prepared | BaseException) -> None:
+            self._preparing = False
+            if isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                self._file_ready(result, may_take)
 
-        self._workers.pool(job, self._file_ready)
+        self._workers.pool(lambda: self._make_ready(sequence, reuse, may_take), done)
 
-    def _file_ready(self, result: JournalFile | BaseException) -> None:
-        self._preparing = False
-        if isinstance(result, OSError) and result.errno == errno.ENOSPC:
-            # A full disk: nothing is lost, the journal waits until a file can be had.
-            self._workers.call_later(_RETRY_MS, self._prepare)
-            return
-        if isinstance(result, BaseException):
-            self._fail(result)
-            return
-        self._prepared.append(result)
-        if self._reuse:
+    def _make_ready(self, sequence: int, reuse: str, may_take: bool) -> Prepared:
+        """A file, unless `sequence` is 0, and the rest of the reserve. Blocks."""
+        made = Prepared()
+        reserve = self._reserve
+        try:
+            if sequence:
+                made.file = self._make_file(sequence, reuse, self._options.journal_file_bytes)
+            reserve.fill()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            made.is_full = True
+        if made.file is None and sequence and may_take:
+            made.file = self._make_piece(sequence)
+        made.pieces = reserve.pieces()
+        return made
+
+    def _make_piece(self, sequence: int) -> JournalFile | None:
+        """A small file from the reserve; None when it is used up, or others took the room it gave
+        back. Blocks."""
+        if not self._reserve.take():
+            return None
+        try:
+            file = self._make_file(sequence, "", self._reserve.piece_bytes)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            return None
+        file.is_piece = True
+        return file
+
+    def _file_ready(self, made: Prepared, may_take: bool) -> None:
+        self.is_full = made.is_full
+        self._is_reserve_whole = not made.is_full
+        self._pieces_left = made.pieces
+        if made.file is not None:
+            self._prepared.append(made.file)
+        if made.is_full:
+            # Nothing is lost: the journal waits until a file can be had.
+            self._try_again()
+        if self._reuse or (made.file is None and self._may_take_piece() and not may_take):
             self._prepare()
         if not self._writing and (self._wanted or self._rest is not None):
             self._write()
+
+    def _may_take_piece(self) -> bool:
+        """Something that fits into half of the reserve waits for a file: votes and notes do, and
+        a last few entries that were on their way when the disk filled up."""
+        if self._rest is None or self._prepared or not self._pieces_left:
+            return False
+        left = self._pieces_left * self._reserve.piece_bytes
+        return not self._rest.entries or _block_bytes(self._rest) <= left // 2
+
+    def _try_again(self) -> None:
+        if not self._is_retrying:
+            self._is_retrying = True
+            self._workers.call_later(DISK_FULL_RETRY_MS, self._again)
+
+    def _again(self) -> None:
+        self._is_retrying = False
+        self._prepare()
 
     def _make_file(self, sequence: int, reuse: str, size: int) -> JournalFile:
         """A file of `size` zeroed or released bytes under its own durable name. Blocks.
@@ -462,6 +561,7 @@ class Journal:
         file = fs.open(fresh, create=True)
         try:
             failpoint.hit("journal.file_created")
+            file.allocate(size)  # a full disk says so before a second was spent on zeros
             for position in range(0, size, len(_ZEROS)):
                 file.pwrite([memoryview(_ZEROS)[: size - position]], position)
             file.sync()
@@ -482,6 +582,11 @@ class Journal:
             self._current.file.close()
         for prepared in self._prepared:
             prepared.file.close()
+
+
+def _piece_bytes(options: StoreOptions) -> int:
+    """A small journal file: room for its header and some blocks."""
+    return max(PIECE_BYTES_MIN, options.journal_file_bytes // 64)
 
 
 def file_path(directory: str, sequence: int) -> str:

@@ -18,7 +18,7 @@ import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -365,6 +365,14 @@ class MemoryStore:
     def durable_token(self) -> int:
         return self._durable_token
 
+    @property
+    def disk_full(self) -> bool:
+        return False
+
+    @property
+    def accepts_appends(self) -> bool:
+        return True
+
     def cluster_record(self) -> bytes:
         return self.image.cluster_record
 
@@ -400,7 +408,7 @@ class MemoryStore:
         def written(result: BaseException | None) -> None:
             if isinstance(result, BaseException) or self._dead:
                 return
-            log = MemoryLog(_live(image_state, 0), 0)
+            log = MemoryLog(replace(image_state, hard=replace(image_state.hard), entries=[]), 0)
             self._logs[log_id] = log
             on_created(log)
 

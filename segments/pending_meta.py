@@ -34,6 +34,10 @@ class PendingMeta:
         self._batches: dict[int, MetaBatch] = {}
         self._covering: dict[int, Install] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._batches
+
     def collect(self, batches: Sequence[MetaBatch], logs: Mapping[int, DiskLog]) -> None:
         """Add what the owner changed since it was asked last."""
         for batch in batches:

@@ -124,13 +124,14 @@ def test_store_killed_at_a_failpoint_has_exactly_what_was_acknowledged(name, tmp
         rng = random.Random(seed)
         for _ in range(done):
             twin.do(draw(rng, twin.store.logs))
+        assert begun - done in {0, 1}
+        under_way = draw(rng, twin.store.logs)
         twin.reopen()
         store = DiskHarness(OPTIONS, directory=str(directory))
         store.start()
         assert not any(log.lost for log in store.store.logs.values())
-        assert begun - done in {0, 1}
         if begun > done:
-            settle(twin, seen(store), draw(rng, twin.store.logs))
+            settle(twin, seen(store), under_way)
         assert seen(store) == seen(twin)
         assert store.fatal == []
         store.crash()

@@ -5,12 +5,11 @@ which a process may die. At each the next start finds the old log without it, th
 or the new log and a checkpoint that covers it.
 """
 
-import errno
 import random
 
 import pytest
 
-from segments import store as store_module
+from segments import failpoint
 from segments.api import INSTALLED_STATE_BYTES_MAX, HardState, MetaBatch
 
 STATE = bytes(range(256)) * 5
@@ -186,25 +185,22 @@ def test_state_stays_while_journal_files_come_and_go(harness, writer):
     assert harness.reopen().installed_state == b""
 
 
-def test_state_stays_when_checkpoints_fail(make_harness, writer, tmp_path, monkeypatch):
+def test_state_stays_when_checkpoints_fail(make_harness, writer, tmp_path, request):
     """A full disk fails checkpoint after checkpoint: nothing is covered, and nothing is lost."""
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     reset(harness, log)
     harness.submit()
 
-    def full(plan):
-        raise OSError(errno.ENOSPC, "full")
-
-    real = store_module.run_flush
-    monkeypatch.setattr(store_module, "run_flush", full)
+    request.addfinalizer(lambda: failpoint.arm(""))
+    failpoint.arm("flush.written:enospc,meta.before_commit:enospc")
     collect(harness, MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
     for _ in range(5):
         fill(harness, log, writer, 40, size=700)
         harness.store.checkpoint()
         harness.workers.advance(300)
         assert log.installed_state == STATE
-    monkeypatch.setattr(store_module, "run_flush", real)
+    failpoint.arm("")
     crashed = harness.reopen()
     assert (crashed.installed_state, crashed.last_index) == (STATE, 699)
     cover(harness, crashed)
@@ -214,7 +210,7 @@ def test_state_stays_when_checkpoints_fail(make_harness, writer, tmp_path, monke
 
 
 def test_covering_state_of_a_failed_checkpoint_covers_with_the_next(
-    make_harness, writer, tmp_path, monkeypatch
+    make_harness, writer, tmp_path, request
 ):
     """Collected once, written later: it still is the whole state."""
     harness = make_harness("disk", tmp_path)
@@ -223,16 +219,13 @@ def test_covering_state_of_a_failed_checkpoint_covers_with_the_next(
     harness.submit()
     fill(harness, log, writer, 40, size=700)
 
-    def full(plan):
-        raise OSError(errno.ENOSPC, "full")
-
-    real = store_module.run_flush
-    monkeypatch.setattr(store_module, "run_flush", full)
+    request.addfinalizer(lambda: failpoint.arm(""))
+    failpoint.arm("flush.written:enospc,meta.before_commit:enospc")
     collect(harness, MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
     harness.store.checkpoint()
     harness.pump()
     assert log.installed_state == STATE
-    monkeypatch.setattr(store_module, "run_flush", real)
+    failpoint.arm("")
     collect(harness, MetaBatch(log.log_id, 510, [(b"l", b"more")]))
     harness.checkpoint()
     assert log.installed_state == b""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from segments import store as store_module
+from segments import checkpoints as checkpoints_module
 from segments.api import HardState, Log, MetaBatch, StoredEntry, StoreOptions
 from segments.flusher import FlushPlan
 from segments.fs import RealFileSystem
@@ -57,14 +57,14 @@ def test_full_disk_during_a_checkpoint_loses_no_machine_state(
         raise OSError(errno.ENOSPC, "full")
 
     store.collect_meta = collect
-    real = store_module.run_flush
+    real = checkpoints_module.run_flush
     for index, flush in ((1, full), (2, real)):
         store.append(log, [entry(1, index, 20_000)])
         store.set_hard_state(log, HardState(1, 0, index))
         store.submit()
         workers.advance(1)
         applied = index
-        monkeypatch.setattr(store_module, "run_flush", flush)
+        monkeypatch.setattr(checkpoints_module, "run_flush", flush)
         store.checkpoint()
         workers.pump()
         pending.append((b"k2", b"v2"))

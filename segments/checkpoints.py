@@ -1,0 +1,293 @@
+"""Checkpoints: committed entries to segments, applied state to meta, notes to the journal, and
+journal files that nothing needs any more let go.
+
+One runs at a time, begun by bytes, entries or time. What a full disk refuses stays where it is, in
+the journal and in memory: the checkpoint does what it can of its work and is tried again after a
+second, until one succeeds.
+
+Must not know: how blocks, segments and transactions are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from segments import failpoint
+from segments.api import MetaBatch, StoreOptions, Workers
+from segments.block import FLUSHED
+from segments.cache import Cache
+from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
+from segments.fs import DISK_FULL_RETRY_MS, is_disk_full
+from segments.journal import Journal
+from segments.log import DiskLog
+from segments.meta import Meta
+from segments.pending_meta import MetaCommit, PendingMeta
+from segments.segment import Cursor
+
+FLUSH_BYTES_MIN = 16 << 10
+"""Smaller tails stay in the journal and are written again at its head, once, before a flush."""
+JOURNAL_FILES_MIN = 3
+"""The file being written, and two that wait for their entries to reach segments."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a checkpoint's job got done."""
+
+    flushed: list[FlushResult] = field(default_factory=list)
+    is_meta_saved: bool = True
+    is_full: bool = False
+
+
+class Checkpoints:
+    """`collect` asks the owner for applied state, `may_begin` whether the files are free, `ended`
+    is told of each end."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        options: StoreOptions,
+        logs: dict[int, DiskLog],
+        journal: Journal,
+        meta: Meta,
+        cache: Cache,
+        *,
+        collect: Callable[[], list[MetaBatch]],
+        may_begin: Callable[[], bool],
+        ended: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._workers = workers
+        self._options = options
+        self._logs = logs
+        self._journal = journal
+        self._meta = meta
+        self._cache = cache
+        self._collect = collect
+        self._may_begin = may_begin
+        self._ended = ended
+        self._fail = fail
+        self.dirty: dict[int, DiskLog] = {
+            log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
+        }
+        self.pending = PendingMeta()
+        self.is_running = False
+        self.is_full = False
+        self.is_closing = False
+        self.count = 0
+        self.flushed_bytes = 0
+        self._is_armed = False
+        self._is_retrying = False
+        self._waiters: list[Callable[[], None]] = []
+        self._bytes_at_last = 0
+        self._entries_since = 0
+        self._note_token = 0
+
+    @property
+    def is_noted(self) -> bool:
+        """The notes of the last one are durable: a crash does not fall back behind it."""
+        return not self._note_token
+
+    # --- when ---------------------------------------------------------------------------------
+    def arm(self) -> None:
+        """Something was appended: a checkpoint follows by time, if not by size."""
+        if not self._is_armed:
+            self._is_armed = True
+            self._workers.call_later(self._options.checkpoint_interval_ms, self._due)
+
+    def _due(self) -> None:
+        self._is_armed = False
+        if not self.is_closing and not self.is_full:
+            self.begin()
+
+    def _try_again(self) -> None:
+        if not self._is_retrying:
+            self._is_retrying = True
+            self._workers.call_later(DISK_FULL_RETRY_MS, self._again)
+
+    def _again(self) -> None:
+        self._is_retrying = False
+        if self.is_full and not self.is_closing:
+            self.begin()
+
+    def journaled(self, entries: int) -> None:
+        """A batch with so many entries is durable."""
+        self._entries_since += entries
+        if not self.is_full and (
+            self._entries_since >= self._options.checkpoint_entries
+            or self._journal.bytes - self._bytes_at_last >= self._options.checkpoint_bytes
+        ):
+            self.begin()
+        if self._note_token and self._journal.durable_token >= self._note_token:
+            self._release_files()
+
+    def begin_for_waiters(self) -> None:
+        """The files are free again."""
+        if self._waiters:
+            self.begin()
+
+    def begin(self, done: Callable[[], None] | None = None) -> None:
+        if done is not None:
+            self._waiters.append(done)
+        if self.is_running or not self._may_begin():
+            return
+        self.is_running = True
+        self._bytes_at_last = self._journal.bytes
+        self._entries_since = 0
+        self.pending.collect(self._collect(), self._logs)
+        commit = self.pending.take(self._logs, self._journal.durable_token)
+        plans = [
+            self._plan(log) for _, log in sorted(self.dirty.items()) if self._should_flush(log)
+        ]
+        meta = self._meta
+
+        def finished(result: Outcome | BaseException) -> None:
+            self._finished(result, commit)
+
+        self._workers.pool(lambda: _run(plans, commit, meta), finished)
+
+    # --- what ---------------------------------------------------------------------------------
+    def _should_flush(self, log: DiskLog) -> bool:
+        if log.flush_blocked or log.is_lost:
+            return False
+        if log.unflushed >= FLUSH_BYTES_MIN or log.rewritten:
+            return True
+        return log.last - log.flushed_index >= self._options.checkpoint_entries // 100
+
+    def _plan(self, log: DiskLog) -> FlushPlan:
+        """What a flush of everything committed writes."""
+        first, last = log.flushed_index + 1, log.hard.commit
+        assert first <= last, (log.id, first, last)
+        spans: list[FlushSpan] = []
+        size = 0
+        for chunk, start, stop in log.tail.spans(first, last + 1):
+            position = chunk.start_of(start)
+            spans.append(
+                FlushSpan(
+                    chunk.readonly, chunk.entries[start:stop], chunk.ends[start:stop], position
+                )
+            )
+            size += chunk.ends[stop - 1] - position
+        cursor = log.cursor
+        return FlushPlan(
+            log.files, log.generation, first, last, log.offset_after(last), size,
+            Cursor(cursor.segment, cursor.position, cursor.max_timestamp), spans,
+            self._options.segment_bytes,
+        )  # fmt: skip
+
+    def _finished(self, result: Outcome | BaseException, commit: MetaCommit) -> None:
+        self.is_running = False
+        if self.is_closing:
+            # The closing block is written: a start finds these entries in the journal.
+            self._ended()
+            return
+        if isinstance(result, BaseException):
+            if not is_disk_full(result):
+                self._fail(result)
+                return
+            result = Outcome(is_meta_saved=False, is_full=True)
+        self.is_full = result.is_full
+        for flushed in result.flushed:
+            self._apply(flushed)
+        if result.is_meta_saved:
+            self.pending.saved(commit, self._logs)
+        if result.is_full:
+            self._try_again()
+        else:
+            self.count += 1
+            self._rewrite_tails()
+            if not self.pending.is_empty:
+                self.arm()  # what waits for a reset to become durable
+        self._cache.evict()
+        failpoint.hit("checkpoint.noted")
+        self._note_token = self._journal.submit(urgent=False)
+        if self._journal.durable_token >= self._note_token:
+            self._release_files()
+        for log_id in [i for i, log in self.dirty.items() if log.hard.commit <= log.flushed_index]:
+            del self.dirty[log_id]
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+        self._ended()
+
+    def _apply(self, result: FlushResult) -> None:
+        plan = result.plan
+        log = self._logs.get(result.log_id)
+        if log is None or log.generation != plan.generation:
+            return
+        for number, max_timestamp in result.sealed:
+            for segment in log.segments:
+                if segment.number == number:
+                    segment.max_timestamp = max_timestamp
+        log.segments += result.opened
+        log.cursor = result.cursor
+        log.flushed_index = plan.last
+        log.flushed_offset = plan.next_offset
+        log.is_void = False
+        log.rewritten = False
+        log.unflushed -= plan.bytes
+        self._cache.unflushed -= plan.bytes
+        self.flushed_bytes += plan.bytes
+        self._cache.flushed(log.tail, plan.last)
+        log.stage_state(self._journal.batch, FLUSHED, 0, plan.last, plan.next_offset)
+
+    def _rewrite_tails(self) -> None:
+        """When the journal has grown beyond what its live entries excuse, write again at its head
+        what only the oldest file holds: uncommitted entries, tails too small for a flush, and
+        installed states.
+
+        Votes need no rewriting: each file's header carries them. The journal may be twice as long
+        as what no segment holds, so rewriting never costs more than the appends that caused it.
+        """
+        live = self._cache.unflushed + sum(len(log.installed_state) for log in self._logs.values())
+        excused = 2 * live // self._options.journal_file_bytes
+        if self._journal.file_count <= JOURNAL_FILES_MIN + excused:
+            return
+        needed = {
+            log_id: sequence
+            for log_id, log in self._logs.items()
+            if not log.is_lost and (sequence := log.oldest_needed())
+        }
+        oldest = min(needed.values(), default=0)
+        if not oldest or oldest == self._journal.current_sequence:
+            return
+        for log_id in sorted(needed):
+            if needed[log_id] == oldest:
+                self._logs[log_id].restage(oldest, self._journal.batch)
+
+    def _release_files(self) -> None:
+        """The notes of the last checkpoint are durable: let go of journal files below the oldest
+        that is still needed."""
+        if self._journal.partly_written:
+            return
+        self._note_token = 0
+        needed = self._journal.current_sequence
+        for log in self._logs.values():
+            if not log.is_lost:
+                needed = min(needed, log.oldest_needed() or needed)
+        self._journal.release(needed)
+
+
+def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
+    """Write segments and meta. Blocks. Raises OSError, but for a full disk, which may refuse one
+    part and have room for another."""
+    outcome = Outcome()
+    failpoint.hit("checkpoint.begun")
+    for plan in plans:
+        try:
+            outcome.flushed.append(run_flush(plan))
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            outcome.is_full = True
+    failpoint.hit("checkpoint.flushed")
+    if commit.batches:
+        try:
+            meta.commit(commit.batches, commit.covered)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            outcome.is_full = True
+            outcome.is_meta_saved = False
+    return outcome

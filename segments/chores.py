@@ -1,0 +1,84 @@
+"""Chores: removing files of logs that were reset, trimmed or deleted, one at a time, in order.
+
+A chore begins once the journal record that calls for it is durable, and while nothing else is at
+the files. A full disk may refuse even a removal (a file system that writes before it frees): the
+chore is then tried again.
+
+Must not know: what the chores remove.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from segments.api import Workers
+from segments.fs import DISK_FULL_RETRY_MS, is_disk_full
+
+
+@dataclass(slots=True)
+class Chore:
+    """`begin` is called when its turn comes and gives the job for the pool, or None when what has
+    happened meanwhile made it pointless. `after` runs on the loop when the job is done."""
+
+    token: int
+    begin: Callable[[], Callable[[], None] | None]
+    after: Callable[[], None]
+
+
+class Chores:
+    """The queue. `may_run` says whether the files are free, `ended` is told of each end."""
+
+    __slots__ = ("_ended", "_fail", "_may_run", "_queue", "_workers", "is_full", "is_running")
+
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        may_run: Callable[[int], bool],
+        ended: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._workers = workers
+        self._may_run = may_run
+        self._ended = ended
+        self._fail = fail
+        self._queue: deque[Chore] = deque()
+        self.is_running = False
+        self.is_full = False
+
+    def add(self, chore: Chore) -> None:
+        self._queue.append(chore)
+
+    def next(self) -> None:
+        """Begin the oldest chore, if it may."""
+        while self._queue and not (self.is_running or self.is_full):
+            if not self._may_run(self._queue[0].token):
+                return
+            chore = self._queue.popleft()
+            job = chore.begin()
+            if job is not None:
+                self._run(chore, job)
+
+    def _run(self, chore: Chore, job: Callable[[], None]) -> None:
+        self.is_running = True
+
+        def done(result: BaseException | None) -> None:
+            self.is_running = False
+            if isinstance(result, BaseException) and is_disk_full(result):
+                self.is_full = True
+                self._queue.appendleft(Chore(chore.token, lambda: job, chore.after))
+                self._workers.call_later(DISK_FULL_RETRY_MS, self._again)
+            elif isinstance(result, BaseException):
+                self._fail(result)
+                return
+            else:
+                chore.after()
+            self._ended()
+
+        self._workers.pool(job, done)
+
+    def _again(self) -> None:
+        self.is_full = False
+        self.next()

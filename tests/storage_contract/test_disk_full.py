@@ -1,0 +1,231 @@
+"""A full disk is a state, not the end: nothing acknowledged is lost, votes go on, and it passes.
+
+First every job is refused its room in turn, by failpoints; then a small file system is really full,
+where the machine lets us make one.
+"""
+
+import os
+import random
+import subprocess
+
+import pytest
+
+from segments import failpoint
+from segments.api import HardState, StoreOptions
+from segments.memory import InlineWorkers
+from tests.storage_contract.conftest import DiskHarness
+from tests.storage_contract.steps import OPTIONS, Step, draw
+from tests.storage_contract.test_failpoints import STAGED, Engine, Twin, at, seen
+
+TMPFS_BYTES = 6 << 20
+REAL = StoreOptions(
+    journal_file_bytes=512 << 10,
+    journal_first_file_bytes=256 << 10,
+    segment_bytes=256 << 10,
+    index_segment_entries=1024,
+    cache_bytes_max=4 << 20,
+    checkpoint_bytes=256 << 10,
+    meta_map_bytes=1 << 20,
+)
+
+
+@pytest.fixture(autouse=True)
+def disarmed():
+    yield
+    failpoint.arm("")
+
+
+@pytest.mark.parametrize("name", [n for n in at("job") if n != "journal.recycled"])
+def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
+    """ENOSPC at every step of every job: never fatal; the store says so; it is over when there is
+    room again, and everything is where it belongs."""
+    twin = Twin(OPTIONS)
+    engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
+    twin.start()
+    engine.start()
+    rng = random.Random(name)
+    was_full = False
+    for round_ in range(2):
+        do_some(engine, twin, rng, 15)
+        failpoint.arm(f"{name}:enospc")
+        do_some(engine, twin, rng, 15, kinds=STAGED)
+        # A checkpoint and a change of the logs that there are wait until there is room.
+        for step in (
+            Step("checkpoint", term=round_ % 2),
+            Step("renew", min(twin.store.logs), index=7),
+        ):
+            engine.do(step)
+            twin.do(step)
+        for _ in range(3):
+            engine.workers.advance(400)
+            was_full |= engine.store.disk_full
+            assert engine.store.accepts_appends == (not engine.store.disk_full)
+        failpoint.arm("")
+        engine.workers.advance(3000)
+        assert engine.fatal == []
+        assert not engine.store.disk_full
+        assert seen(engine) == seen(twin)
+    # Chores may find nothing to do for this seed; a file nobody needs may stay a little longer.
+    assert was_full or name.startswith(("trim.", "journal.before_release", "journal.released"))
+    engine.reopen()
+    twin.reopen()
+    assert seen(engine) == seen(twin)
+    engine.crash()
+
+
+def do_some(engine, twin, rng, count, kinds=()):
+    """Steps that both do, of the kinds that do not wait for room."""
+    while count:
+        step = draw(rng, twin.store.logs)
+        if kinds and step.kind not in kinds:
+            continue
+        if step.kind == "trim" and engine.store.logs[step.log_id].installed_state:
+            continue
+        engine.do(step)
+        twin.do(step)
+        engine.workers.advance(10)
+        count -= 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a few mebibytes, or a skip."""
+    where = tmp_path / "small"
+    where.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(where)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no mount here: {mounted.stderr.decode().strip()}")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def fill(path, leave=0):
+    """Take all room but `leave` bytes."""
+    free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
+    with (path / "ballast").open("wb") as ballast:
+        ballast.truncate(0)
+        os.posix_fallocate(ballast.fileno(), 0, max(1, free - leave))
+
+
+def append(harness, log, writer, count, size):
+    hard = log.hard_state
+    term = max(1, hard.term)
+    harness.store.append(log, writer(log).entries(count, term=term, size=size))
+    harness.store.set_hard_state(log, HardState(term, hard.vote, log.last_index))
+    return harness.store.submit()
+
+
+@pytest.mark.parametrize("leave", [0, 100_000, 700_000])
+def test_votes_are_durable_on_a_file_system_that_is_full(small_disk, writer, leave):
+    """No room for a journal file, a segment or an index: votes are written all the same, also by
+    the next process, and what was acknowledged comes back when there is room."""
+    harness = DiskHarness(REAL, directory=str(small_disk / "data"))
+    harness.start()
+    log = harness.new_log()
+    append(harness, log, writer, 50, 1000)
+    harness.pump()
+    fill(small_disk, leave)
+    acknowledged = log.last_index
+    while harness.store.accepts_appends:
+        token = append(harness, log, writer, 20, 2000)
+        harness.workers.advance(100)
+        if harness.acknowledged >= token:
+            acknowledged = log.last_index
+        harness.store.checkpoint()
+        harness.workers.advance(100)
+    assert harness.store.disk_full
+    for life in range(3):
+        for n in range(20):
+            vote = n % 7
+            harness.store.set_hard_state(
+                log, HardState(10 + life * 1000 + n, vote, 0 or log.commit_index)
+            )
+            token = harness.store.submit()
+            harness.workers.advance(20)
+            assert harness.acknowledged >= token
+        harness.workers.advance(3000)
+        assert harness.fatal == []
+        assert harness.store.disk_full
+        log = harness.reopen()
+        assert not log.lost
+        assert log.last_index >= acknowledged
+        assert log.hard_state == HardState(10 + life * 1000 + 19, 19 % 7, log.commit_index)
+    (small_disk / "ballast").unlink()
+    harness.workers.advance(5000)
+    assert not harness.store.disk_full
+    assert harness.store.accepts_appends
+    append(harness, log, writer, 200, 1000)
+    harness.pump()
+    harness.checkpoint()
+    log = harness.reopen()
+    assert len(harness.all_entries(log)) == log.last_index >= acknowledged + 200
+    assert harness.fatal == []
+    harness.crash()
+
+
+def test_appends_that_come_nevertheless_wait_and_are_then_durable(small_disk, writer):
+    """A caller that does not listen is not acknowledged before its time, and loses nothing."""
+    harness = DiskHarness(REAL, directory=str(small_disk / "data"))
+    harness.start()
+    log = harness.new_log()
+    fill(small_disk)
+    tokens = [append(harness, log, writer, 10, 5000) for _ in range(40)]
+    for _ in range(20):
+        harness.workers.advance(500)
+    assert harness.fatal == []
+    assert harness.store.disk_full
+    assert harness.acknowledged < tokens[-1]
+    (small_disk / "ballast").unlink()
+    harness.workers.advance(10_000)
+    assert harness.acknowledged >= tokens[-1]
+    assert not harness.store.disk_full
+    log = harness.reopen()
+    assert log.last_index == 400
+    harness.crash()
+
+
+def test_next_journal_file_is_taken_from_those_that_were_released(tmp_path, writer):
+    """In a steady load journal files are used again, and zeros are not written for each."""
+    harness = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
+    harness.start()
+    log = harness.new_log()
+    created = []
+    make_file = harness.store._journal._make_file
+
+    def counting(sequence, reuse, size):
+        created.append(bool(reuse))
+        return make_file(sequence, reuse, size)
+
+    harness.store._journal._make_file = counting
+    for _ in range(60):
+        append(harness, log, writer, 20, 900)
+        harness.pump()
+        harness.checkpoint()
+    assert len(created) > 10
+    assert sum(created[5:]) >= 0.9 * len(created[5:])
+    harness.crash()
+
+
+def test_time_between_tries_is_bounded(tmp_path, writer):
+    """A full disk is asked about once a second, not in a loop."""
+    harness = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
+    harness.start()
+    log = harness.new_log()
+    failpoint.arm("flush.written:enospc,meta.before_commit:enospc")
+    workers = harness.workers
+    assert isinstance(workers, InlineWorkers)
+    for _ in range(20):
+        append(harness, log, writer, 10, 900)
+        workers.advance(100)
+    assert 2 <= failpoint.armed["flush.written"].passed <= 4
+    failpoint.arm("")
+    workers.advance(2000)
+    assert not harness.store.disk_full
+    assert harness.store.stats()["disk_full"] == 0
+    harness.crash()
