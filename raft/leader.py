@@ -53,6 +53,9 @@ from raft.types import (
     Term,
 )
 
+SNAPSHOT_ANSWERS_MAX: Final = 50
+"""Heartbeats a replica may answer after a snapshot was sent to it before another one is sent."""
+
 
 def become_leader(raft: Raft) -> None:
     """Begin to lead: append an empty entry, whose commit shows what is committed (§5.4.2, §8)."""
@@ -356,6 +359,9 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         # The snapshot is in, or was not needed: the log reaches back far enough.
         progress.become_probe()
         progress.become_replicate()
+    elif index >= progress.pending_snapshot:
+        # It is in, but the log was cut behind it meanwhile: the next one.
+        progress.become_probe()
     if _maybe_commit(raft):
         _release_postponed_reads(raft)
         _broadcast(raft)
@@ -400,6 +406,12 @@ def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
         return
     progress.recent_active = True
     progress.flow_paused = False
+    if progress.state is SNAPSHOT and raft.quiet_heartbeats:
+        # Heartbeats travel behind it: it has arrived, and either is being installed or was dropped,
+        # of which nobody tells a leader whose host does not report on snapshots.
+        progress.snapshot_answers += 1
+        if progress.snapshot_answers > SNAPSHOT_ANSWERS_MAX:
+            report_snapshot(raft, msg.from_, ok=False)
     if progress.match < raft.log.last_index or progress.state is PROBE:
         _maybe_send_append(raft, msg.from_, progress, send_if_empty=True)
     if raft.read_only_option is ReadOnlyOption.SAFE and msg.context:

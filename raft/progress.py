@@ -88,6 +88,7 @@ class Progress:
         "pending_snapshot",
         "recent_active",
         "sent_commit",
+        "snapshot_answers",
         "state",
     )
 
@@ -101,6 +102,8 @@ class Progress:
         self.state = PROBE
         self.pending_snapshot: Index = 0
         """SNAPSHOT: index of the snapshot on its way."""
+        self.snapshot_answers = 0
+        """SNAPSHOT: heartbeats answered since it left."""
         # Counted as heard from when first added: check-quorum must not depose a leader before
         # the newcomer had a chance to answer.
         self.recent_active = True
@@ -192,6 +195,7 @@ class Progress:
         self.state = state
         self.flow_paused = False
         self.pending_snapshot = 0
+        self.snapshot_answers = 0
         self.cold_read_first = 0
         self.inflights.clear()
 

@@ -239,6 +239,7 @@ KEYS: dict[str, Key] = {
     "raft.early_messages": Key("host.early_messages_max", integer(0, 1_000_000)),
     "raft.command_entries_kept": Key("host.command_entries_kept", integer(1, 10_000_000)),
     "retention.check_interval": Key("host.retention_check_ms", duration(100, 86_400_000)),
+    "raft.replace_after": Key("host.replace_after_ms", duration(0, 86_400_000)),
     "raft.cold_read_bytes": Key("host.cold_read_bytes", size(64 * KIB, 64 * MIB)),
     "raft.disk_patience": Key("host.disk_patience_ms", duration(100, 600_000)),
     "raft.transfer_stop": Key("host.transfer_stop_ms", duration(0, 60_000)),

@@ -21,9 +21,11 @@ def trim_commands(group: Group, *, entries_kept: int) -> bool:
     or too little to be worth it."""
     log = group.log
     first = log.applied_index + 1 - entries_kept
-    if first - log.first_index < entries_kept or log.installed_state:
+    if first - max(log.first_index, group.trim_refused) < entries_kept or log.installed_state:
         return False
-    if sum(len(key) + len(value) for key, value in group.owner.items()) > SNAPSHOT_BYTES_MAX // 2:
+    if group.snapshot_bytes() > SNAPSHOT_BYTES_MAX // 2:
+        # To find out is work for the whole loop: not again before as much has been added.
+        group.trim_refused = first
         return False
     group.store.trim_log(log, first_index=first)
     return True

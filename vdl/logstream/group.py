@@ -39,6 +39,9 @@ from vdl.logstream.snapshots import (
 from vdl.logstream.storage import LogStorage, as_entry
 from vdl.logstream.turn import Turn
 
+SNAPSHOT_RETRY_TICKS = 500
+"""After which it is looked again whether a state that was too large fits into a snapshot."""
+
 
 class Owner(Protocol):
     """What a group's entries are for. All calls come from inside a turn and may not block."""
@@ -53,6 +56,9 @@ class Owner(Protocol):
 
     def install(self, items: Items) -> None:
         """Replace the applied state by a snapshot's."""
+
+    def stopped(self) -> None:
+        """The replica is taken out of service; its successor may come."""
 
     def items(self) -> Items:
         """The whole applied state, in key order."""
@@ -89,6 +95,7 @@ class Group:
     __slots__ = (
         "_clear_meta",
         "_members_stored",
+        "_snapshot_refused_tick",
         "applied",
         "commit",
         "dirty",
@@ -110,6 +117,7 @@ class Group:
         "serving",
         "store",
         "term_known",
+        "trim_refused",
         "was_leader",
     )
 
@@ -171,10 +179,15 @@ class Group:
         """Applied index the last checkpoint was told of."""
         self.reflects = members.reflects
         """State and members reflect entries up to here, also those not yet applied again."""
-        self._members_stored: Members | None = members
-        """As the last checkpoint was told; None if it was not."""
-        self._clear_meta = False
+        self._members_stored: Members | None = None
+        """As a checkpoint of this life was told. What an earlier one was told may be older than
+        `members`, which replay may have moved."""
+        self._clear_meta = bool(log.installed_state)
         """A snapshot came in: what checkpoints hold is none of the present state."""
+        self.trim_refused = 0
+        """Where the log would have been cut when the state was last found too large for that."""
+        self._snapshot_refused_tick = 0
+        """When the state was last found too large for a snapshot."""
         self.reads = ReadRounds()
         self.was_leader = False
         self.serving = False
@@ -285,13 +298,23 @@ class Group:
         """What a replica gets that is behind the log's start. Raises
         SnapshotTemporarilyUnavailable."""
         log, owner = self.log, self.owner
+        refused = self._snapshot_refused_tick
+        if refused and self.last_tick - refused < SNAPSHOT_RETRY_TICKS:
+            raise SnapshotTemporarilyUnavailable
         index = log.first_index - 1 if owner.entries_are_state else self.applied
         reflects = max(self.applied, self.reflects)
         conf_state = self.node.membership.conf_state()
         data = encode_snapshot(members_of(conf_state, reflects=reflects), owner.items())
         if len(data) > SNAPSHOT_BYTES_MAX:
+            # The core asks at each sign of life; to find out is work for the whole loop.
+            self._snapshot_refused_tick = self.last_tick
             raise SnapshotTemporarilyUnavailable
         return Snapshot(index, log.term(index), conf_state, log.offset_after(index), data)
+
+    def snapshot_bytes(self) -> int:
+        """How large a snapshot would be now."""
+        members = members_of(self.node.membership.conf_state(), reflects=self.applied)
+        return len(encode_snapshot(members, self.owner.items()))
 
     def _note_commit(self, commit: int) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)

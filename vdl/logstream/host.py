@@ -115,6 +115,7 @@ class Host:
         self._turn = Turn(self.mark_dirty)
         self._answers = Answers(store, deliver=self._deliver, on_urgent=disk_watch.staged)
         self._renumbered = 0
+        self._catalog_changed = False
         self._to_wake: dict[int, LogStream] = {}
         self._early = EarlyMessages(options.early_messages_max)
         self._due = DueGroups(clock, self._fall_due)
@@ -173,6 +174,7 @@ class Host:
             propose=self.propose_catalog,
             mark_dirty=self.mark_dirty,
             log=log,
+            patience_ms=options.replace_after_ms,
         )
         self.upkeep = Upkeep(
             groups=self._groups,
@@ -188,7 +190,7 @@ class Host:
             clock=clock,
             staged=self._staged,
         )
-        catalog_group.observers.append(CatalogObserver(self.catalog_applied))
+        catalog_group.observers.append(CatalogObserver(self._catalog_commands))
         store.on_durable = self._answers.durable
         store.collect_meta = self._collect_meta
 
@@ -321,6 +323,8 @@ class Host:
                     group.catch_up(tick)
                     group.pump(turn)
                     touched[group.group_id] = group
+            if self._catalog_changed:
+                self.catalog_applied()
             self._answers.submit(turn)
         self._scheduled = False
         self._send(turn)
@@ -403,7 +407,15 @@ class Host:
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:
         """Founders, also from a new directory, until it is given a part; unborn servers may ask.
-        Nobody from a directory that has been replaced."""
+        Nobody from a directory that has been replaced, and nobody in the place of a live server
+        that is in the directory the catalog knows it by."""
+        present = self._alive.get(hello.server_id)
+        if (
+            present is not None
+            and present.directory_id != hello.directory_id
+            and present.directory_id == self.catalog.directory_of(hello.server_id)
+        ):
+            return False
         if not hello.cluster_id:
             return True
         is_founder = self._record.directory_of(hello.server_id) is not None
@@ -426,6 +438,7 @@ class Host:
         """The session is over. A refused link is proof that the process is gone: its followers
         need not wait for the election timeout."""
         self._alive.pop(server_id, None)
+        self._replacement.link_down(server_id)
         self.leadership.link_down(server_id)
         for group in list(self._groups.values()):
             node = group.node
@@ -620,13 +633,20 @@ class Host:
         self._early.take(group_id)
         self._replacement.has_successor(group_id)
         self.leadership.forget(group_id)
+        self._state_groups.pop(group_id, None)
         if stream is not None:
             stream.close()
         if group is not None:
             group.reads.fail()
+            group.owner.stopped()
+
+    def _catalog_commands(self) -> None:
+        """The applied catalog changed: looked at once a turn, however many commands did it."""
+        self._catalog_changed = True
 
     def catalog_applied(self) -> None:
         """The applied catalog changed."""
+        self._catalog_changed = False
         self._replicas.reconcile()
         if self._renumbered != self.catalog.renumbered:
             self._renumbered = self.catalog.renumbered

@@ -32,6 +32,10 @@ class HostOptions:
     """Entries behind the last checkpoint that the catalog's and the coordinators' logs keep, for
     followers that were away; a log is cut when it has twice as many."""
 
+    replace_after_ms: int = 5_000
+    """How long a server must have been back with a new, empty data directory before its old one is
+    given up."""
+
     retention_check_ms: int = 30_000
     """How often a leader looks for records that retention no longer keeps."""
 

@@ -22,11 +22,12 @@ Must not know: how entries travel, what happens when.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import segments.api as storage
 from raft.errors import ProposalDropped
-from raft.types import ConfChangeType
+from raft.types import ConfChangeType, NodeId
 from rpc.birth import encode_ask
 from rpc.hello import Hello
 from rpc.peer import FrameType
@@ -37,16 +38,28 @@ from vdl.logstream.group import Group
 from vdl.logstream.membership import as_change, next_change
 from vdl.logstream.replicas import CATALOG_GROUP, Replicas
 from vdl.logstream.state_group import Outcome, StateGroup
+from vdl.logstream.turn import server_of
 from vdl.state.catalog import Catalog
 from vdl.state.commands import LostReplica, ReplaceReplicas, ReplaceServer
 
 LEARNERS_MAX = 16
-"""Replicas that may be catching up at one time, over all groups a server leads."""
+"""Partitions that may be bringing a new replica up at one time, of those a server leads. The
+catalog and the coordinators do not count and do not wait: without them no server gets its
+partitions."""
 
 DEADLINE_NS = 2_000 * MS
 """After which a proposal of which nothing was heard is made again."""
 
 LOST_PER_COMMAND_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A directory that the catalog does not know as its server's."""
+
+    directory_id: bytes
+    since_ns: int
+    """Since when its link has been up, as far as this catalog leader saw."""
 
 
 class Replacement:
@@ -67,7 +80,10 @@ class Replacement:
         propose: Callable[..., None],
         mark_dirty: Callable[[Group], None],
         log: Log,
+        patience_ms: int,
     ) -> None:
+        """`patience_ms`: how long a server must have been back with a new directory."""
+        self._patience_ns = patience_ms * MS
         self._server_id = server_id
         self._directory_id = directory_id
         self._groups = groups
@@ -82,6 +98,8 @@ class Replacement:
         self._log = log
         self.lost: dict[int, storage.Log] = {}
         """Replicas here that lost durable data and have no successor here yet, by group."""
+        self._strangers: dict[int, Stranger] = {}
+        """Servers that are back with another directory, while the catalog is led here."""
         self._proposed: set[int] = set()
         """Servers for which a proposal is on its way; 0 for this one's lost replicas."""
 
@@ -91,15 +109,18 @@ class Replacement:
         unsettled = [
             group for group in self._groups.values() if group.serving and not group.is_settled
         ]
-        learners = sum(len(group.node.membership.learners) for group in unsettled)
+        learners = sum(self._catching_up(group) for group in unsettled)
         for group in unsettled:
             change = next_change(group.node, group.placement)
             if change is None:
                 continue
             if change.type is ConfChangeType.ADD_LEARNER_NODE:
-                if learners >= LEARNERS_MAX:
-                    continue
-                learners += 1
+                if not self._is_there(change.node_id):
+                    continue  # it would only hold a place
+                if group.owner.entries_are_state:
+                    if learners >= LEARNERS_MAX:
+                        continue
+                    learners += 1
             try:
                 group.node.propose_conf_change(as_change(change))
             except ProposalDropped:
@@ -111,6 +132,19 @@ class Replacement:
                 replica=change.node_id,
             )
             self._mark_dirty(group)
+
+    def _catching_up(self, group: Group) -> int:
+        """How many new replicas a led partition brings up just now."""
+        if not group.owner.entries_are_state:
+            return 0
+        return sum(map(self._is_there, group.node.membership.learners))
+
+    def _is_there(self, replica: NodeId) -> bool:
+        """Whether the replica's server runs, in the directory that the catalog knows."""
+        hello = self._alive.get(server_of(replica))
+        return hello is not None and hello.directory_id == self._catalog.directory_of(
+            hello.server_id
+        )
 
     # --- now and then --------------------------------------------------------------------------
     def look_around(self) -> None:
@@ -139,10 +173,19 @@ class Replacement:
         return self._catalog.replica_number(CATALOG_GROUP, server_id)
 
     def _replace_wiped(self) -> None:
-        """The catalog leads here: give up directories whose server came back with another one."""
+        """The catalog is led here: give up directories whose server has been back with another one
+        for a while. Not at once: a volume may have been mounted late, or the wrong process been
+        started, and a directory that is given up is never taken back."""
+        now_ns = self._clock.now_ns()
         for server_id, hello in sorted(self._alive.items()):
             old = self._catalog.directory_of(server_id)
             if old in (None, hello.directory_id) or hello.directory_id in self._catalog.retired:
+                self._strangers.pop(server_id, None)
+                continue
+            stranger = self._strangers.get(server_id)
+            if stranger is None or stranger.directory_id != hello.directory_id:
+                stranger = self._strangers[server_id] = Stranger(hello.directory_id, now_ns)
+            if now_ns - stranger.since_ns < self._patience_ns:
                 continue
             self._log.warning(
                 "server_replaced",
@@ -176,6 +219,10 @@ class Replacement:
             self._proposed.discard(key)
 
         self._propose_catalog(command, deadline_ns=self._clock.now_ns() + DEADLINE_NS, done=done)
+
+    def link_down(self, server_id: int) -> None:
+        """Whoever comes next on that link begins anew."""
+        self._strangers.pop(server_id, None)
 
     # --- successors ----------------------------------------------------------------------------
     def replica_lost(self, log: storage.Log) -> bool:

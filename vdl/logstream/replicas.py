@@ -131,11 +131,11 @@ class Replicas:
 
     def _system_created(self, log: storage.Log) -> None:
         self._start_system(log)
-        if log.group_id != CATALOG_GROUP and self.is_known:
+        if self.is_known:
             self._ensure_system(log.group_id)
 
     def _ensure_system(self, group_id: int) -> None:
-        """Have the coordinator replica that the catalog lists here."""
+        """Have the catalog or coordinator replica that the catalog lists here."""
         number = self._catalog.replica_number(group_id, self._server_id)
         if number > self.number_of(group_id):
             self._create(group_id, number, self._system_created)
@@ -186,7 +186,7 @@ class Replicas:
         if not self.is_known:
             return
         catalog = self._catalog
-        for group_id in range(1, 1 + self._record.coordinator_groups):
+        for group_id in range(1 + self._record.coordinator_groups):
             if group_id not in self._creating:
                 self._ensure_system(group_id)
         for group_id, info in catalog.groups.items():

@@ -18,14 +18,20 @@ Must not know: who asks, how snapshots travel, what items mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 
+import cramjam
 import msgspec
 
 from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
 
 SNAPSHOT_BYTES_MAX = 8 << 20
-"""The largest snapshot: it travels in one frame and is kept in one journal record. A group whose
-state is larger keeps its log whole, so that nobody ever needs one."""
+"""The largest snapshot, compressed: it travels in one frame and is kept in one journal record. A
+group whose log was cut while its state was half as large, and has outgrown it since, cannot have a
+replica replaced; a coordinator gets there with some half a million committed offsets."""
+
+STATE_BYTES_MAX = 64 << 20
+"""The largest state a snapshot may say it holds."""
 
 MEMBERS_KEY = b"\x00"
 """Where checkpoints keep the members. No machine has a key of this kind."""
@@ -79,6 +85,7 @@ def members_of(conf_state: ConfState, *, reflects: int) -> Members:
 DecodeError = msgspec.DecodeError
 """Bytes that are no snapshot, or no members, of this version."""
 
+_LENGTH = Struct("<I")
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _MEMBERS = msgspec.msgpack.Decoder(Members)
 _SNAPSHOT = msgspec.msgpack.Decoder(SnapshotState)
@@ -90,13 +97,23 @@ def encode_members(members: Members) -> bytes:
 
 
 def encode_snapshot(members: Members, items: Items) -> bytes:
-    """The payload of a snapshot, as it travels and as the journal keeps it."""
-    return _ENCODER.encode(SnapshotState(members, items))
+    """The payload of a snapshot, as it travels and as the journal keeps it: its plain length (u32)
+    and a zstd frame; names and small numbers are most of it."""
+    plain = _ENCODER.encode(SnapshotState(members, items))
+    return _LENGTH.pack(len(plain)) + bytes(cramjam.zstd.compress(plain))
 
 
 def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
     """Nothing in the result points into `data`. Raises DecodeError."""
-    return _SNAPSHOT.decode(data)
+    length = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else STATE_BYTES_MAX + 1
+    if length > STATE_BYTES_MAX:
+        raise DecodeError(f"a snapshot of {length} bytes")
+    plain = bytearray(length)
+    try:
+        cramjam.zstd.decompress_into(memoryview(data)[_LENGTH.size :], plain)
+    except cramjam.DecompressionError as error:
+        raise DecodeError(str(error)) from error
+    return _SNAPSHOT.decode(plain)
 
 
 def split_members(items: Items, founding: Members) -> tuple[Members, Items]:

@@ -283,6 +283,12 @@ class StateGroup:
         """Whether anybody waits here with a deadline."""
         return bool(self._pending)
 
+    def stopped(self) -> None:
+        """The replica gives way to its successor, which begins with nothing."""
+        if self.group.was_leader:
+            self.leadership_lost()
+        self._group = None
+
     def close(self) -> None:
         """The server stops."""
         pending, self._pending = self._pending, {}

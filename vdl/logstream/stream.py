@@ -583,6 +583,9 @@ class LogStream:
         self.leadership_lost()
         self.leader_changed()
 
+    def stopped(self) -> None:
+        """`close` has been called: nobody waits."""
+
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         return self.state.take_dirty()
 

@@ -38,6 +38,9 @@ TOPIC_NAME_CHARS_MAX = 249
 FIRST_REPLICA = 1
 """Replica number of a group's founding members."""
 
+REPLICA_NUMBER_MAX = (1 << 16) - 1
+"""Numbers are 16 bits of a Raft id."""
+
 PARTITIONS_PER_TOPIC_MAX = 100_000
 """Keeps one command from filling every server's memory."""
 
@@ -332,16 +335,18 @@ class Catalog:
             return Replacement(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION, "the new directory has been in use before"
             )
-        known = self.servers.get(server_id)
-        if known is None:  # it lost its directory before it could register
-            known = ServerInfo(server_id, new, "", {}, replica_of_catalog=True)
-        self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
-        self.retired[command.old_directory_id] = server_id
-        self._dirty.add(_server_key(server_id))
-        self._dirty.add(_retired_key(command.old_directory_id))
         system = range(1 + self.coordinator_groups)
         held = [g for g in (*system, *self.groups) if self.replica_number(g, server_id)]
-        return self._renumber(server_id, held)
+        answer = self._renumber(server_id, held)
+        if answer.error is ErrorCode.NONE:
+            known = self.servers.get(server_id)
+            if known is None:  # it lost its directory before it could register
+                known = ServerInfo(server_id, new, "", {}, replica_of_catalog=True)
+            self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
+            self.retired[command.old_directory_id] = server_id
+            self._dirty.add(_server_key(server_id))
+            self._dirty.add(_retired_key(command.old_directory_id))
+        return answer
 
     def _replace_replicas(self, command: commands.ReplaceReplicas) -> Replacement:
         server_id = command.server_id
@@ -358,7 +363,11 @@ class Catalog:
         return self._renumber(server_id, lost)
 
     def _renumber(self, server_id: int, group_ids: list[int]) -> Replacement:
-        """Give the server's replicas of these groups their next numbers."""
+        """Give the server's replicas of these groups their next numbers; all or none."""
+        if any(self.replica_number(g, server_id) >= REPLICA_NUMBER_MAX for g in group_ids):
+            return Replacement(
+                ErrorCode.POLICY_VIOLATION, f"server {server_id} has been replaced too often"
+            )
         self.renumbered += 1
         for group_id in group_ids:
             number = self.replica_number(group_id, server_id) + 1

@@ -149,7 +149,7 @@ class Cluster:
         self.time.now_ns = 10**12
         world = NodeClock(self.time)
         self.network = Network(world, lambda source, target, size: 200_000)
-        self.options = HostOptions(held_appends_max=3, **options)
+        self.options = HostOptions(held_appends_max=3, **{"replace_after_ms": 300, **options})
         self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in SERVERS))
         self.nodes = {i: Node(self, i) for i in SERVERS}
         self.run(100)
@@ -216,3 +216,9 @@ def cluster() -> Cluster:
 def forgetful() -> Cluster:
     """Hosts that keep the logs of commands very short, and look at retention often."""
     return Cluster(command_entries_kept=5, retention_check_ms=1_000)
+
+
+@pytest.fixture
+def patient() -> Cluster:
+    """Hosts that wait as long as real ones before they give a directory up."""
+    return Cluster(replace_after_ms=HostOptions().replace_after_ms)

@@ -1,11 +1,20 @@
 """Replicas that are gone are replaced: removed, added under a new number, caught up, promoted."""
 
+from dataclasses import replace
 from typing import Any
 
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.turn import replica_id_of, server_of
-from vdl.state.commands import RegisterServer
+from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
+from vdl.state.commands import (
+    CreateTopics,
+    LostReplica,
+    NewTopic,
+    RegisterServer,
+    ReplaceReplicas,
+    ReplaceServer,
+)
 
 
 def numbers(cluster: Any, server_id: int) -> dict[int, int]:
@@ -33,6 +42,11 @@ def up(node: Any) -> bool:
 
 def wipe(cluster: Any, server_id: int) -> None:
     cluster.nodes[server_id].wipe()
+    cluster.nodes[server_id].start()
+
+
+def restart(cluster: Any, server_id: int) -> None:
+    cluster.nodes[server_id].crash()
     cluster.nodes[server_id].start()
 
 
@@ -103,7 +117,7 @@ def test_wiped_again_while_it_is_replaced(cluster: Any) -> None:
     group_id = cluster.create_topic()
     for _ in range(3):
         wipe(cluster, 3)
-        cluster.run(1_300)
+        cluster.run(2_300)
     cluster.run(9_000)
     assert len(set(numbers(cluster, 3).values())) == 1
     assert numbers(cluster, 3)[group_id] > 2
@@ -232,3 +246,155 @@ def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(forgetful: Any)
     cluster.nodes[3].start()
     cluster.run(1_000)
     assert cluster.nodes[3].host.catalog.items() == cluster.nodes[1].host.catalog.items()
+
+
+def test_members_learnt_by_replay_outlive_the_next_restart(cluster: Any) -> None:
+    """A change that was replayed at a start is in the next checkpoint, though nothing changed
+    since."""
+    group_id = cluster.create_topic()
+    wipe(cluster, 3)
+    cluster.run(8_000)
+    new = {frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))}
+    restart(cluster, 1)
+    cluster.run(3_000)
+    assert members(cluster, group_id) == new
+    cluster.append(cluster.leader(group_id))
+    cluster.run(500)
+    cluster.nodes[1].store.checkpoint()
+    cluster.run(500)
+    restart(cluster, 1)
+    cluster.run(10)
+    assert members(cluster, group_id) == new
+
+
+def test_group_of_successors_only_lives_after_restarts(cluster: Any) -> None:
+    """No member of its beginning is left; the members are known from checkpoints alone."""
+    group_id = cluster.create_topic()
+    for server_id in (1, 2, 3):
+        wipe(cluster, server_id)
+        cluster.run(8_000)
+    for server_id in (1, 2, 3):
+        restart(cluster, server_id)
+        cluster.run(3_000)
+    cluster.append(cluster.leader(group_id))
+    cluster.run(500)
+    for node in cluster.nodes.values():
+        node.store.checkpoint()
+    cluster.run(500)
+    for server_id in (1, 2, 3):
+        restart(cluster, server_id)
+    cluster.run(5_000)
+    fates = cluster.append(cluster.leader(group_id))
+    cluster.run(200)
+    assert [fate.error for fate in fates] == [ErrorCode.NONE]
+
+
+def test_catalog_does_not_wait_for_partitions(cluster: Any) -> None:
+    """More partitions than may be brought up at once wait for a server that waits for the
+    catalog: the catalog's own replica comes first."""
+    topics = [
+        NewTopic("a", b"a" * 16, assignments=[[2, 3, 1]] * 20),
+        NewTopic("b", b"b" * 16, assignments=[[3, 2, 1]] * 20),
+    ]
+    cluster.propose(CreateTopics(topics))
+    cluster.run(1_500)
+    wipe(cluster, 1)
+    other = cluster.nodes[2].host.catalog
+    while other.directory_of(1) != cluster.nodes[1].store.directory_id:
+        cluster.run(1)
+    cluster.run(60)
+    restart(cluster, 2)
+    restart(cluster, 3)
+    cluster.run(20_000)
+    assert cluster.nodes[1].host.is_known
+    assert set(numbers(cluster, 1).values()) == {2}
+    assert all(group.is_settled for group in cluster.nodes[2].host.groups.values())
+
+
+def test_installed_state_is_covered_by_the_next_checkpoint_after_a_crash(forgetful: Any) -> None:
+    """Else the log would never be cut again."""
+    cluster = forgetful
+    cluster.nodes[3].crash()
+    rename(cluster, 30)
+    for server_id in (1, 2):
+        cluster.nodes[server_id].store.checkpoint()
+    cluster.run(2_500)
+    cluster.nodes[3].start()
+    cluster.run(3_000)
+    assert cluster.nodes[3].host.groups[0].log.installed_state
+    restart(cluster, 3)
+    cluster.run(1_000)
+    for _ in range(3):
+        rename(cluster, 10)
+        cluster.nodes[3].store.checkpoint()
+        cluster.run(500)
+    cluster.run(2_500)
+    log = cluster.nodes[3].host.groups[0].log
+    assert not log.installed_state
+    assert log.first_index > 40
+
+
+def rename(cluster: Any, times: int) -> None:
+    """Some commands of the catalog."""
+    for turn in range(times):
+        directory = cluster.nodes[1].store.directory_id
+        cluster.propose(RegisterServer(1, directory, f"rack-{turn}", {}, True))
+
+
+def test_stranger_in_the_place_of_a_live_server_is_not_let_in(cluster: Any) -> None:
+    """A second process with a server's id and an empty directory: the real one stays."""
+    cluster.create_topic()
+    real = cluster.nodes[3]
+    hello = cluster.nodes[1].host._alive[3]
+    stranger = replace(hello, directory_id=b"?" * 16, cluster_id="")
+    assert not cluster.nodes[1].host.admit(stranger)
+    assert not cluster.nodes[1].host.admit(replace(stranger, cluster_id=hello.cluster_id))
+    assert cluster.nodes[1].host.admit(hello)
+    real.crash()
+    cluster.run(500)
+    assert cluster.nodes[1].host.admit(stranger)
+
+
+def test_new_directory_is_given_time_before_the_old_one_is_given_up(patient: Any) -> None:
+    """A volume that was mounted late comes back as it was."""
+    cluster = patient
+    group_id = cluster.create_topic()
+    old = cluster.nodes[3].store
+    wipe(cluster, 3)
+    cluster.run(4_000)
+    assert cluster.nodes[1].host.catalog.retired == {}
+    cluster.nodes[3].crash()
+    cluster.nodes[3].store = old
+    cluster.nodes[3].start()
+    cluster.run(8_000)
+    assert cluster.nodes[1].host.catalog.retired == {}
+    assert numbers(cluster, 3)[group_id] == 1
+    wipe(cluster, 3)
+    cluster.run(13_000)
+    assert numbers(cluster, 3)[group_id] == 2
+
+
+def test_catalog_replica_that_was_given_up_makes_room_while_it_runs(cluster: Any) -> None:
+    """Its own server thought it lost, and found it whole at the next start."""
+    directory = cluster.nodes[3].store.directory_id
+    cluster.propose(ReplaceReplicas(3, directory, [LostReplica(0, 1)]))
+    cluster.run(8_000)
+    assert numbers(cluster, 3)[0] == 2
+    assert members(cluster, 0) == {
+        frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))
+    }
+    assert cluster.nodes[3].host.catalog.items() == cluster.nodes[1].host.catalog.items()
+
+
+def test_numbers_that_have_run_out_are_refused() -> None:
+    """Whoever loses its disk at every start may not take the cluster with it."""
+    directory = bytes(16)
+    catalog = Catalog("c", coordinator_groups=1, founders={3: directory})
+    for turn in range(REPLICA_NUMBER_MAX):
+        new = (turn + 1).to_bytes(16)
+        answer = catalog.apply(ReplaceServer(3, directory, new), 0, turn)
+        if answer.error is ErrorCode.NONE:
+            directory = new
+    assert answer.error is ErrorCode.POLICY_VIOLATION
+    assert catalog.replica_number(0, 3) == REPLICA_NUMBER_MAX
+    assert catalog.directory_of(3) == directory

@@ -87,7 +87,7 @@ def test_new_directory_makes_nothing_while_history_names_the_old_one() -> None:
     assert new.numbers(GROUP) == set()
     new.apply(ReplaceServer(3, OTHER, new.store.directory_id))
     assert new.numbers(GROUP) == {2}
-    assert new.hosted.running == {GROUP: 2}
+    assert new.hosted.running == {0: 2, GROUP: 2}
 
 
 def test_restart_with_an_older_catalog_keeps_the_newer_replica() -> None:

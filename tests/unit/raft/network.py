@@ -149,6 +149,8 @@ class Network:
         self.invariants = ClusterInvariants()
         self.cut: Callable[[Message], bool] = lambda _: False
         """Which messages are lost on their way."""
+        self.reports_snapshots = True
+        """Whether hosts tell their leaders what became of a snapshot."""
         for node in ids:
             self.add(node, self.start)
 
@@ -213,7 +215,7 @@ class Network:
         lost = self.cut(message)
         if not lost:
             self.step(message)
-        if isinstance(message, MsgSnap):
+        if isinstance(message, MsgSnap) and self.reports_snapshots:
             sender = self.hosts[message.from_].node
             sender.report_snapshot(message.to, not lost)
 

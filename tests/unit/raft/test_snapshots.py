@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from raft.errors import SnapshotTemporarilyUnavailable
+from raft.leader import SNAPSHOT_ANSWERS_MAX
 from raft.membership import encode_conf_change
 from raft.memory import MemoryStorage
-from raft.messages import MsgApp, MsgAppResp, MsgSnap
+from raft.messages import Message, MsgApp, MsgAppResp, MsgSnap
 from raft.node import RawNode
 from raft.progress import PROBE, REPLICATE, SNAPSHOT, Progress
 from raft.types import (
@@ -43,6 +44,21 @@ def behind(*, compacted: bool, **settings: Any) -> Network:
         host.storage.window(host.node.applied + 1)
     host.node.report_unreachable(3)
     return network
+
+
+def hold_snapshots(network: Network) -> list[MsgSnap]:
+    """Keep snapshots from arriving, and say nothing about them; the list gets them."""
+    held: list[MsgSnap] = []
+
+    def cut(message: Message) -> bool:
+        if isinstance(message, MsgSnap):
+            held.append(message)
+            return True
+        return False
+
+    network.reports_snapshots = False
+    network.cut = cut
+    return held
 
 
 def progress_of(node: RawNode, peer: int) -> Progress:
@@ -149,6 +165,41 @@ def test_snapshot_older_than_the_commit_index_is_only_acknowledged() -> None:
     assert network.node(2).last_index == 3
     [answer] = network.hosts[2].take_ready()
     assert answer.index == 3  # type: ignore[union-attr]
+
+
+def test_snapshot_overtaken_by_a_cut_is_followed_by_a_newer_one() -> None:
+    """While it travelled the leader's log was cut beyond it: its end is nowhere in the log."""
+    network = behind(compacted=True, quiet_heartbeats=True)
+    held = hold_snapshots(network)
+    network.tick(1)
+    network.settle()
+    assert progress_of(network.node(1), 3).state is SNAPSHOT
+    for number in range(5):
+        network.propose(b"%d" % number)
+        network.settle()
+    network.hosts[1].compact(network.node(1).applied)
+    network.heal()
+    network.step(held[0])
+    for _ in range(5):
+        network.settle()
+        network.tick(1)
+    assert progress_of(network.node(1), 3).state is REPLICATE
+    assert network.node(3).applied == network.node(1).applied
+
+
+def test_snapshot_that_is_dropped_is_sent_again() -> None:
+    """Nobody reports on it; the heartbeats behind it are answered and tell."""
+    network = behind(compacted=True, quiet_heartbeats=True)
+    held = hold_snapshots(network)
+    for _ in range(2 + SNAPSHOT_ANSWERS_MAX):
+        network.settle()
+        network.tick(1)
+    network.heal()
+    for _ in range(5):
+        network.settle()
+        network.tick(1)
+    assert len(held) == 1
+    assert progress_of(network.node(1), 3).state is REPLICATE
 
 
 def test_snapshot_that_matches_the_log_moves_the_commit_index_only() -> None:
