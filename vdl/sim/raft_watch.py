@@ -37,6 +37,7 @@ from rpc.frames import decode_messages
 from segments.api import Log
 from vdl.logstream.group import Group
 from vdl.logstream.reads import ReadRounds
+from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.sim.durable import DurableLog, DurableLogs
 from vdl.sim.machine import Life, Machine
@@ -561,9 +562,11 @@ class RaftWatch:
     def has_majority(self, group: Group, servers: set[int]) -> bool:
         """Whether a majority of the group's voters are on these servers, none of them lost.
 
-        A server that has lost its replica of the catalog opens no other before it has a new one:
-        only the catalog says which are still its own."""
-        able = {server_of(replica) for group_id, replica in self.log_ids if not group_id} & servers
+        A server that has lost its replica of the catalog opens no other before it has a new one
+        that is a voter: only the catalog says which are still its own.
+        """
+        catalog = self.group(CATALOG_GROUP).membership.voters()
+        able = {server_of(r) for r in catalog if (CATALOG_GROUP, r) in self.log_ids} & servers
         seen = self.group(group.group_id)
         membership = seen.membership if seen.membership_term else group.node.membership
         for half in (membership.incoming, membership.outgoing):
