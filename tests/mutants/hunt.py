@@ -2,11 +2,11 @@
 
 A mutation is looked for in two ways. *Full*: seeds 1, 2, 3, … up to a limit. *Recorded*: first the
 seeds of `seeds.toml`, which found it before; what a seed does changes with the production code, so
-when those miss, a bounded search from seed 1 follows. Either way one world without faults is lived
-first, and must show nothing but what the patch says: a bug that any happy path meets proves nothing
-about faults.
+when those miss, a bounded search from seed 1 follows. The full search begins with one world without
+faults, where clients must notice nothing: a bug that any happy path meets proves nothing about
+faults.
 
-A finding counts only if the unmutated code passes the same seed: `false_alarms`.
+A finding counts only if the unmutated code passes the same seed.
 
 Must not know: what the bugs are.
 """
@@ -18,17 +18,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 from tests.mutants.patches import HERE, ROOT, Mutation, PatchError, apply, copy_packages
 
 WORKER = HERE / "worker.py"
 QUIET_SEED = 1
-BEHIND_MAX = 100
+BEHIND_MAX = 20
 """Where more than one finding is wanted: how far behind the first the others are looked for."""
 
 
@@ -43,6 +44,8 @@ class World:
     seed: int
     violations: tuple[str, ...]
     ended: bool
+    happy: bool
+    """What clients saw was as it should be."""
 
     @property
     def names(self) -> list[str]:
@@ -60,8 +63,8 @@ class Hunt:
     found: list[World] = field(default_factory=list)
     """Worlds that show it, in the order they were looked at."""
     unended: int = 0
-    quiet: list[str] = field(default_factory=list)
-    """Names of what the world without faults violated."""
+    calm: World | None = None
+    """The world without faults, if it was looked at."""
     problem: str = ""
     """Why there was no search."""
 
@@ -77,9 +80,13 @@ class Hunt:
         if not self.found:
             unended = f", {self.unended} of them did not end" if self.unended else ""
             return f"survived {self.tried} seeds{unended}"
-        unexpected = [name for name in self.quiet if name not in self.mutation.quiet]
-        if unexpected:
-            return f"a world without faults shows {', '.join(unexpected)}"
+        if self.calm is None:
+            return ""
+        shown = ", ".join(self.calm.names)
+        if not self.calm.happy:
+            return f"breaks the happy path: {shown}"
+        if shown and not self.mutation.quiet:
+            return f"a world without faults shows {shown}: say why"
         return ""
 
 
@@ -90,6 +97,22 @@ class Copies:
         self.clean = directory / "clean"
         self._directory = directory
         copy_packages(ROOT, self.clean)
+        (self.calm,) = live(self.clean, [QUIET_SEED], quiet=True)
+        """Its world without faults. What that compiled is copied with the code from now on."""
+        self._passes: dict[int, bool] = {}
+        self._lock = Lock()
+
+    def passes(self, seed: int) -> bool:
+        """Whether the unmutated code passes the seed; lived once."""
+        with self._lock:
+            if seed not in self._passes:
+                (world,) = live(self.clean, [seed])
+                self._passes[seed] = world.ended and not world.violations
+            return self._passes[seed]
+
+    def failing(self) -> list[int]:
+        """Seeds that the unmutated code was seen to violate something in."""
+        return sorted(seed for seed, passed in self._passes.items() if not passed)
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[Path]:
@@ -100,23 +123,28 @@ class Copies:
             yield tree
 
 
-def live(tree: Path, seeds: Sequence[int], *, quiet: bool = False) -> Iterator[World]:
+def live(tree: Path, seeds: Sequence[int], *, quiet: bool = False) -> Generator[World, None, None]:
     """The worlds of `seeds` with the code in `tree`, as they end. Raises WorkerError."""
     command = [sys.executable, "-P", str(WORKER), str(tree)]
     command += ["--quiet"] if quiet else []
-    command += [str(seed) for seed in seeds]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            command, cwd=tree, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
         ) as process,
-    ):
+    ):  # fmt: skip
         try:
+            assert process.stdin is not None, "a pipe was asked for"
             assert process.stdout is not None, "a pipe was asked for"
+            process.stdin.write(" ".join(map(str, seeds)))
+            process.stdin.close()
             for line in process.stdout:
                 world = json.loads(line)
-                yield World(world["seed"], tuple(world["violations"]), world["ended"])
+                yield World(
+                    world["seed"], tuple(world["violations"]), world["ended"], world["happy"]
+                )
             if process.wait():
                 errors.seek(0)
                 raise WorkerError(errors.read()[-2_000:])
@@ -124,27 +152,35 @@ def live(tree: Path, seeds: Sequence[int], *, quiet: bool = False) -> Iterator[W
             process.kill()
 
 
-def hunt(copies: Copies, mutation: Mutation, seeds: Sequence[int], *, enough: int = 1) -> Hunt:
-    """Look for one mutation in the worlds of `seeds`, in this order."""
+def hunt(
+    copies: Copies, mutation: Mutation, seeds: Sequence[int], *, enough: int = 1, calm: bool = False
+) -> Hunt:
+    """Look for one mutation in the worlds of `seeds`, in this order; `calm`: and in one without
+    faults."""
     result = Hunt(mutation)
     try:
         with copies.mutated(mutation) as tree:
-            (calm,) = live(tree, [QUIET_SEED], quiet=True)
-            result.quiet = calm.names
-            behind = 0
-            for world in live(tree, seeds):
-                if result.found:
-                    behind += 1
-                else:
-                    result.tried += 1
-                result.unended += not world.ended
-                if world.violations:
-                    result.found.append(world)
-                if len(result.found) >= enough or behind >= BEHIND_MAX:
-                    break
+            if calm:
+                (result.calm,) = live(tree, [QUIET_SEED], quiet=True)
+            with closing(live(tree, seeds)) as worlds:
+                _look_at(worlds, copies, result, enough)
     except (PatchError, WorkerError) as error:
         result.problem = str(error)
     return result
+
+
+def _look_at(worlds: Iterator[World], copies: Copies, result: Hunt, enough: int) -> None:
+    behind = 0
+    for world in worlds:
+        if result.found:
+            behind += 1
+        else:
+            result.tried += 1
+        result.unended += not world.ended
+        if world.violations and copies.passes(world.seed):
+            result.found.append(world)
+        if len(result.found) >= enough or behind >= BEHIND_MAX:
+            return
 
 
 def hunt_all(
@@ -152,23 +188,18 @@ def hunt_all(
     work: Sequence[tuple[Mutation, Sequence[int]]],
     *,
     enough: int = 1,
+    calm: bool = False,
     processes: int = 0,
 ) -> Iterator[Hunt]:
     """Every search, several at a time, in the order given."""
     with ThreadPoolExecutor(processes or os.cpu_count() or 1) as pool:
-        futures = [pool.submit(hunt, copies, m, seeds, enough=enough) for m, seeds in work]
+        futures = [
+            pool.submit(hunt, copies, mutation, seeds, enough=enough, calm=calm)
+            for mutation, seeds in work
+        ]
         try:
             for future in futures:
                 yield future.result()
         finally:
             for future in futures:
                 future.cancel()
-
-
-def false_alarms(copies: Copies, hunts: Sequence[Hunt]) -> list[World]:
-    """Worlds of findings that the unmutated code does not pass either, and its quiet world."""
-    seeds = sorted({world.seed for one in hunts for world in one.found})
-    worlds = list(live(copies.clean, [QUIET_SEED], quiet=True))
-    if seeds:
-        worlds += live(copies.clean, seeds)
-    return [world for world in worlds if world.violations or not world.ended]

@@ -5,8 +5,8 @@ that breaks, then a unified diff with one line of context. It is applied to a co
 in a temporary directory, never to the tree it came from.
 
 A planted bug must leave the happy path alone: in a world where nothing goes wrong, clients produce
-and consume as ever. Where a check sees it even there, because it looks at the disks and not at what
-clients are told, a second line says so: `Quiet: VIOLATION: why`, or several with commas.
+and consume as ever. Where the simulator sees it even there, because it looks at the disks and at
+every replica and not only at what clients are told, a second line says so: `Quiet: why`.
 
 Must not know: how a mutated copy is run, what finds it.
 """
@@ -26,7 +26,7 @@ PACKAGES = ("raft", "rpc", "segments", "vdl")
 
 FILE_NAME = re.compile(r"(\d\d)-([a-z0-9-]+)\.patch")
 CITATION = re.compile(r"§|Figure 2|RELIABILITY|segments/README|KIP-\d|KAFKA-\d")
-QUIET = re.compile(r"Quiet: ([a-z, -]+): \S.*")
+QUIET = "Quiet: "
 
 
 class PatchError(Exception):
@@ -35,12 +35,12 @@ class PatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One planted bug. `quiet`: violations that a world without faults may show, usually none."""
+    """One planted bug. `quiet`: why a world without faults shows it, empty when none does."""
 
     number: int
     name: str
     sentence: str
-    quiet: frozenset[str]
+    quiet: str
     path: Path
 
 
@@ -53,12 +53,11 @@ def load(path: Path) -> Mutation:
     lines = head.splitlines()
     if not separator or not 1 <= len(lines) <= 2:
         raise PatchError(f"{path.name}: one sentence, perhaps a `Quiet:` line, then the diff")
-    quiet: frozenset[str] = frozenset()
+    quiet = ""
     if len(lines) == 2:
-        line = QUIET.fullmatch(lines[1])
-        if line is None:
-            raise PatchError(f"{path.name}: the second line is not `Quiet: VIOLATION: why`")
-        quiet = frozenset(line[1].split(", "))
+        if not lines[1].startswith(QUIET):
+            raise PatchError(f"{path.name}: the second line does not begin with `{QUIET}`")
+        quiet = lines[1].removeprefix(QUIET)
     return Mutation(int(match[1]), match[2], lines[0], quiet, path)
 
 

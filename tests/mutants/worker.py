@@ -1,10 +1,11 @@
 """Runs worlds with the code of one copy: a process of its own, so that nothing is shared.
 
-    PYTHONPATH=COPY python -P worker.py COPY [--quiet] SEED...
+    echo 1 2 3 | PYTHONPATH=COPY python -P worker.py COPY [--quiet]
 
-Prints one line of JSON for each seed, until whoever reads them has seen enough and ends it. With
-`--quiet` the worlds are without faults and without luck in their options. A world that does not
-come to an end within its processor time is reported as such; it is no finding.
+Reads seeds and prints one line of JSON for each, until whoever reads those has seen enough and ends
+it. With `--quiet` the worlds are without faults and without luck in their options. A world that
+does not come to an end within its processor time is reported as such; it is no finding. A world is
+`happy` when clients wrote, everything could be read at the end, and the history has no anomaly.
 
 Must not know: what is planted in the copy.
 """
@@ -33,26 +34,31 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("copy", type=Path)
     parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("seeds", type=int, nargs="+")
     arguments = parser.parse_args()
 
+    from vdl.check import report
     from vdl.sim.options import Options
     from vdl.sim.run import run_seed
 
     check_origin(arguments.copy)
     signal.signal(signal.SIGVTALRM, _expire)
     options = Options(seconds=6) if arguments.quiet else None
-    for seed in arguments.seeds:
-        violations: list[str] = []
-        ended = True
+    for seed in map(int, sys.stdin.read().split()):
+        line = {"seed": seed, "violations": [], "ended": True, "happy": False}
         signal.setitimer(signal.ITIMER_VIRTUAL, WORLD_CPU_S)
         try:
-            violations = [str(one) for one in run_seed(seed, options=options).violations]
+            outcome = run_seed(seed, options=options)
+            history = outcome.history
+            line["violations"] = [str(violation) for violation in outcome.violations]
+            line["happy"] = (
+                outcome.acknowledgements > 0
+                and any(op.final for op in history)
+                and not report.find(history)
+            )
         except _TooLong:
-            ended = False
+            line["ended"] = False
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        line = {"seed": seed, "violations": violations, "ended": ended}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
     return 0
