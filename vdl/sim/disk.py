@@ -195,13 +195,16 @@ class SimDisk:
         length = len(payload)
         end = position + length
         old_size = len(data)
-        if self.room is not None and end > old_size:
-            fits = old_size + self._take_room(end - old_size)
-            if fits < end:
+        growth = end - old_size
+        if self.room is not None and growth > 0:
+            fits = old_size + self.room - position
+            if fits < length:
                 # As a real write does: what fits is there, and nothing says so.
-                if fits > position:
-                    self.write(inode, [payload[: fits - position]], position, durable=False)
+                if fits > 0:
+                    self.write(inode, [payload[:fits]], position, durable=False)
+                self.room = 0
                 raise _no_space()
+            self.room -= growth
         old = bytes(data[position:end]) if self._steps is not None else b""
         if position > old_size:
             data.extend(bytes(position - old_size))

@@ -329,7 +329,7 @@ class Asker:
         self._asking = False
 
     def _schedule(self) -> None:
-        self._client.clock.call_later(self._rng.randint(50, 800) * MS, self._ask)
+        self._client.clock.call_later(self._rng.randint(20, 400) * MS, self._ask)
 
     def _ask(self) -> None:
         if not self._asking:

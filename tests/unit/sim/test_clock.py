@@ -73,3 +73,42 @@ def test_cancelled_timers_are_swept_from_the_heap() -> None:
     assert len(time._heap) < 2 * COMPACT_AT
     time.run_until(2000)
     assert kept == [1]
+
+
+def test_drifting_clock_stretches_seconds_and_timers_alike() -> None:
+    """A process cannot tell: its timers fire when its own clock says so, never before."""
+    for drift_ppm in (-50_000, -1, 0, 333, 50_000):
+        time = VirtualTime()
+        time.run_until(123_456_789)
+        clock = NodeClock(time, offset_ns=5, drift_ppm=drift_ppm)
+        late_ns = list[int]()
+
+        def arm(clock: NodeClock, delay_ns: int, late_ns: list[int]) -> None:
+            due_ns = clock.now_ns() + delay_ns
+            clock.call_later(delay_ns, lambda: late_ns.append(clock.now_ns() - due_ns))
+
+        for delay_ns in (0, 1, 999, 10_000_000, 1_200_000_000):
+            arm(clock, delay_ns, late_ns)
+        time.run_until(2_000_000_000)
+        assert len(late_ns) == 5
+        assert all(0 <= late <= 2 for late in late_ns), (drift_ppm, late_ns)
+
+
+def test_watch_is_called_after_each_event_and_when_it_leaves_the_process() -> None:
+    """One event may run in two processes: each is looked at when it is done there."""
+    time, seen = VirtualTime(), list[str]()
+    one, other = NodeClock(time), NodeClock(time)
+    one.watch = lambda: seen.append("one")
+    other.watch = lambda: seen.append("other")
+
+    def both() -> None:
+        time.enter(one)
+        time.enter(one)
+        seen.append("crossing")
+        time.enter(other)
+
+    time.after(1, both)
+    one.call_later(2, lambda: seen.append("event"))
+    time.after(3, lambda: seen.append("world"))
+    time.run_until(10)
+    assert seen == ["crossing", "one", "other", "event", "one", "world"]

@@ -116,6 +116,35 @@ def test_full_disk_refuses_growth_and_allows_overwriting() -> None:
     assert error.value.errno == errno.ENOSPC
 
 
+def test_disk_that_fills_up_takes_what_fits_and_says_no() -> None:
+    """As a real write does: the part that had room is there, and a second try finds none."""
+    disk, fs = a_disk(1)
+    file = fs.open("f", create=True)
+    disk.room = 300
+    with pytest.raises(OSError, match="no space"):
+        file.pwrite([b"a" * 200, b"b" * 200], 0)
+    assert file.pread(1_000, 0) == b"a" * 200 + b"b" * 100
+    with pytest.raises(OSError, match="no space"):
+        file.allocate(301)
+    with pytest.raises(OSError, match="no space"):
+        fs.open_meta("meta", 1 << 20).commit([(b"k", b"v")])
+    disk.room = None
+    file.pwrite([b"b" * 200], 200)
+    assert file.size() == 400
+
+
+def test_wiped_disk_is_empty_and_stays_so_over_a_power_cut() -> None:
+    """Nothing of the old one comes back, whatever had been pending."""
+    disk, fs = a_disk(1)
+    fs.make_directory("d")
+    fs.open("d/f", create=True).pwrite([b"x"], 0, durable=True)
+    fs.sync_directory("")
+    disk.wipe()
+    assert fs.list("") == []
+    disk.power_cut()
+    assert fs.list("") == []
+
+
 def test_meta_transactions_survive_whole_and_in_order() -> None:
     """A transaction cut while it was committing is there or not; completed ones are there."""
     seen = set[bytes | None]()
