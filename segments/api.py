@@ -65,6 +65,15 @@ class CorruptRecord(StorageError):
         self.actual = actual
 
 
+class EntriesDamaged(CorruptRecord):
+    """Entries [first, end) cannot be read from their segment: a hole. `Store.repair` fills it."""
+
+    def __init__(self, first: int, end: int, position: int) -> None:
+        super().__init__(f"entries [{first}, {end})", position)
+        self.first = first
+        self.end = end
+
+
 class DirectoryInUse(StorageError):
     """Another process holds the data directory."""
 
@@ -237,6 +246,12 @@ class Log(Protocol):
         """True when recovery proved that this replica lost entries or votes it may have
         acknowledged: it must never vote, acknowledge or serve again."""
 
+    @property
+    def holes(self) -> Sequence[tuple[int, int]]:
+        """Ranges [first, end) of entries that a read or the scrubber found damaged in their
+        segments, ascending. Terms and offsets around them are known; reading them raises
+        `EntriesDamaged`. Not durable: who reads them after a restart finds them again."""
+
     def term(self, index: int) -> int:
         """Term of the entry at `index`, or of the one before `first_index`. From memory, always.
         Raises Compacted, Unavailable."""
@@ -386,6 +401,17 @@ class Store(Protocol):
     ) -> None:
         """The log's segments, oldest first, and last what no segment holds yet; for retention,
         which deletes them whole. They hold everything up to the commit index."""
+
+    def repair(
+        self,
+        log: Log,
+        entries: Sequence[EntryLike],
+        done: Callable[[StorageError | None], None],
+    ) -> None:
+        """Write copies of entries, from a replica that has them, over holes. Each must have the
+        index and the term that the log knows, and the place and length that its index segment or
+        its neighbours say; it is read back before the hole is gone. `done` runs on the loop when
+        all are durable, or with what speaks against them. Entries in no hole are left alone."""
 
     # --- meta --------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from segments.api import EntryLike, SegmentSpan, Slices, StorageError, StoredEntry
+from segments.api import EntriesDamaged, EntryLike, SegmentSpan, Slices, StorageError, StoredEntry
 from segments.log import DiskLog
 
 T = TypeVar("T")
@@ -24,9 +24,23 @@ def read(log: DiskLog, offset: int, end_index: int, bytes_max: int) -> Callable[
         return _outcome(lambda: log.read(offset, end_index, bytes_max))
     files, segments, first, stop = log.files, list(log.segments), log.first, log.flushed_index + 1
     end = min(stop, end_index + 1)
-    return lambda: files.healing(
-        segments, stop, lambda: files.read(segments, offset, first, end, bytes_max)
-    )
+
+    def look(end: int) -> Slices:
+        return files.healing(
+            segments, stop, lambda: files.read(segments, offset, first, end, bytes_max)
+        )
+
+    def job() -> Slices:
+        try:
+            return look(end)
+        except EntriesDamaged as hole:
+            # Without its Idx a hole takes more of its segment along; what lies before it is good.
+            found = look(hole.first) if hole.first > first else Slices()
+            if found.end_offset <= offset:
+                raise
+            return found
+
+    return job
 
 
 def entries(log: DiskLog, first: int, end: int, bytes_max: int) -> Callable[[], list[StoredEntry]]:
@@ -35,7 +49,19 @@ def entries(log: DiskLog, first: int, end: int, bytes_max: int) -> Callable[[], 
         return _outcome(lambda: _as_stored(log.entries(first, end, bytes_max)))
     files, segments, stop = log.files, list(log.segments), log.flushed_index + 1
     end = min(end, stop)
-    return lambda: files.healing(segments, stop, lambda: files.entries(first, end, bytes_max))
+
+    def look(end: int) -> list[StoredEntry]:
+        return files.healing(segments, stop, lambda: files.entries(first, end, bytes_max))
+
+    def job() -> list[StoredEntry]:
+        try:
+            return look(end)
+        except EntriesDamaged as hole:
+            if hole.first <= first:
+                raise
+            return look(hole.first)
+
+    return job
 
 
 def index_of_timestamp(

@@ -83,3 +83,12 @@ def read_frame(view: memoryview, at: int, group_id: int, position: int) -> Store
     return StoredEntry(
         term, index, kind, view[at + FRAME_BYTES : at + size], base_offset, records, timestamp
     )
+
+
+def frame_at(view: memoryview, at: int, group_id: int, index: int) -> StoredEntry | None:
+    """The entry `index` framed at `at`, or None when it is not there or damaged."""
+    try:
+        entry = read_frame(view, at, group_id, 0)
+    except CorruptRecord:
+        return None
+    return entry if entry.index == index else None

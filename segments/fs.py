@@ -17,12 +17,13 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import lmdb
 
-from segments.api import Buffer, DirectoryInUse
+from segments.api import Buffer, CorruptRecord, DirectoryInUse
 
 IOV_MAX = 1024
 DISK_FULL_RETRY_MS = 1000
@@ -59,7 +60,8 @@ class Lock(Protocol):
 
 
 class MetaFile(Protocol):
-    """A small ordered key-value file whose commits are durable transactions."""
+    """A small ordered key-value file whose commits are durable transactions. What is read from
+    damaged pages raises CorruptRecord, or is nonsense that the reader must find out."""
 
     def get(self, key: bytes) -> bytes | None: ...
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
@@ -89,7 +91,8 @@ class FileSystem(Protocol):
     def lock(self, path: str) -> Lock:
         """Exclusive use of `path`. Raises DirectoryInUse."""
 
-    def open_meta(self, path: str, map_bytes: int) -> MetaFile: ...
+    def open_meta(self, path: str, map_bytes: int) -> MetaFile:
+        """Raises CorruptRecord when it cannot be used at all."""
 
 
 class RealFile:
@@ -160,6 +163,15 @@ class RealLock:
             os.close(fd)
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What LMDB finds wrong with its pages is damage, like a bad CRC."""
+    try:
+        yield
+    except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError) as error:
+        raise CorruptRecord("meta page", 0) from error
+
+
 class LmdbFile:
     """An LMDB environment. Never `writemap` (a stray pointer would write to the file), always
     synced."""
@@ -167,16 +179,19 @@ class LmdbFile:
     __slots__ = ("_environment",)
 
     def __init__(self, path: str, map_bytes: int) -> None:
-        self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
+        try:
+            self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise CorruptRecord("meta file", 0) from error
 
     def get(self, key: bytes) -> bytes | None:
-        with self._environment.begin() as transaction:
+        with _reading(), self._environment.begin() as transaction:
             value = transaction.get(key)
             return None if value is None else bytes(value)
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
-        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+        with _reading(), self._environment.begin() as transaction, transaction.cursor() as cursor:
             if cursor.set_range(prefix):
                 for key, value in cursor:
                     if not key.startswith(prefix):
@@ -194,6 +209,8 @@ class LmdbFile:
                         transaction.put(key, value)
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             raise OSError(errno.ENOSPC, "meta is full") from error
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError) as error:
+            raise CorruptRecord("meta page", 0) from error
 
     def close(self) -> None:
         self._environment.close()

@@ -37,6 +37,7 @@ from segments.block import (
 )
 from segments.cache import Cache, Chunk, Tail
 from segments.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, frame_header
+from segments.holes import Holes
 from segments.segment import Cursor, LogFiles, SegmentInfo
 from segments.terms import TermRuns
 
@@ -135,6 +136,7 @@ class DiskLog:
         "generation",
         "group",
         "hard",
+        "hole_ranges",
         "id",
         "install",
         "install_sequence",
@@ -186,6 +188,7 @@ class DiskLog:
         self.install: Install | None = None
         self.install_sequence = 0
         self.reset_token = 0
+        self.hole_ranges = Holes()
         self.rewritten = False
         self.flush_blocked = False
         self.generation = 0
@@ -242,6 +245,10 @@ class DiskLog:
     def lost(self) -> bool:
         return self.is_lost
 
+    @property
+    def holes(self) -> Sequence[tuple[int, int]]:
+        return self.hole_ranges.ranges
+
     def term(self, index: int) -> int:
         if self.first - 1 <= index <= self.last:
             return self.terms.term(index)
@@ -256,7 +263,8 @@ class DiskLog:
         if self.tail.first and index >= self.tail.first:
             entry = self.tail.entry(index)
             return entry.base_offset + entry.records
-        idx = self.files.idx(index)
+        files = self.files
+        idx = files.healing(self.segments, self.flushed_index + 1, lambda: files.idx(index))
         return idx.base_offset + idx.records
 
     def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
@@ -309,7 +317,10 @@ class DiskLog:
         found = self.tail.find_offset(offset)
         if found:
             return found
-        return self.files.index_of(self.segments, offset, self.first, self.flushed_index + 1)
+        files, segments, end = self.files, self.segments, self.flushed_index + 1
+        return files.healing(
+            segments, end, lambda: files.index_of(segments, offset, self.first, end)
+        )
 
     # --- staging -----------------------------------------------------------------------------
     def stage(self, entries: Sequence[EntryLike], batch: Batch) -> None:
@@ -503,6 +514,7 @@ class DiskLog:
         self.terms = TermRuns(first_index - 1, prev_term)
         self.segments = []
         self.cursor = Cursor()
+        self.hole_ranges.clear()
         self.generation += 1
         self.is_void = True
         self.flush_blocked = True
@@ -525,6 +537,7 @@ class DiskLog:
         """Drop entries below `first_index`; what is in memory goes with its chunk."""
         self.start_offset = self.offset_after(first_index - 1)
         self.terms.trim(first_index - 1)
+        self.hole_ranges.trim(first_index)
         self.first = first_index
 
     # --- where the log lies in the journal -----------------------------------------------------

@@ -18,7 +18,7 @@ Must not know: what the keys mean.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from crc32c import crc32c
 
 from segments import failpoint
 from segments.api import CorruptRecord, MetaBatch
-from segments.fs import MetaFile
+from segments.fs import FileSystem
 
 _APPLIED = struct.Struct("<QQQI")
 _ITEM = struct.Struct("<IH")
@@ -49,10 +49,41 @@ _NOTHING: Mapping[int, Reset] = MappingProxyType({})
 class Meta:
     """Checkpointed state of all logs."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("_file", "_fs", "_map_bytes", "_outdated", "_path", "salvaged")
 
-    def __init__(self, file: MetaFile) -> None:
-        self._file = file
+    def __init__(self, fs: FileSystem, path: str, map_bytes: int) -> None:
+        """Open the file at `path`, or make one; what cannot be opened at all is put aside."""
+        self._fs = fs
+        self._path = path
+        self._map_bytes = map_bytes
+        self._outdated: set[int] = set()
+        self.salvaged = 0
+        fresh = f"{path}.new"
+        if fs.exists(fresh) and fs.exists(path):
+            fs.remove_tree(fresh)  # of a salvage that a crash cut short
+        elif fs.exists(fresh):
+            fs.rename(fresh, path)
+        try:
+            self._file = fs.open_meta(path, map_bytes)
+        except CorruptRecord:
+            self._put_aside()
+            self._file = fs.open_meta(path, map_bytes)
+
+    def check(self, log_ids: Iterable[int]) -> None:
+        """Read everything once; keep what is good in a new file when something is not. Blocks."""
+        for log_id in log_ids:
+            try:
+                self.load(log_id)
+            except CorruptRecord:
+                self._outdated.add(log_id)
+        if self._outdated:
+            self._salvage()
+
+    def expect(self, log_id: int, applied: int) -> None:
+        """The journal says that a checkpoint up to `applied` was made. When less is found here, a
+        page was lost: the log's state cannot be loaded until all of it is written again."""
+        if applied > self.applied(log_id):
+            self._outdated.add(log_id)
 
     def applied(self, log_id: int) -> int:
         """The applied index of the last checkpoint, 0 when there is none or it is damaged."""
@@ -63,6 +94,8 @@ class Meta:
 
     def load(self, log_id: int) -> tuple[int, list[tuple[bytes, bytes]]]:
         """(applied index, items in key order). Raises CorruptRecord."""
+        if log_id in self._outdated:
+            raise CorruptRecord("meta of log is missing", log_id)
         applied, count, digest = self._read_applied(log_id)
         prefix = _LOG.pack(log_id) + b"k"
         items: list[tuple[bytes, bytes]] = []
@@ -77,21 +110,77 @@ class Meta:
 
     def covers(self, log_id: int, reset: Reset) -> bool:
         """Whether what is stored was made of the state that came with `reset`, or later."""
-        stored = self._file.get(_LOG.pack(log_id) + b"r")
+        try:
+            stored = self._file.get(_LOG.pack(log_id) + b"r")
+        except CorruptRecord:
+            return False
         return stored == _seal_reset(log_id, reset)
 
     def commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset] = _NOTHING) -> None:
         """Write the batches, and by log id the resets that they cover, in one durable
         transaction."""
+        if not batches:
+            return
+        try:
+            self._commit(batches, covered)
+        except CorruptRecord:
+            # A page that nobody had read: of the file's own lists, or since damaged.
+            self._salvage()
+            self._commit(batches, covered)
+
+    def _commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset]) -> None:
         puts: list[tuple[bytes, bytes | None]] = []
         for batch in batches:
-            self._add(batch, puts)
+            if batch.clear or batch.log_id not in self._outdated:
+                self._add(batch, puts)
         for log_id, reset in covered.items():
             puts.append((_LOG.pack(log_id) + b"r", _seal_reset(log_id, reset)))
-        if puts:
-            failpoint.hit("meta.before_commit")
-            self._file.commit(puts)
-            failpoint.hit("meta.committed")
+        failpoint.hit("meta.before_commit")
+        self._file.commit(puts)
+        self._outdated -= {batch.log_id for batch in batches if batch.clear}
+        failpoint.hit("meta.committed")
+
+    def _salvage(self) -> None:
+        """Begin a new file with the logs whose state is good; the others' must be written anew."""
+        kept: list[tuple[bytes, bytes | None]] = []
+        for log_id in self._log_ids():
+            stored = self._salvageable(log_id)
+            if stored:
+                kept += stored
+            else:
+                self._outdated.add(log_id)
+        fresh = f"{self._path}.new"
+        if self._fs.exists(fresh):
+            self._fs.remove_tree(fresh)
+        file = self._fs.open_meta(fresh, self._map_bytes)
+        file.commit(kept)
+        file.close()
+        self._file.close()
+        self._put_aside()
+        self._fs.rename(fresh, self._path)
+        self._fs.sync_directory(self._path.rpartition("/")[0])
+        self._file = self._fs.open_meta(self._path, self._map_bytes)
+        self.salvaged += 1
+
+    def _log_ids(self) -> list[int]:
+        """Logs that have something stored, as far as it can be told."""
+        try:
+            return sorted({_LOG.unpack_from(key)[0] for key, _ in self._file.scan(b"")})
+        except CorruptRecord:
+            return []
+
+    def _salvageable(self, log_id: int) -> list[tuple[bytes, bytes]]:
+        try:
+            self.load(log_id)
+            return self._file.scan(_LOG.pack(log_id))
+        except CorruptRecord:
+            return []
+
+    def _put_aside(self) -> None:
+        aside = f"{self._path}.damaged"
+        if self._fs.exists(aside):
+            self._fs.remove_tree(aside)
+        self._fs.rename(self._path, aside)
 
     def forget(self, log_id: int) -> None:
         """Delete everything of a log."""

@@ -79,6 +79,7 @@ def recover(
         except (StorageError, FileNotFoundError):
             log = _open_lost(files, known.replica_number, cache, replayed)
         log.applied = meta.applied(log_id)
+        meta.expect(log_id, replayed.applied)
         log.is_lost = log.is_lost or replayed.lost
         if log.applied > log.last:
             log.is_lost = True  # only what was durable here is ever applied
@@ -92,6 +93,7 @@ def recover(
             found.newly_lost.append(log_id)
         found.logs[log_id] = log
     reader.close()
+    meta.check(found.logs)
     return found
 
 

@@ -94,6 +94,8 @@ class ReplayedLog:
     """What the first file's header says: the first record seen is not above it."""
     suspect: bool = False
     frames: dict[int, FrameRef] = field(default_factory=dict)
+    applied: int = 0
+    """Of the last checkpoint before the newest file: meta cannot truly say less."""
     installed: FrameRef | None = None
     """Of the last reset, when a state came with it."""
 
@@ -218,6 +220,11 @@ class _Replayer:
         for mark in base.marks:
             self._start_from(mark)
         end_lsn = 0
+        for current in chain:
+            assert current.header is not None, current.path
+            for mark in current.header.marks:
+                if mark.log_id in self._logs:
+                    self._logs[mark.log_id].applied = mark.applied
         for n, current in enumerate(chain):
             following = chain[n + 1].header if n + 1 < len(chain) else None
             stop = following.start_lsn if following is not None else None

@@ -23,8 +23,8 @@ from typing import TypeVar
 from crc32c import crc32c
 
 from segments import failpoint
-from segments.api import CorruptRecord, OffsetOutOfRange, Slices, StoredEntry
-from segments.frame import FRAME_BYTES, frame_length, read_frame
+from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, Slices, StoredEntry
+from segments.frame import FRAME_BYTES, frame_at, frame_length, read_frame
 from segments.fs import File, FileSystem
 from segments.index import (
     IDX_BYTES,
@@ -156,7 +156,10 @@ class LogFiles:
                 stop, left = _run(rows, start, left, any_yet=bool(found))
                 if stop == start:
                     return found
-                found += self._frames(rows[start:stop], first + start)
+                part = self._frames(rows[start:stop], first + start)
+                found += part
+                if len(part) < stop - start:
+                    return found
                 start = stop
             first += len(rows)
         return found
@@ -169,7 +172,12 @@ class LogFiles:
         slices = Slices(first_offset=offset, end_offset=offset)
         left = bytes_max
         while index < end:
-            entries = self.entries(index, end, left)
+            try:
+                entries = self.entries(index, end, left)
+            except EntriesDamaged:
+                if slices.buffers:
+                    break
+                raise
             if not entries or (slices.buffers and len(entries[0].data) > left):
                 break
             for entry in entries:
@@ -234,7 +242,10 @@ class LogFiles:
         return runs
 
     def _frames(self, rows: Sequence[Idx], first: int) -> list[StoredEntry]:
-        """The entries of `rows`, which lie end to end in one segment."""
+        """The entries of `rows`, which lie end to end in one segment, up to the first damaged one.
+
+        Raises EntriesDamaged when that is the first of all.
+        """
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
         file = self.fs.open(self.segment_path(rows[0].segment))
@@ -244,18 +255,25 @@ class LogFiles:
             file.close()
         found: list[StoredEntry] = []
         for n, row in enumerate(rows):
-            entry = read_frame(view, row.position - start, self.group_id, row.position)
-            if entry.index != first + n:
-                raise CorruptRecord(
-                    "entry of another index", row.position, expected=first + n, actual=entry.index
-                )
+            entry = frame_at(view, row.position - start, self.group_id, first + n)
+            if entry is None:
+                break
             found.append(entry)
+        if not found:
+            bad = 1
+            while bad < len(rows) and not frame_at(
+                view, rows[bad].position - start, self.group_id, first + bad
+            ):
+                bad += 1
+            raise EntriesDamaged(first, first + bad, rows[0].position)
         return found
 
     # --- rebuilding ------------------------------------------------------------------------------
     def segments(self) -> tuple[list[SegmentInfo], list[str]]:
         """(log segments by number, files behind the last whose header is not good: begun, and cut
-        short by a crash). Raises CorruptRecord for a bad header between good ones."""
+        short by a crash). A header that is damaged is told by the first frame.
+
+        Raises CorruptRecord for a bad header between good ones."""
         found: list[SegmentInfo] = []
         begun: list[str] = []
         for name in self.fs.list(self.directory):
@@ -264,7 +282,7 @@ class LogFiles:
             path = f"{self.directory}/{name}"
             file = self.fs.open(path)
             try:
-                info = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), self.log_id)
+                info = self._look(file, int(name.partition(".")[0]))
             except CorruptRecord:
                 begun.append(path)
             else:
@@ -275,10 +293,21 @@ class LogFiles:
                 file.close()
         return found, begun
 
+    def _look(self, file: File, number: int) -> SegmentInfo:
+        """What a log segment says of itself. Raises CorruptRecord."""
+        try:
+            return decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), self.log_id)
+        except CorruptRecord:
+            head = memoryview(file.pread(FRAME_BYTES, SEGMENT_HEADER_BYTES))
+            size = min(frame_length(head, 0), file.size())
+            view = memoryview(file.pread(size, SEGMENT_HEADER_BYTES))
+            first = read_frame(view, 0, self.group_id, SEGMENT_HEADER_BYTES)
+            return SegmentInfo(number, first.index, first.base_offset)
+
     def walk(self, segment: SegmentInfo, end: int) -> Iterator[tuple[StoredEntry, int, int]]:
         """(entry, position, length) of a segment's frames below index `end`, in order.
 
-        Raises CorruptRecord where the frames break off before `end`.
+        Raises EntriesDamaged where the frames break off before `end`.
         """
         file = self.fs.open(self.segment_path(segment.number))
         try:
@@ -294,12 +323,12 @@ class LogFiles:
                     view = memoryview(file.pread(_WALK_BYTES, position))
                     need = frame_length(view, 0)
                     if need == 0 or need > size - position:
-                        raise CorruptRecord("segment ends", position, expected=end, actual=index)
+                        raise EntriesDamaged(index, end, position)
                     if need > len(view):
                         view = memoryview(file.pread(need, position))
-                entry = read_frame(view, at, self.group_id, position)
-                if entry.index != index:
-                    raise CorruptRecord("walk", position, expected=index, actual=entry.index)
+                entry = frame_at(view, at, self.group_id, index)
+                if entry is None:
+                    raise EntriesDamaged(index, end, position)
                 yield entry, position, need
                 position += need
                 index += 1
@@ -321,12 +350,19 @@ class LogFiles:
         for n, segment in enumerate(segments):
             stop = segments[n + 1].first_index if n + 1 < len(segments) else end
             if segment.first_index <= damage.position < stop:
-                self.rebuild(segment, stop)
+                try:
+                    self.rebuild(segment, stop)
+                except EntriesDamaged as hole:
+                    if hole.first <= damage.position:
+                        raise
                 return
         raise damage
 
     def rebuild(self, segment: SegmentInfo, end: int) -> Cursor:
-        """Write the Idx of a segment's entries below `end` again from its frames."""
+        """Write the Idx of a segment's entries below `end` again from its frames.
+
+        Raises EntriesDamaged behind what could be read.
+        """
         cursor = Cursor(segment.number, SEGMENT_HEADER_BYTES)
         writer = IndexWriter(self)
         try:
@@ -337,9 +373,9 @@ class LogFiles:
                     entry.index, entry.base_offset, cursor.max_timestamp, position, length,
                     segment.number, entry.term, entry.records, int(entry.kind),
                 )  # fmt: skip
+        finally:
             writer.flush()
             writer.sync()
-        finally:
             writer.close()
         return cursor
 

@@ -19,6 +19,8 @@ from segments import cold, failpoint
 from segments.api import (
     Buffer,
     Compacted,
+    CorruptRecord,
+    EntriesDamaged,
     EntryLike,
     HardState,
     Log,
@@ -47,6 +49,7 @@ from segments.leftovers import remove_log, remove_stale, remove_strangers
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
+from segments.repair import copy_of, repair
 from segments.retention import remove_below
 from segments.roster import Roster
 from segments.segment import LogFiles
@@ -126,7 +129,7 @@ class DiskStore:
                 identity = Identity(rng.randbytes(16))
                 write_identity(fs, directory, encode(identity))
             remove_strangers(fs, directory, identity)
-            meta = Meta(fs.open_meta(f"{directory}/meta", options.meta_map_bytes))
+            meta = Meta(fs, f"{directory}/meta", options.meta_map_bytes)
             fs.sync_directory(directory)
             cache = Cache(options.cache_bytes_max)
             recovered = recover(fs, directory, identity, cache, meta, options.index_segment_entries)
@@ -375,7 +378,7 @@ class DiskStore:
         done: Callable[[Slices | StorageError], None],
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._run_cold(cold.read(log, offset, end_index, bytes_max), done)
+        self._run_cold(log, cold.read(log, offset, end_index, bytes_max), done)
 
     def entries_cold(
         self,
@@ -386,7 +389,7 @@ class DiskStore:
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._run_cold(cold.entries(log, first, end, bytes_max), done)
+        self._run_cold(log, cold.entries(log, first, end, bytes_max), done)
 
     def index_of_timestamp(
         self,
@@ -403,15 +406,19 @@ class DiskStore:
                 index = cold.index_in_tail(log, timestamp_ms, end, end_index + 1)
             done(index)
 
-        self._run_cold(job, found)
+        self._run_cold(log, job, found)
 
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._run_cold(cold.segment_spans(log), done)
+        self._run_cold(log, cold.segment_spans(log), done)
 
-    def _run_cold(self, job: Callable[[], T], done: Callable[[T | StorageError], None]) -> None:
+    def _run_cold(
+        self, log: DiskLog, job: Callable[[], T], done: Callable[[T | StorageError], None]
+    ) -> None:
+        generation = log.generation
+
         def finished(result: T | BaseException) -> None:
             if isinstance(result, FileNotFoundError):
                 done(Compacted("the segment was deleted meanwhile"))
@@ -420,9 +427,53 @@ class DiskStore:
             elif isinstance(result, BaseException) and not isinstance(result, StorageError):
                 raise result
             else:
+                if isinstance(result, EntriesDamaged) and log.generation == generation:
+                    log.hole_ranges.add(result.first, result.end)
+                    log.hole_ranges.trim(log.first)
                 done(result)
 
         self._workers.pool(job, finished)
+
+    def repair(
+        self,
+        log: Log,
+        entries: Sequence[EntryLike],
+        done: Callable[[StorageError | None], None],
+    ) -> None:
+        assert isinstance(log, DiskLog), type(log)
+        try:
+            copies = {
+                entry.index: copy_of(entry, log.term(entry.index))
+                for entry in entries
+                if entry.index in log.hole_ranges
+            }
+        except StorageError as error:
+            done(error)
+            return
+        generation = log.generation
+        failure: list[CorruptRecord] = []
+
+        def begin() -> Callable[[], None] | None:
+            if log.generation != generation:
+                done(None)
+                return None
+            segments, end = list(log.segments), log.flushed_index + 1
+
+            def write() -> None:
+                try:
+                    repair(log.files, segments, end, copies)
+                except CorruptRecord as error:
+                    failure.append(error)
+
+            return write
+
+        def written() -> None:
+            if not failure and log.generation == generation:
+                log.hole_ranges.fill(copies)
+            done(failure[0] if failure else None)
+
+        self._chores.add(Chore(0, begin, written))
+        self._chores.next()
 
     # --- meta ---------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:
@@ -461,6 +512,8 @@ class DiskStore:
         return {
             "logs": len(self._logs),
             "logs_lost": sum(log.is_lost for log in self._logs.values()),
+            "meta_salvaged": self._meta.salvaged,
+            "holes": sum(len(log.holes) for log in self._logs.values()),
             "segments": sum(len(log.segments) for log in self._logs.values()),
             "unflushed_bytes": cache.unflushed,
             "cache_bytes": cache.bytes,

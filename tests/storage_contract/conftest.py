@@ -12,7 +12,8 @@ import pytest
 
 from segments.api import HardState, NotInMemory, StorageError, StoredEntry, StoreOptions
 from segments.fs import RealFileSystem
-from segments.memory import InlineWorkers, MemoryStore
+from segments.inline import InlineWorkers
+from segments.memory import MemoryStore
 from segments.store import DiskStore
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem

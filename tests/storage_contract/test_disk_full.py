@@ -12,7 +12,7 @@ import pytest
 
 from segments import failpoint
 from segments.api import HardState, StoreOptions
-from segments.memory import InlineWorkers
+from segments.inline import InlineWorkers
 from tests.storage_contract.conftest import DiskHarness
 from tests.storage_contract.steps import OPTIONS, Step, draw
 from tests.storage_contract.test_failpoints import STAGED, Engine, Twin, at, seen

@@ -10,7 +10,7 @@ from segments import checkpoints as checkpoints_module
 from segments.api import HardState, Log, MetaBatch, StoredEntry, StoreOptions
 from segments.flusher import FlushPlan
 from segments.fs import RealFileSystem
-from segments.memory import InlineWorkers
+from segments.inline import InlineWorkers
 from segments.store import DiskStore
 
 JOURNAL_BYTES = 256 << 10

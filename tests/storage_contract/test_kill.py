@@ -9,7 +9,7 @@ from pathlib import Path
 
 from segments.api import StoreOptions
 from segments.fs import RealFileSystem
-from segments.memory import InlineWorkers
+from segments.inline import InlineWorkers
 from segments.store import DiskStore
 
 ROOT = Path(__file__).resolve().parents[2]

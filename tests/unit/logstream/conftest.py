@@ -12,7 +12,8 @@ import pytest
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.memory import Network
-from segments.memory import InlineWorkers, MemoryStore
+from segments.inline import InlineWorkers
+from segments.memory import MemoryStore
 from vdl.clock import MS
 from vdl.logstream.birth import BirthRecord
 from vdl.logstream.host import Host

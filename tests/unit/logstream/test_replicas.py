@@ -3,7 +3,8 @@
 from typing import Any
 
 from segments.api import Log
-from segments.memory import InlineWorkers, MemoryStore
+from segments.inline import InlineWorkers
+from segments.memory import MemoryStore
 from vdl.logstream.birth import BirthRecord
 from vdl.logstream.replicas import Replicas
 from vdl.state.catalog import Catalog

@@ -6,7 +6,7 @@ import pytest
 
 from segments.api import HardState, StoredEntry, StoreOptions
 from segments.fs import RealFileSystem
-from segments.memory import InlineWorkers
+from segments.inline import InlineWorkers
 from segments.store import DiskStore
 
 OPTIONS = StoreOptions(

@@ -1,0 +1,47 @@
+"""Holes of a log: ranges of entries that are known to be damaged.
+
+Must not know: how they are found or filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Holes:
+    """Ranges [first, end), ascending, apart from each other."""
+
+    __slots__ = ("ranges",)
+
+    def __init__(self) -> None:
+        self.ranges: tuple[tuple[int, int], ...] = ()
+
+    def __contains__(self, index: int) -> bool:
+        return any(first <= index < end for first, end in self.ranges)
+
+    def add(self, first: int, end: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for a, b in sorted([*self.ranges, (first, end)]):
+            if merged and a <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(merged[-1][1], b)
+            else:
+                merged.append((a, b))
+        self.ranges = tuple(merged)
+
+    def fill(self, indexes: Iterable[int]) -> None:
+        """These entries are good again."""
+        for index in indexes:
+            self._cut(index, index + 1)
+
+    def trim(self, first_index: int) -> None:
+        """Entries below are gone."""
+        self._cut(0, first_index)
+
+    def clear(self) -> None:
+        self.ranges = ()
+
+    def _cut(self, first: int, end: int) -> None:
+        left: list[tuple[int, int]] = []
+        for a, b in self.ranges:
+            left += [(a, min(b, first)), (max(a, end), b)]
+        self.ranges = tuple((a, b) for a, b in left if a < b)

@@ -1,0 +1,262 @@
+"""Bits that flip at rest: found or harmless, and repaired from a copy.
+
+The twin stands for the replica that has a good copy. What the engine serves is either what the twin
+has or an error that names what cannot be served; never anything else.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, StoredEntry
+
+COUNT = 260
+
+
+def flip(path, position, bit=0):
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def build(make_harness, tmp_path):
+    """(engine, twin) with the same log: many sealed segments, terms that change."""
+    sides = make_harness("disk", tmp_path), make_harness("memory", None)
+    for side in sides:
+        log = side.new_log()
+        for n in range(COUNT):
+            term = 1 + n // 60
+            data = bytes((n * 7 + k) & 0xFF for k in range(20 + n * 37 % 400))
+            entry = StoredEntry(term, n + 1, 3 if n % 50 == 0 else 0, data, log.next_offset,
+                                0 if n % 50 == 0 else 1 + n % 3, n)  # fmt: skip
+            side.store.append(log, [entry])
+            side.store.set_hard_state(log, HardState(term, 1, n + 1))
+            if n % 8 == 0:
+                side.submit()
+        side.submit()
+        side.checkpoint()
+    return sides
+
+
+def folder(engine, log):
+    return Path(engine.directory) / "logs" / f"{log.log_id:08x}"
+
+
+def read_all(engine, twin):
+    """Read every entry through the engine; the indexes it could not give, each checked with the
+    twin where it could."""
+    log, other = engine.log, twin.log
+    bad, index = [], log.first_index
+    while index <= log.last_index:
+        try:
+            found = engine.entries(log, index, log.last_index + 1, 3000)
+        except EntriesDamaged as damage:
+            hole = damage
+            found = []
+        if not found:
+            assert hole.first == index
+            bad += range(hole.first, hole.end)
+            index = hole.end
+            continue
+        for entry in found:
+            (true,) = other.entries(entry.index, entry.index + 1, 0)
+            assert (entry.term, int(entry.kind), bytes(entry.data)) == (
+                true.term, true.kind, bytes(true.data),
+            )  # fmt: skip
+            assert (entry.base_offset, entry.records) == (true.base_offset, true.records)
+        index = found[-1].index + 1
+    assert sorted(set(bad)) == [i for first, end in log.holes for i in range(first, end)]
+    return bad
+
+
+def mend(engine, twin, indexes):
+    """Repair from the twin's copy."""
+    copies = [twin.log.entries(i, i + 1, 0)[0] for i in indexes]
+    answers = []
+    engine.store.repair(engine.log, copies, answers.append)
+    engine.pump()
+    return answers[0]
+
+
+def test_damaged_frame_of_a_sealed_segment_is_a_hole_until_it_is_repaired(make_harness, tmp_path):
+    """The range is named; what lies around it is served; the copy is durable."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    segment = log.segments[1]
+    idx = log.files.idx(segment.first_index + 2)
+    flip(folder(engine, log) / f"{segment.number:010d}.log", idx.position + 60)
+    log = engine.reopen()
+    assert log.holes == ()
+    bad = segment.first_index + 2
+    with pytest.raises(EntriesDamaged) as caught:
+        engine.entries(log, bad, bad + 5)
+    assert (caught.value.first, caught.value.end) == (bad, bad + 1)
+    assert log.holes == ((bad, bad + 1),)
+    assert engine.store.stats()["holes"] == 1
+    assert [e.index for e in engine.entries(log, bad - 2, bad + 5)] == [bad - 2, bad - 1]
+    assert read_all(engine, twin) == [bad]
+    assert mend(engine, twin, [bad]) is None
+    assert log.holes == ()
+    assert read_all(engine, twin) == []
+    engine.reopen()
+    assert read_all(engine, twin) == []
+    engine.crash()
+
+
+def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path):
+    """Term, length, offsets and kind must match what is known."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    bad = log.segments[1].first_index + 1
+    idx = log.files.idx(bad)
+    path = folder(engine, log) / f"{idx.segment:010d}.log"
+    flip(path, idx.position + 50)
+    with pytest.raises(EntriesDamaged):
+        engine.entries(log, bad, bad + 1)
+    before = path.read_bytes()
+    (true,) = twin.log.entries(bad, bad + 1, 0)
+    for change in (
+        {"term": true.term + 1}, {"data": bytes(true.data) + b"x"}, {"kind": 9},
+        {"base_offset": true.base_offset + 1}, {"records": true.records + 1},
+    ):  # fmt: skip
+        values = {f: getattr(true, f) for f in StoredEntry.__dataclass_fields__} | change
+        answers = []
+        engine.store.repair(log, [StoredEntry(**values)], answers.append)
+        engine.pump()
+        assert isinstance(answers[0], CorruptRecord), change
+        assert path.read_bytes() == before
+        assert log.holes == ((bad, bad + 1),)
+    assert mend(engine, twin, [bad]) is None
+    engine.crash()
+
+
+def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
+    make_harness, tmp_path
+):
+    """Real flips, one or two at a time, between lives or under a running store: what is served is
+    right, what is not is repaired from the twin, and the next life finds everything good."""
+    engine, twin = build(make_harness, tmp_path)
+    rng = random.Random(8)
+    holes = 0
+    for round_ in range(120):
+        files = sorted(folder(engine, engine.log).iterdir())
+        used = {p.name: size_in_use(engine, p) for p in files}
+        for _ in range(1 + round_ % 2):
+            path = rng.choice(files)
+            flip(path, rng.randrange(used[path.name]), rng.randrange(8))
+        if round_ % 3 == 0:
+            engine.reopen()
+        assert not engine.log.lost
+        bad = read_all(engine, twin)
+        holes += len(bad)
+        if bad:
+            assert mend(engine, twin, bad) is None
+        assert read_all(engine, twin) == []
+        engine.reopen()
+        assert not engine.log.lost
+        assert read_all(engine, twin) == []
+        assert engine.log.holes == ()
+    assert holes > 20
+    engine.crash()
+
+
+def size_in_use(engine, path):
+    """Bytes of a file that count."""
+    log = engine.log
+    size = path.stat().st_size
+    if path.suffix == ".log" and int(path.stem) == log.cursor.segment:
+        return log.cursor.position
+    return size
+
+
+@pytest.mark.parametrize("what", ["missing", "short", "zeros", "other"])
+def test_index_that_is_missing_short_or_wrong_is_built_again(make_harness, tmp_path, what):
+    """An index holds nothing that its log segments do not."""
+    engine, twin = build(make_harness, tmp_path)
+    for life in range(2):
+        for path in sorted(folder(engine, engine.log).glob("*.index")):
+            if what == "missing":
+                path.unlink()
+            elif what == "short":
+                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 + 7])
+            elif what == "zeros":
+                path.write_bytes(bytes(path.stat().st_size))
+            else:
+                path.write_bytes(random.Random(life).randbytes(path.stat().st_size))
+        if life:
+            engine.reopen()
+        assert not engine.log.lost
+        assert read_all(engine, twin) == []
+        for offset in range(0, twin.log.next_offset, 9):
+            assert engine.log.index_of(offset) == twin.log.index_of(offset)
+    engine.crash()
+
+
+def test_hole_whose_index_is_damaged_too_is_repaired_by_walking(make_harness, tmp_path):
+    """Both say nothing about the entry: its place is behind those before it."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    bad = log.segments[2].first_index + 1
+    idx = log.files.idx(bad)
+    flip(folder(engine, log) / f"{idx.segment:010d}.log", idx.position + 5, 6)  # its length
+    number, position = bad // 16, 64 + bad % 16 * 40
+    flip(folder(engine, log) / f"{number:010d}.index", position + 3)
+    found = read_all(engine, twin)
+    assert bad in found
+    assert mend(engine, twin, found) is None
+    assert read_all(engine, twin) == []
+    engine.reopen()
+    assert read_all(engine, twin) == []
+    engine.crash()
+
+
+def test_segment_cut_short_is_filled_again(make_harness, tmp_path):
+    """The end of a sealed segment is gone."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    path = folder(engine, log) / f"{log.segments[1].number:010d}.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    found = read_all(engine, twin)
+    assert len(found) > 2
+    assert mend(engine, twin, found) is None
+    assert path.read_bytes() == whole
+    engine.reopen()
+    assert read_all(engine, twin) == []
+    engine.crash()
+
+
+def test_flipped_bits_of_the_meta_are_found_or_harmless(make_harness, tmp_path):
+    """Applied state is what was stored, or it is refused; never a default, never another state.
+    The store opens whatever has become of it, and takes a whole state anew."""
+    engine = make_harness("disk", tmp_path)
+    log = engine.new_log()
+    engine.store.append(log, [StoredEntry(1, n, 0, b"x", n, 1, n) for n in range(1, 2000)])
+    engine.store.set_hard_state(log, HardState(1, 1, 1999))
+    engine.submit()
+    rng = random.Random(6)
+    refused = 0
+    for round_ in range(60):
+        items = [(f"k{n}".encode(), rng.randbytes(rng.randrange(300))) for n in range(120)]
+        batches = [MetaBatch(log.log_id, round_ + 1, items, clear=True)]
+        engine.store.collect_meta = lambda batches=batches: batches
+        engine.checkpoint()
+        engine.store.collect_meta = list
+        assert engine.store.load_meta(log) == (round_ + 1, sorted(items))
+        log = engine.reopen()  # the next journal file's header knows of this checkpoint
+        assert engine.store.load_meta(log) == (round_ + 1, sorted(items))
+        engine.crash()
+        path = Path(engine.directory) / "meta" / "data.mdb"
+        flip(path, rng.randrange(path.stat().st_size), rng.randrange(8))
+        engine.start()
+        log = engine.log
+        assert not log.lost
+        try:
+            assert engine.store.load_meta(log) == (round_ + 1, sorted(items))
+        except CorruptRecord:
+            refused += 1
+    assert refused > 5
+    engine.crash()
