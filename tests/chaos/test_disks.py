@@ -51,6 +51,23 @@ def test_power_cut_loses_exactly_what_was_not_synced(disks: Disks) -> None:
     disk.discard()
 
 
+def test_failed_disk_refuses_and_keeps_what_was_synced(disks: Disks) -> None:
+    """Every sync fails; plugged in again, the disk has what it had."""
+    disk = disks.make(disks.make_folder() / "disk", DISK_BYTES)
+    path = disk.mount_point / "data"
+    write(path, b"kept" * 1_000, sync=True)
+    with path.open("r+b", buffering=0) as file:
+        disk.fail()
+        with pytest.raises(OSError) as failure:
+            os.pwritev(file.fileno(), [b"lost" * 1_000], 0, os.RWF_DSYNC)
+    assert failure.value.errno == errno.EIO
+    disk.unmount()
+    disk.check()
+    disk.mount()
+    assert path.read_bytes() == b"kept" * 1_000
+    disk.discard()
+
+
 def test_exhausted_disk_accepts_writes_and_fails_their_sync(disks: Disks) -> None:
     """A write succeeds, its sync does not; with space given back and a check as at boot, the disk
     is usable again."""

@@ -19,9 +19,16 @@ HEALTHY_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.1
 
 
-def create_topic(replica_set: ReplicaSet, name: str, *, partitions: int = 1) -> None:
+def create_topic(
+    replica_set: ReplicaSet, name: str, *, partitions: int = 1, alone_on: int = 0
+) -> None:
+    """With a replica on every server, or with its only one on the server `alone_on`."""
     admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=replica_set.nodes)
+    topic = (
+        NewTopic(name, num_partitions=partitions, replica_assignment=[[alone_on]] * partitions)
+        if alone_on
+        else NewTopic(name, num_partitions=partitions, replication_factor=replica_set.nodes)
+    )
     admin.create_topics([topic])[name].result(timeout=CALL_SECONDS_MAX)
 
 
@@ -53,16 +60,25 @@ def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
 
 def wait_healthy(replica_set: ReplicaSet) -> float:
     """Return when every group has a leader and all its replicas have what it has; the seconds."""
+    return _wait(replica_set, is_quiet=False)
+
+
+def wait_equal(replica_set: ReplicaSet) -> float:
+    """As `wait_healthy`, for servers that nobody writes to: no replica lacks a single entry."""
+    return _wait(replica_set, is_quiet=True)
+
+
+def _wait(replica_set: ReplicaSet, *, is_quiet: bool) -> float:
     began = time.monotonic()
     while True:
-        problem = _problem(replica_set)
+        problem = _problem(replica_set, is_quiet)
         if not problem:
             return time.monotonic() - began
         assert time.monotonic() - began < HEALTHY_SECONDS_MAX, problem
         time.sleep(POLL_SECONDS)
 
 
-def _problem(replica_set: ReplicaSet) -> str:
+def _problem(replica_set: ReplicaSet, is_quiet: bool) -> str:
     try:
         cluster = status(replica_set)
     except Unreachable as error:
@@ -79,6 +95,8 @@ def _problem(replica_set: ReplicaSet) -> str:
             # Under load a follower is always a few records behind; entries count what is on disk.
             if replica.lag < 0 or replica.lag > LAG_MAX:
                 return f"{group.name} on {replica.server} is {replica.lag} records behind"
+            if is_quiet and replica.server != group.leader and replica.lag_entries != 0:
+                return f"{group.name} on {replica.server} lacks {replica.lag_entries} entries"
     return ""
 
 

@@ -8,6 +8,7 @@ Must not know: how the servers came to stop, clients.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,12 +16,14 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from segments.api import DirectoryInUse
 from segments.frame import read_frame
 from segments.fs import RealFileSystem
 from segments.identity import LogIdentity
 from segments.journal import file_path
 from segments.tool import Directory
 
+CLOSED_SECONDS_MAX = 10.0
 Digest = tuple[int, int, int]
 """Term, base offset, CRC of the payload."""
 
@@ -82,9 +85,20 @@ def _compare(copies: list[Copy]) -> int:
 
 
 def _read_store(store: Path) -> list[Copy]:
-    fs = RealFileSystem()
-    with Directory(fs, str(store)) as directory:
+    with _open(store) as directory:
         return [_read_log(directory, known) for _, known in sorted(directory.identity.logs.items())]
+
+
+def _open(store: Path) -> Directory:
+    """The files of a process that has just been killed are closed a moment after it is gone."""
+    deadline = time.monotonic() + CLOSED_SECONDS_MAX
+    while True:
+        try:
+            return Directory(RealFileSystem(), str(store))
+        except DirectoryInUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _read_log(directory: Directory, known: LogIdentity) -> Copy:

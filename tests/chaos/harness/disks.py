@@ -5,9 +5,13 @@ device. That gives the real kernel, page cache and file system three ways to fai
 
 * `cut_power`: EXT4_IOC_SHUTDOWN without flushing the log. What was not synced is gone when the file
   system is mounted again; what was, is there after ext4 has replayed its journal.
-* `exhaust` takes what is left of the tmpfs: the disk still says it has room, but what is written to
-  blocks it has never held cannot be stored. Writes succeed, and their sync fails.
-* an image that is small is full soon.
+* `fail`: the device shrinks to one block, so that every read and write of it is an I/O error.
+* `exhaust` shrinks the tmpfs to what it holds: the disk still says it has room, but what is
+  written to blocks it has never held cannot be stored. Writes succeed, and their sync fails: with
+  ENOSPC, then with EIO, and after that it succeeds although the data is gone. The file system's own
+  blocks are all stored when it is made, so that it goes on.
+
+An image that is small is full soon, in the honest way: writes are refused.
 
 ext4 is mounted so that it does nothing for programs that forget to sync: no flush at a rename, no
 commit of its journal every few seconds.
@@ -35,8 +39,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from vdl.commands.replica_set import is_server_process
 
@@ -45,6 +50,8 @@ PREFIX = "vdl-disks-"
 MIB = 1 << 20
 EXT4_IOC_SHUTDOWN = 0x8004587D
 SHUTDOWN_WITHOUT_LOG_FLUSH = 2
+LOOP_SET_STATUS64, LOOP_GET_STATUS64 = 0x4C04, 0x4C05
+LOOP_INFO_BYTES, LOOP_SIZE_LIMIT_AT = 232, 32
 MOUNT_OPTIONS = "loop,noatime,noauto_da_alloc,commit=300"
 SPARE_BYTES = 8 * MIB
 """What a tmpfs holds beyond its image, for its own pages."""
@@ -52,6 +59,7 @@ BUSY_SECONDS_MAX = 10.0
 COMMAND_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.01
 ONE_BLOCK = 4096
+INODES = 4096
 
 
 class DiskError(Exception):
@@ -65,16 +73,18 @@ class Disk:
         self.mount_point = mount_point
         self._backing = folder
         self._image = folder / "image"
-        self._ballast = folder / "ballast"
+        self._backing_bytes = image_bytes + SPARE_BYTES
         folder.mkdir()
         mount_point.mkdir(parents=True, exist_ok=True)
-        backing_bytes = image_bytes + SPARE_BYTES
-        _run("mount", "-t", "tmpfs", "-o", f"size={backing_bytes},mode=700", "tmpfs", str(folder))
+        options = f"size={self._backing_bytes},mode=700"
+        _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
         with self._image.open("wb") as image:
             image.truncate(image_bytes)
         _run(
-            "mkfs.ext4", "-q", "-F", "-b", str(ONE_BLOCK), "-m", "0", "-J", "size=4",
-            "-E", "lazy_itable_init=0,lazy_journal_init=0", str(self._image),
+            "mkfs.ext4", "-q", "-F", "-b", str(ONE_BLOCK), "-m", "0", "-N", str(INODES),
+            "-J", "size=4", "-O", "^uninit_bg",
+            "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", str(self._image),
+            environment={"UNIX_IO_NOZEROOUT": "1"},
         )  # fmt: skip
         self.mount()
 
@@ -105,20 +115,35 @@ class Disk:
         finally:
             os.close(descriptor)
 
-    def exhaust(self, *, bytes_left: int = 0) -> None:
-        """Leave `bytes_left` for blocks that the disk has never stored: beyond, writes that the
-        file system accepts cannot be stored, and their sync fails."""
-        free = os.statvfs(self._backing)
-        size = free.f_bavail * free.f_frsize - bytes_left
-        with self._ballast.open("ab") as ballast:
-            end = ballast.tell()
-            with contextlib.suppress(OSError):
-                if size > 0:
-                    os.posix_fallocate(ballast.fileno(), end, size)
+    def fail(self) -> None:
+        """From now on nothing can be read or written that the system does not have in memory."""
+        descriptor = os.open(f"/dev/{self.loop_device}", os.O_RDONLY)
+        try:
+            info = bytearray(LOOP_INFO_BYTES)
+            fcntl.ioctl(descriptor, LOOP_GET_STATUS64, info)
+            struct.pack_into("<Q", info, LOOP_SIZE_LIMIT_AT, ONE_BLOCK)
+            fcntl.ioctl(descriptor, LOOP_SET_STATUS64, info)
+        finally:
+            os.close(descriptor)
+
+    def exhaust(self) -> None:
+        """Leave nothing for blocks that the disk has never stored: writes to them, which the file
+        system accepts, cannot be stored, and their sync fails."""
+        while True:
+            found = os.statvfs(self._backing)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            try:
+                self._resize_backing(used)
+            except DiskError:
+                continue  # it has grown meanwhile
+            return
 
     def replenish(self) -> None:
         """Give back what `exhaust` took."""
-        self._ballast.unlink(missing_ok=True)
+        self._resize_backing(self._backing_bytes)
+
+    def _resize_backing(self, size: int) -> None:
+        _run("mount", "-o", f"remount,size={size}", str(self._backing))
 
     def check(self) -> None:
         """What a machine does at boot with a file system that noted errors: repair it unasked. It
@@ -298,10 +323,15 @@ def _unmount_at_last(point: Path) -> None:
             return
 
 
-def _run(*command: str) -> None:
+def _run(*command: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
     """Raises DiskError."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS_MAX,
+        check=False,
     )
     if done.returncode != 0:
         raise DiskError(f"{' '.join(command)}: {done.stderr.strip() or os.strerror(errno.EIO)}")
