@@ -36,6 +36,11 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
+def is_unreadable(error: BaseException) -> bool:
+    """The medium cannot give these bytes: damage, like a bad CRC."""
+    return isinstance(error, OSError) and error.errno == errno.EIO
+
+
 class File(Protocol):
     def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
         """Write the buffers end to end at `position`: all of them, or raise."""

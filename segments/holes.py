@@ -11,10 +11,12 @@ from collections.abc import Iterable
 class Holes:
     """Ranges [first, end), ascending, apart from each other."""
 
-    __slots__ = ("ranges",)
+    __slots__ = ("ranges", "repairs")
 
     def __init__(self) -> None:
         self.ranges: tuple[tuple[int, int], ...] = ()
+        self.repairs = 0
+        """What was read before a repair says nothing about what is there after it."""
 
     def __contains__(self, index: int) -> bool:
         return any(first <= index < end for first, end in self.ranges)
@@ -30,6 +32,7 @@ class Holes:
 
     def fill(self, indexes: Iterable[int]) -> None:
         """These entries are good again."""
+        self.repairs += 1
         for index in indexes:
             self._cut(index, index + 1)
 

@@ -25,7 +25,7 @@ from crc32c import crc32c
 from segments import failpoint
 from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, Slices, StoredEntry
 from segments.frame import FRAME_BYTES, frame_at, frame_length, read_frame
-from segments.fs import File, FileSystem
+from segments.fs import File, FileSystem, is_unreadable
 from segments.index import (
     IDX_BYTES,
     Idx,
@@ -248,11 +248,7 @@ class LogFiles:
         """
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
-        file = self.fs.open(self.segment_path(rows[0].segment))
-        try:
-            view = memoryview(file.pread(length, start))
-        finally:
-            file.close()
+        view = self._bytes(rows[0].segment, start, length)
         found: list[StoredEntry] = []
         for n, row in enumerate(rows):
             entry = frame_at(view, row.position - start, self.group_id, first + n)
@@ -267,6 +263,34 @@ class LogFiles:
                 bad += 1
             raise EntriesDamaged(first, first + bad, rows[0].position)
         return found
+
+    def _bytes(self, number: int, start: int, length: int) -> memoryview:
+        """Bytes of a log segment; nothing where the medium cannot give them."""
+        file = self.fs.open(self.segment_path(number))
+        try:
+            return memoryview(file.pread(length, start))
+        except OSError as error:
+            if is_unreadable(error):
+                return memoryview(b"")
+            raise
+        finally:
+            file.close()
+
+    def check(self, first: int, end: int, bytes_max: int) -> tuple[int, int, list[tuple[int, int]]]:
+        """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go
+        on with, bytes read, ranges [first, end) that are damaged). Raises IndexDamaged."""
+        rows = self.rows(first, min(end, first + _READ_ROWS_MAX))
+        stop, _ = _run(rows, 0, bytes_max, any_yet=False)
+        rows = rows[:stop]
+        start = rows[0].position
+        length = rows[-1].position + rows[-1].length - start
+        view = self._bytes(rows[0].segment, start, length)
+        bad: list[tuple[int, int]] = []
+        for n, row in enumerate(rows):
+            if frame_at(view, row.position - start, self.group_id, first + n) is None:
+                joined = bad.pop()[0] if bad and bad[-1][1] == first + n else first + n
+                bad.append((joined, first + n + 1))
+        return first + stop, length, bad
 
     # --- rebuilding ------------------------------------------------------------------------------
     def segments(self) -> tuple[list[SegmentInfo], list[str]]:

@@ -52,6 +52,7 @@ from segments.recovery import CARRIED, Recovered, log_directory, recover
 from segments.repair import copy_of, repair
 from segments.retention import remove_below
 from segments.roster import Roster
+from segments.scrub import Scrubber
 from segments.segment import LogFiles
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class DiskStore:
         cache: Cache,
         recovered: Recovered,
         journal: Callable[[DiskStore], Journal],
+        now_ns: Callable[[], int],
     ) -> None:
         self.on_durable: Callable[[int], None] = _ignore
         self.on_fatal: Callable[[BaseException], None] = _ignore
@@ -99,6 +101,10 @@ class DiskStore:
             collect=self._collect_meta, may_begin=self._may_checkpoint,
             ended=self._freed, fail=self._fail,
         )  # fmt: skip
+        self._scrubber = Scrubber(
+            workers, self._logs, options.scrub_bytes_per_second, now_ns, self._fail
+        )
+        self._now_ns = now_ns
         self._chores = Chores(
             workers, may_run=self._may_run_chore, ended=self._freed, fail=self._fail
         )
@@ -143,6 +149,7 @@ class DiskStore:
                 journal=lambda owner: Journal(
                     fs, f"{directory}/journal", workers, options, rng, owner, now_ns
                 ),
+                now_ns=now_ns,
             )  # fmt: skip
             replay = recovered.replay
             failpoint.hit("open.recovered")
@@ -417,7 +424,7 @@ class DiskStore:
     def _run_cold(
         self, log: DiskLog, job: Callable[[], T], done: Callable[[T | StorageError], None]
     ) -> None:
-        generation = log.generation
+        before = _age(log)
 
         def finished(result: T | BaseException) -> None:
             if isinstance(result, FileNotFoundError):
@@ -427,7 +434,7 @@ class DiskStore:
             elif isinstance(result, BaseException) and not isinstance(result, StorageError):
                 raise result
             else:
-                if isinstance(result, EntriesDamaged) and log.generation == generation:
+                if isinstance(result, EntriesDamaged) and before == _age(log):
                     log.hole_ranges.add(result.first, result.end)
                     log.hole_ranges.trim(log.first)
                 done(result)
@@ -497,18 +504,20 @@ class DiskStore:
 
     def abandon(self) -> None:
         """Let go of the directory without writing: what a killed process leaves behind."""
-        self._failed = self._roster.is_closed = True
+        self._failed = self._roster.is_closed = self._scrubber.is_stopped = True
         self._journal.abandon()
         self._meta.close()
         self._lock.release()
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
-            self._failed = self._roster.is_closed = True
+            self._failed = self._roster.is_closed = self._scrubber.is_stopped = True
             self.on_fatal(error)
 
     def stats(self) -> dict[str, float]:
         cache, journal, replay = self._cache, self._journal, self._recovered.replay
+        scrubber = self._scrubber
+        since_ns = self._now_ns() - scrubber.last_pass_ns
         return {
             "logs": len(self._logs),
             "logs_lost": sum(log.is_lost for log in self._logs.values()),
@@ -527,12 +536,22 @@ class DiskStore:
             "journal_write_ns_max": journal.write_ns_max,
             "checkpoints": self._checkpoints.count,
             "flushed_bytes": self._checkpoints.flushed_bytes,
+            "scrubbed_bytes": scrubber.bytes,
+            "scrub_errors": scrubber.errors,
+            "scrub_passes": scrubber.passes,
+            "scrub_last_pass_bytes": scrubber.last_pass_bytes,
+            "scrub_last_pass_seconds_ago": since_ns / 1e9 if scrubber.passes else -1.0,
             "disk_full": self.disk_full,
             "failpoints": len(failpoint.armed),
             "recovered_blocks": replay.blocks,
             "recovered_torn_bytes": replay.torn_bytes,
             "recovered_damaged_blocks": replay.damaged_blocks,
         }
+
+
+def _age(log: DiskLog) -> tuple[int, int]:
+    """What was found damaged counts as long as neither a reset nor a repair came between."""
+    return log.generation, log.hole_ranges.repairs
 
 
 def _nothing() -> None:

@@ -5,11 +5,13 @@ has or an error that names what cannot be served; never anything else.
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, StoredEntry
+from tests.storage_contract.conftest import SMALL
 
 COUNT = 260
 
@@ -259,4 +261,55 @@ def test_flipped_bits_of_the_meta_are_found_or_harmless(make_harness, tmp_path):
         except CorruptRecord:
             refused += 1
     assert refused > 5
+    engine.crash()
+
+
+def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
+    """Every sealed segment is read, so many bytes a second, over and over; what it finds are
+    holes, counted once."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    sealed = log.segments[-1].first_index - 1
+    total = sum(s.stat().st_size for s in folder(engine, log).glob("*.log"))
+    bad = []
+    for segment in (log.segments[0], log.segments[3]):
+        index = segment.first_index + 1
+        flip(folder(engine, log) / f"{segment.number:010d}.log", log.files.idx(index).position + 9)
+        bad.append(index)
+    number, position = (sealed - 2) // 16, 64 + (sealed - 2) % 16 * 40
+    flip(folder(engine, log) / f"{number:010d}.index", position)
+    engine.workers.advance(60_000)
+    assert log.holes == tuple((index, index + 1) for index in bad)
+    stats = engine.store.stats()
+    assert stats["scrub_errors"] == 2
+    assert stats["scrub_passes"] >= 2
+    assert 0.7 * total < stats["scrub_last_pass_bytes"] < total
+    assert mend(engine, twin, bad) is None
+    engine.workers.advance(60_000)
+    assert log.holes == ()
+    assert engine.store.stats()["scrub_errors"] == 2
+    engine.crash()
+
+
+def test_scrubber_keeps_to_its_rate(make_harness, tmp_path):
+    """A slow one takes its time; trimmed and deleted logs do not trouble it."""
+    options = replace(SMALL, scrub_bytes_per_second=1000)
+    engine = make_harness("disk", tmp_path, options)
+    log = engine.new_log()
+    for n in range(1, 200):
+        engine.store.append(log, [StoredEntry(1, n, 0, bytes(300), n - 1, 1, n)])
+    engine.store.set_hard_state(log, HardState(1, 1, 199))
+    engine.submit()
+    engine.checkpoint()
+    engine.workers.advance(20_000)
+    read = engine.store.stats()["scrubbed_bytes"]
+    assert 4_000 <= read <= 16_000
+    engine.workers.advance(20_000)
+    assert 12_000 <= engine.store.stats()["scrubbed_bytes"] - read <= 28_000
+    engine.store.trim_log(log, first_index=150)
+    engine.submit()
+    engine.workers.advance(30_000)
+    engine.store.delete_log(log.log_id)
+    engine.workers.advance(30_000)
+    assert engine.fatal == []
     engine.crash()
