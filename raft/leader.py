@@ -153,6 +153,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     if raft.lead_transferee != NONE:
         raise ProposalDropped(DropReason.TRANSFERRING)
     payload = payload_bytes(entries)
+    changes_members = any(entry.kind in CONF_CHANGE_KINDS for entry in entries)
     # The first entry beyond an empty account is taken whatever its size; empty ones always are:
     # a leader must be able to leave a joint configuration.
     if (
@@ -161,10 +162,8 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
         and raft.uncommitted_bytes + payload > raft.max_uncommitted_bytes
     ):
         raise ProposalDropped(DropReason.UNCOMMITTED_LIMIT)
-    for entry in entries:
-        if entry.kind in CONF_CHANGE_KINDS:
-            _admit_conf_changes(raft, entries)
-            break
+    if changes_members:
+        _admit_conf_changes(raft, entries)
     raft.uncommitted_bytes += payload
     _append(raft, entries)
     _broadcast(raft)

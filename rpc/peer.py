@@ -70,6 +70,9 @@ class FrameType(IntEnum):
     LEADERS = 9  # leader list, whole or changes
     PROPOSE = 10  # a state-machine command for the leader of a group
     PROPOSED = 11  # its definite refusal, or where it was appended
+    CONDITION = 12  # what a server tells about itself: its disk is full
+    RANGE = 13  # committed entries are asked for, see rpc.ranges
+    ENTRIES = 14  # they are here, or cannot be had
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -77,10 +80,11 @@ _UNBORN_TYPES = frozenset((FrameType.ASK, FrameType.ANSWER))
 _BORN_TYPES = frozenset(
     (
         FrameType.ASK, FrameType.ANSWER, FrameType.RAFT, FrameType.HEARTBEAT, FrameType.LEADERS,
-        FrameType.PROPOSE, FrameType.PROPOSED,
+        FrameType.PROPOSE, FrameType.PROPOSED, FrameType.CONDITION, FrameType.RANGE,
+        FrameType.ENTRIES,
     )
 )  # fmt: skip
-_BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE))
+_BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES))
 
 
 class Role(Enum):

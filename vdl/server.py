@@ -44,7 +44,7 @@ from vdl.logstream.birth import (
 )
 from vdl.logstream.host import Host
 from vdl.logstream.retention import KEEP, RetentionPolicy
-from vdl.logstream.state_group import Outcome
+from vdl.logstream.state_group import Outcome, OutcomeKind
 from vdl.logstream.stream import LogStream
 from vdl.state.commands import RegisterServer
 
@@ -107,6 +107,8 @@ class Server:
             {server: str(address) for server, address in config.seeds.items()}
         )
         self._birth: Birth | None = None
+        self._has_caught_up = False
+        """Whether the applied catalog is known to be of this life, if its replica is new."""
         self.incarnation = clock.wall_ms()
         self.links = make_links(self._hello(""), self)
 
@@ -294,9 +296,12 @@ class Server:
 
     def _register(self) -> None:
         """Tell the cluster where this server can be reached, until the catalog says so."""
-        if self.state not in (ServerState.STARTING, ServerState.SERVING) or self._is_registered():
+        if self.state not in (ServerState.STARTING, ServerState.SERVING):
             return
         assert self.host is not None
+        self._has_caught_up |= not self.host.catalog_is_new
+        if self._has_caught_up and self._is_registered():
+            return
         self.host.propose_catalog(
             self._registration(),
             deadline_ns=self.clock.now_ns() + _REGISTER_DEADLINE_NS,
@@ -304,8 +309,11 @@ class Server:
         )
 
     def _registered(self, outcome: Outcome) -> None:
-        del outcome  # what counts is what the applied catalog says
-        if not self._is_registered():
+        if outcome.kind is OutcomeKind.APPLIED:
+            # The catalog here reflects a command of this life: it is not one of the past.
+            self._has_caught_up = True
+            self._catalog_changed()
+        if not self._has_caught_up or not self._is_registered():
             self.clock.call_later(_REGISTER_RETRY_NS, self._register)
 
     def _catalog_changed(self) -> None:
@@ -314,7 +322,8 @@ class Server:
             self.state = ServerState.STARTING
             self._log.info("directory_known", server=self.config.server_id)
             self._register()
-        if self.state is ServerState.STARTING and self._is_registered():
+        is_current = self._has_caught_up or not self.host.catalog_is_new
+        if self.state is ServerState.STARTING and is_current and self._is_registered():
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)
             self.on_serving()

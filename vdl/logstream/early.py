@@ -3,6 +3,7 @@
 A leader may be quicker than the catalog's news of its group, and a replica takes a moment to open.
 Dropping its first messages would cost an election timeout, so they wait here, bounded. Appends with
 entries do not: they pin what they were received in, and the leader probes again after an answer.
+Nor do heartbeats: there is always another one.
 
 Must not know: what the messages say.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raft.messages import MsgApp, PeerMessage
+from raft.messages import MsgApp, MsgHeartbeat, PeerMessage
 
 
 class EarlyMessages:
@@ -29,7 +30,10 @@ class EarlyMessages:
 
     def keep(self, group_id: int, message: PeerMessage) -> bool:
         """False when it is not kept."""
-        if self._count >= self._messages_max or (isinstance(message, MsgApp) and message.entries):
+        is_repeated = (isinstance(message, MsgApp) and message.entries) or isinstance(
+            message, MsgHeartbeat
+        )
+        if self._count >= self._messages_max or is_repeated:
             return False
         self._count += 1
         self._by_group.setdefault(group_id, []).append(message)

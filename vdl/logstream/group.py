@@ -57,6 +57,9 @@ class Owner(Protocol):
     def install(self, items: Items) -> None:
         """Replace the applied state by a snapshot's."""
 
+    def takes_on_full_disk(self, entries: Sequence[Entry]) -> bool:
+        """Whether these are so few, or so needed to make room, that a full disk takes them."""
+
     def stopped(self) -> None:
         """The replica is taken out of service; its successor may come."""
 
@@ -94,6 +97,7 @@ class Group:
 
     __slots__ = (
         "_clear_meta",
+        "_held",
         "_members_stored",
         "_snapshot_refused_tick",
         "applied",
@@ -186,6 +190,8 @@ class Group:
         """A snapshot came in: what checkpoints hold is none of the present state."""
         self.trim_refused = 0
         """Where the log would have been cut when the state was last found too large for that."""
+        self._held = 0
+        """Applications that wait for the disk; while there are any, all wait."""
         self._snapshot_refused_tick = 0
         """When the state was last found too large for a snapshot."""
         self.reads = ReadRounds()
@@ -254,7 +260,10 @@ class Group:
             if node.commit != self.commit:
                 self._note_commit(node.commit)
             for apply in applies:
-                self._apply(apply)
+                if self._held or self._changes_members(apply):
+                    self._hold(apply, turn)
+                else:
+                    self.apply(apply)
             if ready.read_states:
                 self.reads.confirmed(ready.read_states)
                 self.reads.applied(self.applied)
@@ -321,8 +330,25 @@ class Group:
         self.commit = commit
         self.owner.committed(commit)
 
-    def _apply(self, message: MsgStorageApply) -> None:
+    def _changes_members(self, message: MsgStorageApply) -> bool:
+        return any(
+            entry.kind in CONF_CHANGE_KINDS and entry.index > self.reflects
+            for entry in message.entries
+        )
+
+    def _hold(self, message: MsgStorageApply, turn: Turn) -> None:
+        """Members change when the commit index that says so is durable here, and what follows
+        waits: a quorum counted with new members must not be forgotten in a crash, or the old ones
+        would be asked again, of whom one may be gone for good."""
+        self._held += 1
+        turn.staged = True
+        turn.urgent = True
+        turn.after_append.append((self, True, [message]))
+
+    def apply(self, message: MsgStorageApply) -> None:
+        """Apply committed entries, in order."""
         entries = message.entries
+        self._held = max(0, self._held - 1)
         assert entries[0].index == self.applied + 1, (self.group_id, entries[0].index, self.applied)
         own = for_the_owner(entries, self.reflects)
         if own:

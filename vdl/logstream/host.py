@@ -22,15 +22,12 @@ from typing import Any
 from zlib import crc32
 
 import segments.api as storage
-from raft.errors import StepPeerNotFound
 from raft.messages import (
     Message,
     MsgApp,
     MsgAppResp,
-    MsgPreVote,
     MsgSnap,
-    MsgVote,
-    PeerMessage,
+    MsgStorageApply,
 )
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
@@ -41,10 +38,12 @@ from vdl.clock import MS, Clock
 from vdl.log import Log
 from vdl.logstream.answers import Answers
 from vdl.logstream.birth import BirthRecord, encode_record
+from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
-from vdl.logstream.early import EarlyMessages
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
+from vdl.logstream.healing import Healing
+from vdl.logstream.incoming import Incoming
 from vdl.logstream.leadership import Leadership
 from vdl.logstream.opening import Opening
 from vdl.logstream.options import HostOptions
@@ -57,7 +56,6 @@ from vdl.logstream.replicas import (
     Replicas,
     replica_ids,
 )
-from vdl.logstream.snapshots import DecodeError, decode_snapshot
 from vdl.logstream.state_group import Outcome, StateGroup
 from vdl.logstream.stats import HostStats
 from vdl.logstream.stream import LogStream
@@ -117,7 +115,6 @@ class Host:
         self._renumbered = 0
         self._catalog_changed = False
         self._to_wake: dict[int, LogStream] = {}
-        self._early = EarlyMessages(options.early_messages_max)
         self._due = DueGroups(clock, self._fall_due)
         self._alive: dict[int, Hello] = {}
         self.leadership = Leadership(clock)
@@ -133,6 +130,7 @@ class Host:
             machine=self.catalog,
             clock=clock,
             mark_dirty=self.mark_dirty,
+            is_essential=True,
         )
         self._state_groups_made: dict[int, StateGroup] = {CATALOG_GROUP: catalog_group}
         for group_id in range(1, 1 + record.coordinator_groups):
@@ -158,8 +156,22 @@ class Host:
             catalog=self.catalog,
             election_ticks=options.election_ticks,
         )
+        self._conditions = Conditions(store=store, alive=self._alive, transport=transport, log=log)
+        self._healing = Healing(
+            server_id=server_id,
+            groups=self._groups,
+            alive=self._alive,
+            store=store,
+            transport=transport,
+            clock=clock,
+            log=log,
+            healed=self.mark_dirty,
+        )
         self._transfers = Transfers(
-            groups=self._groups, alive=self._alive, tick=self._due.tick, mark_dirty=self.mark_dirty
+            groups=self._groups,
+            can_lead=self._conditions.can_lead,
+            tick=self._due.tick,
+            mark_dirty=self.mark_dirty,
         )
         self._replacement = Replacement(
             server_id=server_id,
@@ -176,6 +188,16 @@ class Host:
             log=log,
             patience_ms=options.replace_after_ms,
         )
+        self._incoming = Incoming(
+            groups=self._groups,
+            catalog=self.catalog,
+            lost=self._replacement.lost,
+            conditions=self._conditions,
+            proofs=self._proofs,
+            stats=self.stats,
+            mark_dirty=self.mark_dirty,
+            early_messages_max=options.early_messages_max,
+        )
         self.upkeep = Upkeep(
             groups=self._groups,
             streams=self._streams,
@@ -183,11 +205,14 @@ class Host:
             catalog_group=catalog_group,
             store=store,
             disk_watch=disk_watch,
+            conditions=self._conditions,
+            healing=self._healing,
             transfers=self._transfers,
             replacement=self._replacement,
             forwarding=self._forwarding,
             options=options,
             clock=clock,
+            log=log,
             staged=self._staged,
         )
         catalog_group.observers.append(CatalogObserver(self._catalog_commands))
@@ -205,6 +230,12 @@ class Host:
         """Whether the cluster, as far as it is applied here, knows this server by its present data
         directory. One that it does not know waits for its replicas to be replaced."""
         return self._replicas.is_known and self._state_groups_made[CATALOG_GROUP].is_running
+
+    @property
+    def catalog_is_new(self) -> bool:
+        """Whether what the catalog here has applied may be long past: its replica was made in this
+        life, and catches up."""
+        return self._replicas.catalog_is_new
 
     @property
     def lost_groups(self) -> list[int]:
@@ -344,6 +375,8 @@ class Host:
         for message in responses:
             if message.to == group.replica_id:
                 group.node.step(message)
+            elif isinstance(message, MsgStorageApply):
+                group.apply(message)
             else:
                 self._turn.send(group.group_id, message)
         self.mark_dirty(group)
@@ -376,7 +409,11 @@ class Host:
                 self.on_leader_news()
         elif self.leadership.resign(group.group_id):
             self.on_leader_news()
-        self._due.schedule(group, tick + max(1, node.ticks_until_due()))
+        due = node.ticks_until_due()
+        if node.commit < node.last_index and not node.is_leader:
+            # Also a replica that never campaigns has to ask when news may have been lost.
+            due = min(due, self.options.election_ticks)
+        self._due.schedule(group, tick + max(1, due))
 
     def wake(self, stream: LogStream) -> None:
         """Run the stream's long polls once, at the end of the turn."""
@@ -431,6 +468,7 @@ class Host:
             self._transport.send(server, frame_type, buffers)
         for group in list(self._groups.values()):
             self._campaign_if_preferred(group)
+        self._conditions.link_up(server)
         self._replacement.ask(server)
         self._forwarding.retry(self.clock.now_ns())
 
@@ -438,6 +476,7 @@ class Host:
         """The session is over. A refused link is proof that the process is gone: its followers
         need not wait for the election timeout."""
         self._alive.pop(server_id, None)
+        self._conditions.link_down(server_id)
         self._replacement.link_down(server_id)
         self.leadership.link_down(server_id)
         for group in list(self._groups.values()):
@@ -465,13 +504,19 @@ class Host:
         if frame_type is FrameType.RAFT:
             tick = self._due.tick()
             for group_id, message in decode_messages(payload):
-                self._step(group_id, message, server_id, tick)
+                self._incoming.step(group_id, message, server_id, tick)
         elif frame_type is FrameType.HEARTBEAT or frame_type is FrameType.LEADERS:
             self._leader_frame(server_id, frame_type, payload)
         elif frame_type is FrameType.PROPOSE:
             self._forwarding.proposed_to_us(server_id, payload)
         elif frame_type is FrameType.PROPOSED:
             self._forwarding.answered(server_id, payload)
+        elif frame_type is FrameType.CONDITION:
+            self._conditions.told(server_id, payload)
+        elif frame_type is FrameType.RANGE:
+            self._healing.asked(server_id, payload)
+        elif frame_type is FrameType.ENTRIES:
+            self._healing.answered(payload)
         elif frame_type is FrameType.ASK:
             number = self._replacement.number_for(server_id)
             answer = encode_answer(encode_record(self._record), catalog_replica=number)
@@ -495,45 +540,6 @@ class Host:
             for frame_type, buffers in self.leadership.beat(server):
                 self._transport.send(server, frame_type, buffers)
 
-    def _step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
-        """A Raft message from a peer."""
-        self.stats.messages_in += 1
-        group = self._groups.get(group_id)
-        if group is None:
-            self._keep_early(group_id, message)
-            return
-        if message.to != group.replica_id or server_of(message.from_) != server_id:
-            self.stats.messages_dropped += 1
-            return
-        if isinstance(message, MsgSnap) and not _is_readable(message):
-            self.stats.messages_dropped += 1
-            return
-        group.catch_up(tick)
-        if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
-            # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
-            self._proofs.tell_follower(group)
-        try:
-            group.node.step(message)
-        except StepPeerNotFound:
-            self.stats.messages_dropped += 1
-            return
-        self.mark_dirty(group)
-
-    def _keep_early(self, group_id: int, message: PeerMessage) -> None:
-        """Keep a message for a group that may be about to run here."""
-        expected = group_id >= self.catalog.next_group_id or self._is_expected(group_id)
-        if expected and self._early.keep(group_id, message):
-            self.stats.early_messages += 1
-        else:
-            self.stats.messages_dropped += 1
-
-    def _is_expected(self, group_id: int) -> bool:
-        """Whether the group exists, as far as this server knows, and has a replica here that may
-        run."""
-        if group_id in self._replacement.lost:
-            return False
-        return group_id <= self.coordinator_count or group_id in self.catalog.groups
-
     def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
         tick = self._due.tick()
@@ -551,7 +557,7 @@ class Host:
     def replica_lost(self, log: storage.Log) -> None:
         """See `Hosting`: a vote or an acknowledgement of it could contradict an earlier one."""
         if self._replacement.replica_lost(log):
-            self._early.take(log.group_id)
+            self._incoming.forget(log.group_id)
 
     def start_state_group(
         self, log: storage.Log, placement: Placement, then: Callable[[], None]
@@ -597,7 +603,11 @@ class Host:
             then(group)
             self._run_group(group)
 
-        self._opening.open(log, placement, owner, opened, lost=lambda: self.replica_lost(log))
+        def lost() -> None:
+            if not self._closed and self._replicas.holds(log):
+                self.replica_lost(log)
+
+        self._opening.open(log, placement, owner, opened, lost=lost)
 
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""
@@ -605,15 +615,14 @@ class Host:
         self._place(group)
         self._proofs.tell_follower(group)
         tick = self._due.tick()
-        for message in self._early.take(group.group_id):
-            self._step(group.group_id, message, server_of(message.from_), tick)
+        self._incoming.begin(group, tick)
         self._campaign_if_preferred(group)
         self.mark_dirty(group)
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
         node = group.node
-        if not group.preferred or node.lead or node.is_leader:
+        if not group.preferred or node.lead or node.is_leader or self._conditions.is_full:
             return
         voters = node.membership.incoming
         reachable = sum(
@@ -626,19 +635,23 @@ class Host:
             node.campaign()
             self.mark_dirty(group)
 
-    def stop_group(self, group_id: int) -> None:
+    def stop_group(self, group_id: int, *, deleted: bool) -> None:
         """See `Hosting`."""
         group = self._groups.pop(group_id, None)
         stream = self._streams.pop(group_id, None)
-        self._early.take(group_id)
+        self._incoming.forget(group_id)
         self._replacement.has_successor(group_id)
-        self.leadership.forget(group_id)
+        if deleted:
+            self.leadership.forget(group_id)
+        else:
+            self.leadership.resign(group_id)  # who leads the group is still to be known
         self._state_groups.pop(group_id, None)
         if stream is not None:
             stream.close()
         if group is not None:
             group.reads.fail()
             group.owner.stopped()
+            group.serving = False
 
     def _catalog_commands(self) -> None:
         """The applied catalog changed: looked at once a turn, however many commands did it."""
@@ -652,8 +665,7 @@ class Host:
             self._renumbered = self.catalog.renumbered
             for group in self._groups.values():
                 self._place(group)
-        next_group_id = self.catalog.next_group_id
-        self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
+        self._incoming.catalog_changed()
         self.on_catalog_change()
 
     def _place(self, group: Group) -> None:
@@ -677,15 +689,6 @@ class Host:
     def groups(self) -> dict[int, Group]:
         """The running replicas by group id; read only."""
         return self._groups
-
-
-def _is_readable(message: MsgSnap) -> bool:
-    """Whether a peer's snapshot is one this version understands."""
-    try:
-        decode_snapshot(message.snapshot.data)
-    except DecodeError:
-        return False
-    return True
 
 
 def _nothing() -> None:

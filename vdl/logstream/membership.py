@@ -21,7 +21,8 @@ from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType, NodeI
 from vdl.logstream.turn import server_of
 
 CAUGHT_UP_ENTRIES = 100
-"""A replica that misses no more than this takes part without a noticeable pause."""
+"""A replica that misses no more than this of what is committed takes part without a noticeable
+pause. What is under way counts for nobody: under load that is always more."""
 
 
 def next_change(node: RawNode, wanted: Collection[NodeId]) -> ConfChangeSingle | None:
@@ -52,7 +53,7 @@ def is_caught_up(node: RawNode, member: NodeId) -> bool:
     return (
         progress is not None
         and progress.state is ProgressState.REPLICATE
-        and progress.match + CAUGHT_UP_ENTRIES >= node.last_index
+        and progress.match + CAUGHT_UP_ENTRIES >= node.commit
     )
 
 

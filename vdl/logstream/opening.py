@@ -92,7 +92,13 @@ class Opening:
         applied, members, items = found
         owner.load(items)
         Replay(
-            self._store, log, owner, members, bytes_max=self._options.cold_read_bytes, then=make
+            self._store,
+            log,
+            owner,
+            members,
+            bytes_max=self._options.cold_read_bytes,
+            then=make,
+            lost=lost,
         ).run(applied)
 
 
@@ -130,7 +136,9 @@ class Replay:
         *,
         bytes_max: int,
         then: Callable[[int, Members], None],
+        lost: Callable[[], None],
     ) -> None:
+        self._lost = lost
         self._store = store
         self._log = log
         self._owner = owner
@@ -157,7 +165,10 @@ class Replay:
 
     def _read(self, found: list[storage.StoredEntry] | storage.StorageError) -> None:
         if isinstance(found, storage.StorageError):
-            raise found
+            # Entries this replica has voted for and cannot read: it has no state to go on with.
+            self._owner.load([])
+            self._lost()
+            return
         self.run(self._apply([as_entry(stored) for stored in found]))
 
     def _apply(self, entries: list[Entry]) -> int:

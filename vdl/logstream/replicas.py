@@ -52,8 +52,9 @@ class Hosting(Protocol):
     def start_stream(self, log: storage.Log, info: GroupInfo, placement: Placement) -> None:
         """Open a partition replica."""
 
-    def stop_group(self, group_id: int) -> None:
-        """Take it out of service, answering everyone who waits."""
+    def stop_group(self, group_id: int, *, deleted: bool) -> None:
+        """Take a replica out of service, answering everyone who waits: its group is deleted, or
+        its successor comes."""
 
     def replica_lost(self, log: storage.Log) -> None:
         """The log lost what it may have acknowledged: the replica never takes part again."""
@@ -91,6 +92,9 @@ class Replicas:
             self._logs[found.group_id] = found
         self._catalog_runs: Callable[[], None] = _nothing
         self._creating: set[int] = set()
+        self.catalog_is_new = False
+        """Whether the catalog's replica was made in this life: what it has applied so far may be
+        long past."""
         self._started: set[int] = set()
         """Groups whose replica runs or is being opened, which may take a read of the disk."""
 
@@ -162,6 +166,7 @@ class Replicas:
         self, group_id: int, replica_number: int, created: Callable[[storage.Log], None]
     ) -> None:
         assert replica_number > self.number_of(group_id), (group_id, replica_number)
+        self.catalog_is_new |= group_id == CATALOG_GROUP
         self._creating.add(group_id)
 
         def made(log: storage.Log) -> None:
@@ -170,7 +175,7 @@ class Replicas:
             self._logs[group_id] = log
             if old is not None:
                 self._started.discard(group_id)
-                self._hosting.stop_group(group_id)
+                self._hosting.stop_group(group_id, deleted=False)
                 self._store.delete_log(old.log_id)
             created(log)
 
@@ -224,7 +229,7 @@ class Replicas:
     def _delete(self, log: storage.Log) -> None:
         del self._logs[log.group_id]
         self._started.discard(log.group_id)
-        self._hosting.stop_group(log.group_id)
+        self._hosting.stop_group(log.group_id, deleted=True)
         self._store.delete_log(log.log_id)
 
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from raft.errors import ProposalDropped
-from raft.types import Entry
+from raft.types import Entry, EntryKind
 from vdl.clock import Clock
 from vdl.logstream.group import Group
 from vdl.logstream.snapshots import Items
@@ -90,6 +90,7 @@ class StateGroup:
         "_pending",
         "_seq",
         "_server_id",
+        "is_essential",
         "machine",
         "observers",
     )
@@ -102,8 +103,11 @@ class StateGroup:
         machine: Machine,
         clock: Clock,
         mark_dirty: Callable[[Group], None],
+        is_essential: bool = False,
     ) -> None:
+        """`is_essential`: its commands are taken also when the disk is full."""
         self.machine = machine
+        self.is_essential = is_essential
         self._group: Group | None = None
         self.observers: list[StateObserver] = []
         self._server_id = server_id
@@ -188,6 +192,8 @@ class StateGroup:
     def append(self, data: bytes) -> bool:
         """Append an envelope, anybody's, to the leader's log; False when it was refused."""
         if not self.serving or len(data) > COMMAND_BYTES_MAX:
+            return False
+        if not self.is_essential and not self.group.store.accepts_appends:
             return False
         try:
             self.group.node.propose([Entry(data=data)])
@@ -282,6 +288,11 @@ class StateGroup:
     def busy(self) -> bool:
         """Whether anybody waits here with a deadline."""
         return bool(self._pending)
+
+    def takes_on_full_disk(self, entries: Sequence[Entry]) -> bool:
+        """Raft's own entries; and the catalog's commands: they are few, and deleting a topic is one
+        of them."""
+        return self.is_essential or all(e.kind is not EntryKind.NORMAL for e in entries)
 
     def stopped(self) -> None:
         """The replica gives way to its successor, which begins with nothing."""

@@ -221,6 +221,8 @@ class LogStream:
         group = self.group
         if not group.node.is_leader:
             done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        elif not group.store.accepts_appends:
+            done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
         elif (
             not group.serving
             or self._held
@@ -582,6 +584,10 @@ class LogStream:
         """The replica is deleted or the server stops."""
         self.leadership_lost()
         self.leader_changed()
+
+    def takes_on_full_disk(self, entries: Sequence[Entry]) -> bool:
+        """Deletions, which have no records, but no records."""
+        return not any(entry.records for entry in entries)
 
     def stopped(self) -> None:
         """`close` has been called: nobody waits."""

@@ -1,16 +1,16 @@
 """Which leaderships should move, and to whom (thesis §3.10).
 
-Three reasons to hand one over: this server stops; its disk hangs while the followers' disks keep
-the group alive; or the first replica of the placement, which should lead when it can, is back and
-has caught up. The last happens one at a time, so that a server that comes back is not flooded by
-all its clients at once.
+Four reasons to hand one over: this server stops; its disk is full; its disk hangs while the
+followers' disks keep the group alive; or the first replica of the placement, which should lead when
+it can, is back and has caught up. The last happens one at a time, so that a server that comes back
+is not flooded by all its clients at once.
 
 Must not know: when it is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from raft.progress import ProgressState
 from raft.types import NodeId
@@ -20,26 +20,27 @@ from vdl.logstream.turn import server_of
 
 
 class Transfers:
-    """The leaderships of one server. `groups` and `alive` are the host's own, read only."""
+    """The leaderships of one server. `groups` are the host's own, read only."""
 
-    __slots__ = ("_alive", "_groups", "_mark_dirty", "_tick")
+    __slots__ = ("_can_lead", "_groups", "_mark_dirty", "_tick")
 
     def __init__(
         self,
         *,
         groups: Mapping[int, Group],
-        alive: Collection[int],
+        can_lead: Callable[[int], bool],
         tick: Callable[[], int],
         mark_dirty: Callable[[Group], None],
     ) -> None:
+        """`can_lead`: whether a server is there and able to lead."""
         self._groups = groups
-        self._alive = alive
+        self._can_lead = can_lead
         self._tick = tick
         self._mark_dirty = mark_dirty
 
     def hand_over_all(self) -> int:
-        """This server stops: give every leadership to the live voter that has most of its log; how
-        many are left."""
+        """This server stops, or its disk is full: give every leadership to the voter that can lead
+        and has most of its log; how many are left."""
         left = 0
         for group in list(self._groups.values()):
             if group.node.is_leader:
@@ -54,12 +55,12 @@ class Transfers:
 
     def return_one(self) -> None:
         """Let one placement's first replica lead again."""
-        group = next_to_return(self._groups, self._alive)
+        group = next_to_return(self._groups, self._can_lead)
         if group is not None:
             self._hand_over(group, group.placement[0])
 
     def _hand_to_best(self, group: Group) -> bool:
-        heir = best_heir(group, self._alive)
+        heir = best_heir(group, self._can_lead)
         if heir:
             self._hand_over(group, heir)
         return bool(heir)
@@ -71,11 +72,11 @@ class Transfers:
             self._mark_dirty(group)
 
 
-def best_heir(group: Group, alive: Collection[int]) -> NodeId:
+def best_heir(group: Group, can_lead: Callable[[int], bool]) -> NodeId:
     """The live voter that has most of a led group's log, 0 when there is none."""
     best, best_match = 0, -1
     for replica in sorted(group.node.membership.incoming):
-        if replica == group.replica_id or server_of(replica) not in alive:
+        if replica == group.replica_id or not can_lead(server_of(replica)):
             continue
         progress = group.node.progress(replica)
         if progress is None or progress.state is not ProgressState.REPLICATE:
@@ -85,7 +86,7 @@ def best_heir(group: Group, alive: Collection[int]) -> NodeId:
     return best
 
 
-def next_to_return(groups: Mapping[int, Group], alive: Collection[int]) -> Group | None:
+def next_to_return(groups: Mapping[int, Group], can_lead: Callable[[int], bool]) -> Group | None:
     """A led group whose preferred leader is another replica that is there and has caught up."""
     for group in groups.values():
         node = group.node
@@ -94,7 +95,7 @@ def next_to_return(groups: Mapping[int, Group], alive: Collection[int]) -> Group
             group.serving
             and first != group.replica_id
             and not node.transferring
-            and server_of(first) in alive
+            and can_lead(server_of(first))
             and first in node.membership.incoming
             and is_caught_up(node, first)
         ):

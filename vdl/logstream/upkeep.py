@@ -1,8 +1,9 @@
 """What one server does as time passes, besides Raft's own timers.
 
 Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes,
-and whether the own disk hangs. Once a second, without haste: a leadership that should return, a
-replica that should be replaced, logs that can be cut. Rarely: retention.
+and whether the own disk hangs or is full. Once a second, without haste: leaderships that should
+move, replicas that should be replaced, entries to be had from others, logs that can be cut. Rarely:
+retention.
 
 Must not know: messages, the network, how any of it is done.
 """
@@ -10,13 +11,17 @@ Must not know: messages, the network, how any of it is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import segments.api as storage
 from vdl.clock import MS, Clock
+from vdl.log import Log
 from vdl.logstream.compaction import trim_commands, trim_records
+from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
+from vdl.logstream.healing import Healing
 from vdl.logstream.options import HostOptions
 from vdl.logstream.replacement import Replacement
 from vdl.logstream.retention import KEEP, RetentionClock, RetentionPolicy
@@ -44,11 +49,14 @@ class Upkeep:
         catalog_group: StateGroup,
         store: storage.Store,
         disk_watch: DiskWatch,
+        conditions: Conditions,
+        healing: Healing,
         transfers: Transfers,
         replacement: Replacement,
         forwarding: Forwarding,
         options: HostOptions,
         clock: Clock,
+        log: Log,
         staged: Callable[[Group], None],
     ) -> None:
         """`staged`: something of this group was staged, outside its own pump."""
@@ -58,11 +66,14 @@ class Upkeep:
         self._catalog_group = catalog_group
         self._store = store
         self._disk_watch = disk_watch
+        self._conditions = conditions
+        self._healing = healing
         self._transfers = transfers
         self._replacement = replacement
         self._forwarding = forwarding
         self._options = options
         self._clock = clock
+        self._log = log
         self._staged = staged
         self._retention_clock = RetentionClock(clock)
         self._closed = False
@@ -91,6 +102,7 @@ class Upkeep:
         now_ns = self._clock.now_ns()
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()
+        self._conditions.look()
         self._replacement.change_members()
         for group in list(self._groups.values()):
             if group.owner.busy:
@@ -105,15 +117,28 @@ class Upkeep:
         if self._closed or self._stopping:
             return
         self._clock.call_later(SECOND_NS, self._each_second)
-        self._transfers.return_one()
+        if self._conditions.is_full:
+            self._transfers.hand_over_all()
+        else:
+            self._transfers.return_one()
         self._replacement.look_around()
+        self._healing.look_around()
+        kept = self._options.command_entries_kept
         for state_group in self._state_groups.values():
-            group = state_group.group
-            if trim_commands(group, entries_kept=self._options.command_entries_kept):
-                self._staged(group)
+            self._cut(state_group.group, partial(trim_commands, entries_kept=kept))
         for stream in self._streams.values():
-            if trim_records(stream.group, log_start_offset=stream.state.log_start_offset):
-                self._staged(stream.group)
+            start = stream.state.log_start_offset
+            self._cut(stream.group, partial(trim_records, log_start_offset=start))
+
+    def _cut(self, group: Group, trim: Callable[[Group], bool]) -> None:
+        try:
+            if trim(group):
+                self._staged(group)
+        except storage.CorruptRecord as error:
+            # The index says where to cut, and is damaged there: a read from disk rebuilds it.
+            self._log.warning("index_damaged", group=group.group_id, error=str(error))
+            first = group.log.first_index
+            self._store.entries_cold(group.log, first, first + 1, 1, _ignore)
 
     # --- retention -----------------------------------------------------------------------------
     def _retain(self) -> None:
@@ -135,6 +160,9 @@ class Upkeep:
             self._clock.call_later(self._options.retention_check_ms * MS, self._retain)
             return
         stream, policy = led.pop()
+        if not stream.serving:  # its topic may be deleted by now
+            self._retain_next(led, now_ms)
+            return
 
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if not self._closed:
@@ -143,3 +171,7 @@ class Upkeep:
                 self._retain_next(led, now_ms)
 
         self._store.segment_spans(stream.group.log, found)
+
+
+def _ignore(found: object) -> None:
+    """What was read is not needed: reading it was."""

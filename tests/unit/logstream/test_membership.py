@@ -64,7 +64,9 @@ def test_learner_becomes_voter_only_once_it_has_caught_up() -> None:
     progress.become_replicate()
     progress.match = node.last_index
     assert next_change(node, WANTED) == ConfChangeSingle(ConfChangeType.ADD_NODE, NEW)
-    node.raft.log.last_index += CAUGHT_UP_ENTRIES + 1
+    node.raft.log.last_index += CAUGHT_UP_ENTRIES + 1  # under way: nobody has them
+    assert next_change(node, WANTED) is not None
+    node.raft.log.committed += CAUGHT_UP_ENTRIES + 1
     assert next_change(node, WANTED) is None
     assert progress.state is ProgressState.REPLICATE
 

@@ -3,8 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from segments.memory import MemoryStore
+import pytest
+
+from raft.messages import MsgApp, MsgHeartbeat
+from segments.api import CorruptRecord, NotInMemory
+from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
+from vdl.logstream.incoming import Incoming
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
 from vdl.state.commands import (
@@ -398,3 +403,103 @@ def test_numbers_that_have_run_out_are_refused() -> None:
     assert answer.error is ErrorCode.POLICY_VIOLATION
     assert catalog.replica_number(0, 3) == REPLICA_NUMBER_MAX
     assert catalog.directory_of(3) == directory
+
+
+def test_successor_in_the_same_directory_knows_who_leads(cluster: Any) -> None:
+    """The peers' lists named the leader before; they name it only once."""
+    group_id = cluster.create_topic()
+    cluster.append(cluster.leader(group_id))
+    cluster.run(200)
+    cluster.nodes[3].crash()
+    for state in cluster.nodes[3].store.image.logs.values():
+        state.lost = state.group_id == group_id
+    cluster.nodes[3].start()
+    cluster.run(20_000)
+    assert cluster.nodes[3].host.leader_of(group_id) == cluster.nodes[2].host.leader_of(group_id)
+    assert cluster.nodes[3].host.groups[group_id].node.lead
+
+
+class Deaf:
+    """What comes in, without the first news that a learner of a group is a voter."""
+
+    def __init__(self, incoming: Incoming, group_id: int) -> None:
+        self.incoming = incoming
+        self.group_id = group_id
+        self.missed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.incoming, name)
+
+    def step(self, group_id: int, message: Any, server_id: int, tick: int) -> None:
+        is_news = isinstance(message, MsgApp | MsgHeartbeat) and message.commit >= 4
+        if group_id == self.group_id and is_news and not self.missed:
+            if not getattr(message, "entries", ()):
+                self.missed += 1
+                return
+            message.commit = 3
+        self.incoming.step(group_id, message, server_id, tick)
+
+
+def test_learner_that_misses_the_news_of_its_promotion_asks(cluster: Any) -> None:
+    """The last entry of a quiet group makes it a voter. When the commit index that says so is lost
+    on its way, nothing else repeats it: a learner never falls due for an election."""
+    group_id = cluster.create_topic()
+    wipe(cluster, 3)
+    host = cluster.nodes[3].host
+    host._incoming = deaf = Deaf(host._incoming, group_id)
+    cluster.run(10_000)
+    assert deaf.missed
+    replica, leader = host.groups[group_id], cluster.leader(group_id).group
+    assert replica.node.commit == leader.node.commit == 4
+    assert replica.node.raft.is_voter
+
+
+def test_members_change_only_when_the_commit_that_says_so_is_durable(cluster: Any) -> None:
+    """A quorum of the new members may not be forgotten: at every moment a crash leaves a commit
+    index that covers the members' changes."""
+    group_id = cluster.create_topic()
+    wipe(cluster, 3)
+    group = cluster.leader(group_id).group
+    node = cluster.nodes[server_of(group.replica_id)]
+    seen = set()
+    for _ in range(9_000):
+        cluster.run(1)
+        membership = group.node.membership
+        seen.add((membership.incoming, membership.learners))
+        durable = node.store.image.logs[group.log.log_id].hard.commit
+        assert group.node.raft.membership_index <= durable
+    assert len(seen) == 4
+
+
+def test_replica_whose_replay_cannot_be_read_is_replaced(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has voted for entries it can no longer read: not a crash at each start, a successor."""
+    group_id = cluster.create_topic()
+    cluster.append(cluster.leader(group_id))
+    cluster.run(200)
+    cluster.nodes[3].crash()
+    entries = MemoryLog.entries
+
+    def is_damaged(log: Any) -> bool:
+        return log.group_id == group_id and log.replica_number == 1 and opening
+
+    def from_memory(self: Any, first: int, end: int, bytes_max: int) -> Any:
+        if is_damaged(self):
+            raise NotInMemory(first, end)
+        return entries(self, first, end, bytes_max)
+
+    def from_disk(self: Any, log: Any, first: int, end: int, bytes_max: int, done: Any) -> None:
+        assert is_damaged(log)
+        done(CorruptRecord("frame", 0))
+
+    opening = True
+    monkeypatch.setattr(MemoryLog, "entries", from_memory)
+    monkeypatch.setattr(MemoryStore, "entries_cold", from_disk)
+    cluster.nodes[3].start()
+    opening = False
+    monkeypatch.undo()
+    assert cluster.nodes[3].host.lost_groups == [group_id]
+    cluster.run(8_000)
+    assert numbers(cluster, 3)[group_id] == 2
+    assert cluster.nodes[3].host.stream(group_id).high_watermark == 1

@@ -35,7 +35,7 @@ class Hosted:
     def start_stream(self, log: Log, info: Any, placement: Any) -> None:
         self.running[log.group_id] = log.replica_number
 
-    def stop_group(self, group_id: int) -> None:
+    def stop_group(self, group_id: int, *, deleted: bool) -> None:
         self.running.pop(group_id, None)
 
     def replica_lost(self, log: Log) -> None:

@@ -1,0 +1,104 @@
+"""A full disk: new records are refused, leaderships go where there is room, deleting goes on."""
+
+from typing import Any
+
+import pytest
+
+from segments.memory import MemoryStore
+from vdl.errors import ErrorCode
+from vdl.logstream.state_group import Outcome
+from vdl.state.commands import CompleteJoin
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
+    """Directories whose disk is full."""
+    directories: set[bytes] = set()
+    monkeypatch.setattr(
+        MemoryStore,
+        "accepts_appends",
+        property(lambda store: store.directory_id not in directories),
+    )
+    return directories
+
+
+def fill(cluster: Any, full: set[bytes], *servers: int) -> None:
+    full |= {cluster.nodes[server].store.directory_id for server in servers}
+
+
+def test_leader_with_a_full_disk_gives_way_to_one_that_has_room(
+    cluster: Any, full: set[bytes]
+) -> None:
+    """Records go on being written; the full one is not made leader again before it has room."""
+    group_id = cluster.create_topic()
+    assert cluster.leader(group_id).leader_server == 1
+    fill(cluster, full, 1)
+    refused = cluster.append(cluster.leader(group_id))
+    assert [fate.error for fate in refused] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    cluster.run(3_000)
+    assert cluster.leader(group_id).leader_server != 1
+    fates = [cluster.append(cluster.leader(group_id)) for _ in range(5)]
+    cluster.run(3_000)
+    assert {fate.error for (fate,) in fates} == {ErrorCode.NONE}
+    assert cluster.leader(group_id).leader_server != 1
+    # It refused the records; with room again it gets them, and its leadership.
+    behind = cluster.nodes[1].host.stream(group_id)
+    assert behind.high_watermark == 0
+    full.clear()
+    cluster.run(5_000)
+    assert behind.high_watermark == 5
+    assert cluster.leader(group_id).leader_server == 1
+
+
+def test_full_disks_everywhere_keep_their_leaders_and_what_frees_them(
+    cluster: Any, full: set[bytes]
+) -> None:
+    """Nobody has room: leaderships do not wander, records are refused, deleting works."""
+    group_id = cluster.create_topic()
+    for _ in range(5):
+        cluster.append(cluster.leader(group_id))
+        cluster.run(10)
+    fill(cluster, full, 1, 2, 3)
+    cluster.run(3_000)
+    leader = cluster.leader(group_id)
+    term = leader.term
+    cluster.run(3_000)
+    assert cluster.leader(group_id).term == term
+    refused = cluster.append(leader)
+    assert [fate.error for fate in refused] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    assert leader.read(0, 1 << 20).end_offset == 5
+    answers: list[ErrorCode] = []
+    leader.delete_records(3, deadline_ns=cluster.deadline(), done=answers.append)
+    cluster.run(1_000)
+    assert answers == [ErrorCode.NONE]
+    streams = [node.host.stream(group_id) for node in cluster.nodes.values()]
+    assert {stream.log_start_offset for stream in streams} == {3}
+    cluster.delete_topic()
+    cluster.run(500)
+    assert cluster.nodes[1].host.stream(group_id) is None
+
+
+def test_leader_that_dies_while_all_disks_are_full_is_replaced(
+    cluster: Any, full: set[bytes]
+) -> None:
+    """Votes can always be written; a new leader's first entry has no records."""
+    group_id = cluster.create_topic()
+    fill(cluster, full, 1, 2, 3)
+    cluster.run(1_000)
+    cluster.nodes[cluster.leader(group_id).leader_server].crash()
+    cluster.run(3_000)
+    assert cluster.leader(group_id).serving
+
+
+def test_coordinators_refuse_commands_on_a_full_disk(cluster: Any, full: set[bytes]) -> None:
+    """Certainly not taken: the client asks again."""
+    group = next(
+        state_group
+        for node in cluster.nodes.values()
+        for state_group in node.host.coordinators
+        if state_group.serving
+    )
+    fill(cluster, full, 1, 2, 3)
+    outcomes: list[Outcome] = []
+    group.propose(CompleteJoin("g", 1), deadline_ns=cluster.deadline(), done=outcomes.append)
+    assert [outcome.kind.value for outcome in outcomes] == ["not appended"]

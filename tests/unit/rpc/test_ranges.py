@@ -1,0 +1,77 @@
+"""Ranges, entries and conditions: small frames, exact shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from raft.types import Entry
+from rpc.condition import decode_condition, encode_condition
+from rpc.errors import MalformedFrame
+from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
+from rpc.reader import Buffer
+
+ENTRIES = [
+    Entry(term=3, index=7, data=b"seven", base_offset=40, records=2, timestamp=99),
+    Entry(term=4, index=8, data=b"", base_offset=42),
+    Entry(term=4, index=9, data=b"nine" * 500, base_offset=42, records=1),
+]
+
+
+def joined(buffers: list[Buffer]) -> memoryview:
+    return memoryview(b"".join(buffers))
+
+
+def test_range_comes_back() -> None:
+    asked = RangeRequest(5, 1 << 40, 7, 10)
+    assert decode_range(joined(encode_range(asked))) == asked
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 3), (3, 3), (4, 3)])
+def test_range_of_nothing_is_malformed(first: int, end: int) -> None:
+    """Index 0 is before the log; a range has at least one entry."""
+    with pytest.raises(MalformedFrame):
+        decode_range(joined(encode_range(RangeRequest(1, 1, first, end))))
+
+
+def test_range_cut_is_malformed() -> None:
+    frame = joined(encode_range(RangeRequest(5, 1, 7, 10)))
+    for end in range(len(frame)):
+        with pytest.raises(MalformedFrame):
+            decode_range(frame[:end])
+
+
+def test_entries_come_back_whole() -> None:
+    """With their terms, places and payloads; payloads leave as they lie in memory."""
+    buffers = encode_entries(5, 9, ENTRIES)
+    assert any(buffer is ENTRIES[2].data for buffer in buffers)
+    request, found = decode_entries(joined(buffers))
+    for entry in found:
+        entry.data = bytes(entry.data)
+    assert (request, found) == (5, ENTRIES)
+
+
+def test_regrets_come_back() -> None:
+    """Nobody can always help."""
+    assert decode_entries(joined(encode_entries(5, 9, []))) == (5, [])
+
+
+def test_entries_cut_are_malformed() -> None:
+    """But for a cut right behind the number, which is a regret."""
+    frame = joined(encode_entries(5, 9, ENTRIES))
+    for end in [*range(8), *range(9, len(frame), 97)]:
+        with pytest.raises(MalformedFrame):
+            decode_entries(frame[:end])
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_condition_comes_back(full: bool) -> None:
+    """Flags of later versions are not looked at."""
+    frame = joined(encode_condition(disk_full=full))
+    assert decode_condition(frame) is full
+    assert decode_condition(memoryview(bytes([frame[0] | 0xFE]))) is full
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0\0"])
+def test_condition_of_another_shape_is_malformed(payload: bytes) -> None:
+    with pytest.raises(MalformedFrame):
+        decode_condition(memoryview(payload))

@@ -1,0 +1,165 @@
+"""Holes: entries that a replica has but cannot read from its disk any more.
+
+A damaged frame in a segment whose tail is intact costs a replica nothing but that entry: its vote
+and its place in the log are in the journal. It goes on, serves the rest, and asks another replica
+for its copy, by index and term; any replica may have it, whoever leads.
+
+The other way round, this answers replicas that ask: with committed entries only.
+
+Must not know: how holes are found or filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import segments.api as storage
+from raft.types import Entry
+from rpc.hello import Hello
+from rpc.peer import FrameType
+from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
+from rpc.streams import Transport
+from vdl.clock import MS, Clock
+from vdl.log import Log
+from vdl.logstream.group import Group
+from vdl.logstream.storage import as_entry
+from vdl.logstream.turn import server_of
+
+ANSWER_BYTES_MAX = 1 << 20
+"""Most that one answer carries, unless one entry is larger."""
+
+PATIENCE_NS = 2_000 * MS
+"""After which a request that was not answered is given up."""
+
+ANSWERS_AT_ONCE_MAX = 8
+"""Reads for other replicas that may be under way; more are answered with nothing."""
+
+
+class Asked:
+    """The one request of this server that is under way."""
+
+    __slots__ = ("group", "request", "until_ns")
+
+    def __init__(self, request: int, group: Group, until_ns: int) -> None:
+        self.request = request
+        self.group = group
+        self.until_ns = until_ns
+
+
+class Healing:
+    """One server's part. `groups` and `alive` are the host's own, read only."""
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        groups: Mapping[int, Group],
+        alive: Mapping[int, Hello],
+        store: storage.Store,
+        transport: Transport,
+        clock: Clock,
+        log: Log,
+        healed: Callable[[Group], None],
+    ) -> None:
+        """`healed`: what waited for entries of this group may be tried again."""
+        self._server_id = server_id
+        self._groups = groups
+        self._alive = alive
+        self._store = store
+        self._transport = transport
+        self._clock = clock
+        self._log = log
+        self._healed = healed
+        self._requests = 0
+        self._asked: Asked | None = None
+        self._answering = 0
+        self._turn = 0
+        """Counts requests, so that peers are asked in turn."""
+        self.known: set[int] = set()
+        """Groups that were told of as damaged."""
+
+    # --- asking --------------------------------------------------------------------------------
+    def look_around(self) -> None:
+        """Ask for the first damaged range there is, unless an answer is waited for."""
+        asked, now_ns = self._asked, self._clock.now_ns()
+        if asked is not None and now_ns < asked.until_ns:
+            return
+        self._asked = None
+        for group in self._groups.values():
+            if group.log.holes:
+                self._ask(group, group.log.holes[0], now_ns)
+                return
+
+    def _ask(self, group: Group, hole: tuple[int, int], now_ns: int) -> None:
+        first, end = hole
+        if group.group_id not in self.known:
+            self.known.add(group.group_id)
+            self._log.warning("entries_damaged", group=group.group_id, first=first, end=end)
+        peers = sorted({server_of(r) for r in group.members} & self._alive.keys())
+        if not peers:
+            return
+        self._turn += 1
+        self._requests += 1
+        peer = peers[self._turn % len(peers)]
+        request = RangeRequest(self._requests, group.group_id, first, end)
+        if self._transport.send(peer, FrameType.RANGE, encode_range(request)):
+            self._asked = Asked(self._requests, group, now_ns + PATIENCE_NS)
+
+    def answered(self, payload: memoryview) -> None:
+        """A peer's copy, or its regrets. Raises MalformedFrame."""
+        request, entries = decode_entries(payload)
+        asked = self._asked
+        if asked is None or asked.request != request:
+            return
+        group = asked.group
+        if not entries or self._groups.get(group.group_id) is not group:
+            self._asked = None  # another peer is asked at the next look
+            return
+        for entry in entries:
+            entry.data = bytes(entry.data)  # the frame's memory is used again
+
+        def repaired(error: storage.StorageError | None) -> None:
+            self._asked = None
+            if error is not None:
+                self._log.warning("repair_refused", group=group.group_id, error=str(error))
+            elif self._groups.get(group.group_id) is group:
+                self._note_healed(group)
+
+        self._store.repair(group.log, entries, repaired)
+
+    def _note_healed(self, group: Group) -> None:
+        if not group.log.holes:
+            self.known.discard(group.group_id)
+            self._log.info("entries_repaired", group=group.group_id)
+        self._healed(group)
+        self.look_around()
+
+    # --- answering -----------------------------------------------------------------------------
+    def asked(self, from_server: int, payload: memoryview) -> None:
+        """A peer needs entries. Raises MalformedFrame."""
+        wanted = decode_range(payload)
+
+        def answer(entries: Sequence[Entry]) -> None:
+            frame = encode_entries(wanted.request, wanted.group, entries)
+            self._transport.send(from_server, FrameType.ENTRIES, frame)
+
+        group = self._groups.get(wanted.group)
+        if group is None or self._answering >= ANSWERS_AT_ONCE_MAX:
+            answer([])
+            return
+        log, end = group.log, min(wanted.end, group.commit + 1)
+        try:
+            answer([as_entry(e) for e in log.entries(wanted.first, end, ANSWER_BYTES_MAX)])
+        except storage.NotInMemory:
+            self._answering += 1
+
+            def found(entries: list[storage.StoredEntry] | storage.StorageError) -> None:
+                self._answering -= 1
+                if isinstance(entries, storage.StorageError):
+                    answer([])
+                else:
+                    answer([as_entry(entry) for entry in entries])
+
+            self._store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
+        except storage.StorageError:
+            answer([])

@@ -1,0 +1,129 @@
+"""Raft messages that come from peers: which replica they are for, and whether it may have them.
+
+A message for a replica that is about to run is kept for a moment; one for a former replica of this
+server, from a server that does not speak for its sender, or of a group that is not here is dropped.
+Raft repeats whatever matters.
+
+Must not know: frames, what messages say beyond their kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from raft.errors import StepPeerNotFound
+from raft.messages import MsgApp, MsgPreVote, MsgSnap, MsgVote, PeerMessage
+from vdl.logstream.conditions import Conditions
+from vdl.logstream.early import EarlyMessages
+from vdl.logstream.group import Group
+from vdl.logstream.proofs import Proofs
+from vdl.logstream.snapshots import DecodeError, decode_snapshot
+from vdl.logstream.stats import HostStats
+from vdl.logstream.turn import server_of
+from vdl.state.catalog import Catalog
+
+
+class Incoming:
+    """See the module. `groups`, `catalog` and `lost` are the host's own, read only."""
+
+    __slots__ = (
+        "_catalog",
+        "_conditions",
+        "_early",
+        "_groups",
+        "_lost",
+        "_mark_dirty",
+        "_proofs",
+        "_stats",
+    )
+
+    def __init__(
+        self,
+        *,
+        groups: Mapping[int, Group],
+        catalog: Catalog,
+        lost: Mapping[int, object],
+        conditions: Conditions,
+        proofs: Proofs,
+        stats: HostStats,
+        mark_dirty: Callable[[Group], None],
+        early_messages_max: int,
+    ) -> None:
+        """`lost`: groups whose replica here never takes part again."""
+        self._groups = groups
+        self._catalog = catalog
+        self._lost = lost
+        self._conditions = conditions
+        self._proofs = proofs
+        self._stats = stats
+        self._mark_dirty = mark_dirty
+        self._early = EarlyMessages(early_messages_max)
+
+    def step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
+        """Hand a message over, keep it or drop it."""
+        stats = self._stats
+        stats.messages_in += 1
+        group = self._groups.get(group_id)
+        if group is None:
+            self._keep_early(group_id, message)
+            return
+        if message.to != group.replica_id or server_of(message.from_) != server_id:
+            stats.messages_dropped += 1
+            return
+        if not self._may_take(message, group):
+            stats.messages_dropped += 1
+            return
+        group.catch_up(tick)
+        if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
+            # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
+            self._proofs.tell_follower(group)
+        try:
+            group.node.step(message)
+        except StepPeerNotFound:
+            stats.messages_dropped += 1
+            return
+        self._mark_dirty(group)
+
+    def begin(self, group: Group, tick: int) -> None:
+        """The group runs from now on: it gets what its peers have already said."""
+        for message in self._early.take(group.group_id):
+            self.step(group.group_id, message, server_of(message.from_), tick)
+
+    def forget(self, group_id: int) -> None:
+        """No replica of the group will run here."""
+        self._early.take(group_id)
+
+    def catalog_changed(self) -> None:
+        """What is kept for groups that turned out not to be for this server goes."""
+        next_group_id = self._catalog.next_group_id
+        self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
+
+    def _may_take(self, message: PeerMessage, group: Group) -> bool:
+        """Whether a peer's message can be stepped: not a snapshot of another version, and with a
+        full disk no new entries but those that may help to free it. The leader tries again."""
+        if type(message) is MsgSnap:
+            return _is_readable(message)
+        if type(message) is MsgApp and message.entries and self._conditions.is_full:
+            return group.owner.takes_on_full_disk(message.entries)
+        return True
+
+    def _keep_early(self, group_id: int, message: PeerMessage) -> None:
+        expected = group_id >= self._catalog.next_group_id or self._is_expected(group_id)
+        if expected and self._early.keep(group_id, message):
+            self._stats.early_messages += 1
+        else:
+            self._stats.messages_dropped += 1
+
+    def _is_expected(self, group_id: int) -> bool:
+        """Whether the group exists, as far as this server knows, and has a replica here that may
+        run."""
+        return group_id not in self._lost and bool(self._catalog.replicas(group_id))
+
+
+def _is_readable(message: MsgSnap) -> bool:
+    """Whether a peer's snapshot is one this version understands."""
+    try:
+        decode_snapshot(message.snapshot.data)
+    except DecodeError:
+        return False
+    return True
