@@ -21,7 +21,7 @@ from raft.types import NodeId
 from segments.api import Buffer, StorageError, StoredEntry
 from vdl.logstream.group import Group
 from vdl.logstream.host import Host
-from vdl.logstream.turn import replica_id_of, server_of
+from vdl.logstream.turn import server_of
 from vdl.sim.durable import DurableLogs
 from vdl.sim.machine import Life, Machine
 from vdl.sim.raft_watch import RaftWatch
@@ -56,15 +56,13 @@ class Watch:
         self._safe: set[int] = set()
         """Values that a majority held when one of their disks was lost."""
         self._lost: dict[tuple[int, NodeId], set[int]] = {}
-        """By (group, replica) that may have been lost for good: what its disk held until then."""
+        """By (group, replica) whose disk was lost: what that held until then."""
         for machine in machines:
-            machine.on_start = self._started
+            machine.on_start = self.raft.started
             machine.on_down = self._down
             machine.on_raft_frame = self.raft.frame_left
             machine.on_disk_lost = self._disk_lost
-            values = self._values[machine.server_id] = set()
-            logs = self.raft.disks[machine.server_id]
-            machine.disk.on_durable = _collector(values, logs)
+            self._listen(machine)
 
     @property
     def elections(self) -> int:
@@ -74,13 +72,6 @@ class Watch:
         self.violations.append(Violation(name, detail))
 
     # --- while it runs ----------------------------------------------------------------------------
-    def _started(self, life: Life) -> None:
-        self.raft.started(life)
-        for log in life.store.logs.values():
-            if not log.lost:
-                replica = replica_id_of(life.machine.server_id, log.replica_number)
-                self._lost.pop((log.group_id, replica), None)
-
     def _down(self, life: Life) -> None:
         self.raft.ended(life)
         self.judge(life)
@@ -114,25 +105,28 @@ class Watch:
                     self.violate("not-durable", what)
 
     def _held(self, group_id: int, replica: NodeId) -> set[int]:
-        """Values that are durable with the replica, or were when it was lost: what it said before
-        that is still so, until another one takes its place."""
+        """Values that are durable with the replica, or were when its disk was lost: what it said
+        before that is still so, until another one takes its place."""
         return self._lost.get((group_id, replica), self._values[server_of(replica)])
 
-    def _disk_lost(self, machine: Machine, lost: Buffer | None) -> None:
-        """Durable bytes of the machine are gone, all if None. What a majority held by now was
-        rightly acknowledged, or will be, whoever takes the place of its replicas."""
+    def _disk_lost(self, machine: Machine) -> None:
+        """The machine's disk is empty. What a majority held by now was rightly acknowledged, or
+        will be, whoever takes the place of its replicas."""
         mine = self._values[machine.server_id]
         for key in self.raft.log_ids:
             if server_of(key[1]) == machine.server_id:
-                self._lost[key] = mine.copy()
-        gone = mine.copy() if lost is None else mine.intersection(values_in(lost))
+                self._lost[key] = mine
         majority = min(3, len(self._machines)) // 2 + 1
-        for value in gone:
+        for value in mine:
             if sum(value in other for other in self._values.values()) >= majority:
                 self._safe.add(value)
-        mine -= gone
-        if lost is None:
-            self.raft.disk_lost(machine.server_id)
+        self._listen(machine)
+        self.raft.disk_lost(machine.server_id)
+
+    def _listen(self, machine: Machine) -> None:
+        """Be told what becomes durable on the machine's disk, which holds nothing yet."""
+        values = self._values[machine.server_id] = set()
+        machine.disk.on_durable = _collector(values, self.raft.disks[machine.server_id])
 
     # --- when it is over --------------------------------------------------------------------------
     def settled(self) -> str:

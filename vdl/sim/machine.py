@@ -184,8 +184,8 @@ class Machine:
         self.on_start: Callable[[Life], None] = _ignore
         self.on_down: Callable[[Life], None] = _ignore
         self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
-        self.on_disk_lost: Callable[[Machine, Buffer | None], None] = _ignore_loss
-        """Told of bytes that are gone for good though they were durable; None: all of them."""
+        self.on_disk_lost: Callable[[Machine], None] = _ignore_loss
+        """Told when the machine has got an empty disk."""
         self.warnings: list[str] = []
         self.bereft = False
         """Whether its disk lost something that may not have been made good yet."""
@@ -253,8 +253,8 @@ class Machine:
         self.power_cut()
         self.note("gets an empty disk")
         self.bereft = True
-        self.on_disk_lost(self, None)
         self.disk.wipe()
+        self.on_disk_lost(self)
         self.excused.add("directory_unknown")
 
     def damage(self, rng: Random) -> None:
@@ -263,7 +263,6 @@ class Machine:
         block = flip_durable_bit(self.disk, rng)
         if block:
             self.note(f"a bit flips in a journal block of {len(block)} bytes")
-            self.on_disk_lost(self, block)
             self.bereft = True
             self.excused.add("replica_lost")
 
@@ -439,7 +438,7 @@ def _ignore(life: Life) -> None:
     """Nobody watches."""
 
 
-def _ignore_loss(machine: Machine, lost: Buffer | None) -> None:
+def _ignore_loss(machine: Machine) -> None:
     """Nobody watches."""
 
 

@@ -69,9 +69,12 @@ class GroupWatch:
         self.chains: dict[tuple[Index, Term], int] = {}
         """Hash over an entry and everything before it."""
         self.past: dict[NodeId, Past] = {}
+        self.members: dict[Index, Membership] = {}
+        """What the members are once everything up to an index is applied."""
         self.membership = Membership()
         """As its newest leader has it."""
         self.membership_term: Term = 0
+        self.membership_index: Index = 0
         self.most_voters = 0
         self.broken = False
 
@@ -141,6 +144,7 @@ class ReplicaWatch:
         if log.committed != self._commit:
             self._check_commit(raft)
         self.seen.cluster.observe(self.node)
+        self._check_members(raft)
         self._commit = log.committed
         self._leading = raft.state is LEADER
         if self._leading:
@@ -250,6 +254,20 @@ class ReplicaWatch:
                 f" {seen.cluster.last_committed}",
             )  # fmt: skip
 
+    def _check_members(self, raft: Raft) -> None:
+        """Equal entries applied, equal members: they are state like any other (§6)."""
+        seen = self.seen
+        # A snapshot may tell of members as of later than its index.
+        index = max(raft.log.applied, self.group.reflects)
+        if index < seen.membership_index or raft.id not in seen.membership.incoming:
+            return  # a new replica goes by what it was given to begin with, until it has caught up
+        known = seen.members.setdefault(index, raft.membership)
+        if known != raft.membership:
+            self._watch.broken(
+                seen, "members-differ", f"{self._name()} has applied {index} entries and has the"
+                f" members {raft.membership}, another one {known}",
+            )  # fmt: skip
+
     def _leads(self, raft: Raft) -> None:
         term, seen = raft.term, self.seen
         if self._led_term != term:
@@ -260,6 +278,7 @@ class ReplicaWatch:
             # Two of one term are `ClusterInvariants`' to tell.
         if term >= seen.membership_term:
             seen.membership_term, seen.membership = term, raft.membership
+            seen.membership_index = raft.membership_index
         committed = seen.cluster.last_committed
         open_changes = [index for index in self._confs if index > committed]
         if len(open_changes) > 1:
