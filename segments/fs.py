@@ -30,6 +30,15 @@ DISK_FULL_RETRY_MS = 1000
 """How often a full disk is asked again."""
 
 
+class SyncFailed(OSError):
+    """A sync failed, whatever for. The system has marked the pages clean: to sync again would
+    succeed, over data that is not there. Also when it was for want of room (a thin volume): a write
+    that had been accepted is lost, which is not the same as one that was refused."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(errno.EIO, f"sync failed: {cause}")
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether this is a state that ends, and not a disk that can no longer be trusted: nothing of
     what was to be written has been, or it is written again as a whole."""
@@ -43,13 +52,14 @@ def is_unreadable(error: BaseException) -> bool:
 
 class File(Protocol):
     def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
-        """Write the buffers end to end at `position`: all of them, or raise."""
+        """Write the buffers end to end at `position`: all of them, or raise. A durable write is for
+        room that the file has; one that fails is a failed sync."""
 
     def pread(self, length: int, position: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file."""
 
     def sync(self) -> None:
-        """fdatasync."""
+        """fdatasync. Raises SyncFailed."""
 
     def truncate(self, length: int) -> None: ...
     def allocate(self, length: int) -> None:
@@ -109,7 +119,14 @@ class RealFile:
         self._fd = fd
 
     def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
-        flags = os.RWF_DSYNC if durable else 0
+        if not durable:
+            return self._pwrite(buffers, position, 0)
+        try:
+            return self._pwrite(buffers, position, os.RWF_DSYNC)
+        except OSError as error:
+            raise SyncFailed(error) from error
+
+    def _pwrite(self, buffers: Sequence[Buffer], position: int, flags: int) -> int:
         if len(buffers) > IOV_MAX:
             # Joining groups of small buffers costs less than a second synchronous write.
             step = -(-len(buffers) // IOV_MAX)
@@ -134,7 +151,10 @@ class RealFile:
         return b"".join(parts)
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise SyncFailed(error) from error
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
@@ -267,6 +287,8 @@ class RealFileSystem:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            raise SyncFailed(error) from error
         finally:
             os.close(fd)
 

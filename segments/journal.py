@@ -274,9 +274,14 @@ class Journal:
         elif self._rest is None:
             self._unproved = False
         write = file.file.pwrite
+        block_end = position + sum(map(len, buffers))
+        lengthens = block_end > file.capacity
 
         def job() -> int:
             failpoint.hit("journal.before_sync")
+            if lengthens:
+                # Want of room must be met here, where nothing has been written yet.
+                file.file.allocate(block_end)
             if failpoint.armed and failpoint.is_due("journal.torn"):
                 write(buffers[:1], position)
                 failpoint.act("journal.torn")
@@ -287,7 +292,7 @@ class Journal:
         def done(result: int | BaseException) -> None:
             self.is_blocked = isinstance(result, BaseException) and is_disk_full(result)
             if self.is_blocked:
-                # Only a block that lengthens its file can meet this: all of it is written again.
+                # Only a block that lengthens its file can meet this, before it is written.
                 self._workers.call_later(DISK_FULL_RETRY_MS, again)
             elif isinstance(result, BaseException):
                 self._fail(result)
