@@ -170,7 +170,7 @@ def test_full_disks_are_lived_with_and_nobody_has_to_help() -> None:
     def story(world: World, leader: Machine) -> None:
         for room in (0, 20_000, 300_000):
             for machine in world.machines:
-                machine.disk.room = room
+                machine.fill_disk(room)
             world.run_for(4 * S)
             leader.kill()
             leader.start()

@@ -263,8 +263,7 @@ class DiskFull:
         self.machine = rng.choice(world.machines)
         if self.machine.disk.room is not None:
             return False
-        self.machine.disk.room = rng.choice((0, rng.randint(1, 8 << 10), rng.randint(1, 256 << 10)))
-        world.note(f"{self.machine.name}: disk full in {self.machine.disk.room} bytes")
+        self.machine.fill_disk(rng.choice((0, rng.randint(1, 8 << 10), rng.randint(1, 256 << 10))))
         return True
 
     def end(self, world: Target) -> None:

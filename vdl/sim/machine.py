@@ -248,6 +248,12 @@ class Machine:
             self.condition = Condition.OFF
             self.crashes += 1
 
+    def fill_disk(self, room_bytes: int) -> None:
+        """Files may grow by so much more, and then not at all."""
+        self.note(f"disk full in {room_bytes} bytes")
+        self.disk.room = room_bytes
+        self.excused.add("disk_full")
+
     def wipe(self) -> None:
         """The machine loses power and comes back with an empty disk."""
         self.power_cut()
