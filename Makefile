@@ -6,6 +6,7 @@
 #   make fix            format and repair what can be repaired
 #   make gen            regenerate the Kafka codec and the gRPC modules
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8]
+#   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
 #   make conformance DIR=../shared/raft-conformance
 #   make bench          throughput and latency of a replica set on this machine
@@ -37,10 +38,10 @@ BENCH_ARGS ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim mutants bench clean
+.PHONY: help setup up down test check fix gen conformance sim chaos mutants bench clean
 
 help:
-	@sed -n '3,16s/^# \{0,1\}//p' Makefile
+	@sed -n '3,17s/^# \{0,1\}//p' Makefile
 
 # --- set-up -------------------------------------------------------------------------------------
 # `make up` needs only what a server needs; the tests add the clients and tools of the `dev` extra.
@@ -83,6 +84,17 @@ conformance: $(DEV)
 
 sim: $(DEV)
 	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES)
+
+# CUTS, FLIPS, SYNCS and FAILOVERS choose a test each and say how much of it; without any of them
+# everything runs in its full form, about an hour. SEED draws the same again.
+CHAOS_TESTS := $(if $(CUTS),tests/chaos/test_power_cut.py) \
+  $(if $(FLIPS),tests/chaos/test_bit_flips.py) $(if $(SYNCS),tests/chaos/test_failed_sync.py) \
+  $(if $(FAILOVERS),tests/chaos/test_failover.py)
+CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10
+
+chaos: $(DEV)
+	@exec env $(if $(strip $(CHAOS_TESTS)),,$(CHAOS_FULL)) $(BIN)/python -m pytest -q -s \
+	  -o faulthandler_timeout=0 $(or $(strip $(CHAOS_TESTS)),tests/chaos)
 
 mutants: $(DEV)
 	@exec $(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)

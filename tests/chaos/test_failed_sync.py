@@ -145,19 +145,7 @@ def _is_single(group_id: int, copies: list) -> bool:
     return sum(copy.group_id == group_id for copy in copies) == 1
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fail_device, id="device gone"),
-        pytest.param(
-            exhaust_device,
-            id="no blocks",
-            marks=pytest.mark.xfail(
-                strict=False, reason="a sync that fails with ENOSPC is taken for a full disk"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("fault", [fail_device, exhaust_device], ids=["device gone", "no blocks"])
 def test_failed_sync_ends_the_server_and_nothing_acknowledged_is_lost(
     make_disk_set: MakeDiskSet, fault: Fault, figure: Figure
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from http.client import HTTPConnection
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -20,15 +21,24 @@ POLL_SECONDS = 0.1
 
 
 def create_topic(
-    replica_set: ReplicaSet, name: str, *, partitions: int = 1, alone_on: int = 0
+    replica_set: ReplicaSet,
+    name: str,
+    *,
+    partitions: int = 1,
+    alone_on: int = 0,
+    first_on: int = 0,
 ) -> None:
-    """With a replica on every server, or with its only one on the server `alone_on`."""
+    """With a replica on every server, the first one, which leads, on `first_on`; or with a single
+    replica, on `alone_on`."""
+    servers = list(replica_set.server_ids)
+    placed: dict[str, Any] = {"replication_factor": replica_set.nodes}
+    if alone_on:
+        placed = {"replica_assignment": [[alone_on]] * partitions}
+    elif first_on:
+        servers.sort(key=lambda server_id: server_id != first_on)
+        placed = {"replica_assignment": [servers] * partitions}
     admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
-    topic = (
-        NewTopic(name, num_partitions=partitions, replica_assignment=[[alone_on]] * partitions)
-        if alone_on
-        else NewTopic(name, num_partitions=partitions, replication_factor=replica_set.nodes)
-    )
+    topic = NewTopic(name, num_partitions=partitions, **placed)
     admin.create_topics([topic])[name].result(timeout=CALL_SECONDS_MAX)
 
 
@@ -39,6 +49,22 @@ def status(replica_set: ReplicaSet) -> ClusterStatus:
 
 def partitions(cluster: ClusterStatus) -> list[Partition]:
     return [partition for topic in cluster.topics for partition in topic.partitions]
+
+
+def numbers(replica_set: ReplicaSet, server_id: int) -> dict[str, float]:
+    """What a server's metrics say, those without labels, by name; empty when it does not answer."""
+    http = replica_set.server(server_id).config().http
+    assert http is not None
+    connection = HTTPConnection(http.host, http.port, timeout=CALL_SECONDS_MAX)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    except OSError:
+        return {}
+    finally:
+        connection.close()
+    rows = (line.split() for line in text.splitlines() if line[:1] not in {"#", ""})
+    return {row[0]: float(row[1]) for row in rows if "{" not in row[0]}
 
 
 def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:

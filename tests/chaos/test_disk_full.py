@@ -1,0 +1,201 @@
+"""Disks that are really full: small file systems, and a producer that does not stop.
+
+A full disk is a state that ends by itself. Nothing acknowledged is lost in it, no process dies,
+consumers read on, leaders are elected; and when a topic is deleted, writes go on.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from zlib import crc32
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from tests.chaos.conftest import Figure, MakeDiskSet
+from tests.chaos.harness.cluster import create_topic, leader, wait_equal, wait_healthy
+from tests.chaos.harness.copies import assert_equal, read_copies
+from tests.chaos.harness.disk_set import DiskSet
+from tests.chaos.harness.disks import MIB
+from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load, assert_kept, audit, read_back
+from tests.clients.raw import PRODUCE_VERSION, RawConnection, produce_request
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import produce
+from vdl.records import Record, build_batch
+
+DISK_BYTES = 64 * MIB
+SMALL = {
+    "storage.journal_file_bytes": "4MiB",
+    "storage.journal_first_file_bytes": "2MiB",
+    "storage.checkpoint_bytes": "2MiB",
+    "storage.checkpoint_interval": "500ms",
+    "storage.index_segment_entries": 1_024,
+    "storage.meta_map_bytes": "16MiB",
+    "kafka.log.segment.bytes": "2MiB",
+}
+TOPIC, FILLER, PROBE = "kept", "filler", "probe"
+FILLER_VALUE_BYTES = 100_000
+FILL_SECONDS_MAX = 60.0
+GIVES_UP_MS = 5_000
+"""After this long without an acknowledgement the producer that fills the disks is refused."""
+READ_SECONDS_MAX = 60.0
+FULL_SECONDS = 5.0
+"""Several election timeouts, and several tries for room."""
+RESUME_SECONDS_MAX = 30.0
+NEVER_GIVES_UP = {"message.timeout.ms": 300_000}
+SETTLED_ACKS = 100
+
+
+class Filler:
+    """Large values nobody can compress, as many as there is room for. What was acknowledged:
+    offset → checksum of the value."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self.acknowledged: dict[int, int] = {}
+        self.errors: set[str] = set()
+
+    def fill(self) -> None:
+        """Produce until the servers do not take any more."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "acks": "all",
+                "message.timeout.ms": GIVES_UP_MS,
+                "max.in.flight": 1,
+                "batch.size": 2 * FILLER_VALUE_BYTES,
+                **QUIET,
+            }
+        )
+        rng = random.Random(1)
+        deadline = time.monotonic() + FILL_SECONDS_MAX
+        while not self.errors:
+            assert time.monotonic() < deadline, f"{len(self.acknowledged)} values fit, and more"
+            if len(producer) < 20:
+                value = rng.randbytes(FILLER_VALUE_BYTES)
+                producer.produce(FILLER, value, partition=0, on_delivery=self._delivered)
+            producer.poll(0.01)
+        producer.flush(2 * GIVES_UP_MS / 1_000)
+
+    def _delivered(self, error: KafkaError | None, message: object) -> None:
+        if error is not None:
+            self.errors.add(error.name())
+        else:
+            self.acknowledged[message.offset()] = crc32(message.value())  # type: ignore[attr-defined]
+
+    def assert_kept(self) -> None:
+        """Every acknowledged value can be read, also while the disks are full."""
+        consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "unused", **QUIET})
+        found: dict[int, int] = {}
+        deadline = time.monotonic() + READ_SECONDS_MAX
+        try:
+            consumer.assign([TopicPartition(FILLER, 0, 0)])
+            while missing := self.acknowledged.keys() - found.keys():
+                assert time.monotonic() < deadline, (
+                    f"{len(missing)} acknowledged values do not come"
+                )
+                for message in consumer.consume(100, timeout=0.5):
+                    if message.error() is None:
+                        found[message.offset() or 0] = crc32(message.value() or b"")
+        finally:
+            consumer.close()
+        wrong = [at for at, checksum in self.acknowledged.items() if found[at] != checksum]
+        assert not wrong, f"{len(wrong)} acknowledged values differ, first {wrong[0]}"
+
+
+def answer_to_produce(servers: DiskSet) -> int:
+    """The error with which the leader answers one record."""
+    host, port = servers.address(leader(servers, PROBE)).split(":")
+    connection = RawConnection((host, int(port)))
+    try:
+        batch = bytes(build_batch([Record(None, b"no room")]))
+        answer = connection.ask(
+            produce_request(PROBE, batch), key=produce.API_KEY, version=PRODUCE_VERSION
+        )
+    finally:
+        connection.close()
+    code: int = answer.responses[0].partition_responses[0].error_code
+    return code
+
+
+@contextmanager
+def loaded(servers: DiskSet) -> Iterator[Load]:
+    """A producer that never gives up, whatever the disks say."""
+    load = Load(servers.bootstrap, TOPIC, IDEMPOTENT, **NEVER_GIVES_UP)
+    load.start()
+    try:
+        yield load
+    finally:
+        load.stop()
+
+
+def wait_quiet(load: Load) -> None:
+    """Return when nothing has been acknowledged for a second."""
+    before = -1
+    deadline = time.monotonic() + FILL_SECONDS_MAX
+    while before != len(load.acks):
+        assert time.monotonic() < deadline, "small records are still taken"
+        before = len(load.acks)
+        time.sleep(1.0)
+
+
+@pytest.mark.xfail(
+    strict=False,
+    reason="to delete, the store writes a new file first, which a full disk has no room for",
+)
+def test_full_disks_refuse_writes_and_do_all_else(
+    make_disk_set: MakeDiskSet, figure: Figure
+) -> None:
+    """Filled to the brim: refused with an error that can be retried, readable, alive; a new leader
+    is elected when the old one is killed; a deleted topic makes room, and writes go on."""
+    servers = make_disk_set(disk_bytes=DISK_BYTES, settings=SMALL)
+    servers.up()
+    create_topic(servers, TOPIC)
+    create_topic(servers, FILLER)
+    create_topic(servers, PROBE)
+    with loaded(servers) as load:
+        load.wait_acknowledged(SETTLED_ACKS)
+        pids = {number: servers.pid(number) for number in servers.server_ids}
+        filler = Filler(servers.bootstrap)
+        filler.fill()
+        figure("filled_mib", len(filler.acknowledged) * FILLER_VALUE_BYTES // MIB)
+        figure("errors_of_the_client", sorted(filler.errors))
+        wait_quiet(load)
+        code = answer_to_produce(servers)
+        figure("answer_to_produce", ErrorCode(code).name)
+        assert code in {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.REQUEST_TIMED_OUT}
+
+        # Reading goes on, and nothing acknowledged is lost.
+        filler.assert_kept()
+        audit(load.acks[:], read_back(servers.bootstrap, TOPIC))
+        assert {number: servers.pid(number) for number in servers.server_ids} == pids
+
+        # Votes are written, and the one that was killed comes back to its full disk.
+        before = leader(servers, TOPIC)
+        servers.kill(before)
+        after = leader(servers, TOPIC)
+        assert after != before
+        audit(load.acks[:], read_back(servers.bootstrap, TOPIC))
+        servers.start(before)
+        servers.wait_serving(before)
+        time.sleep(FULL_SECONDS)
+        assert servers.running() == list(servers.server_ids)
+
+        # Room is made by deleting, and nobody has to say so.
+        admin = AdminClient({"bootstrap.servers": servers.bootstrap, **QUIET})
+        began = time.monotonic()
+        admin.delete_topics([FILLER])[FILLER].result(timeout=RESUME_SECONDS_MAX)
+        load.wait_acknowledged(SETTLED_ACKS, seconds_max=RESUME_SECONDS_MAX)
+        figure("resumed_seconds", round(time.monotonic() - began, 2))
+        wait_healthy(servers)
+    assert load.failures == {}
+    assert len(load.acks) == load.sent
+    assert_kept(load, read_back(servers.bootstrap, TOPIC))
+    figure("acknowledged", len(load.acks))
+    wait_equal(servers)
+    servers.kill(*servers.server_ids)
+    figure("entries_equal_on_three_disks", assert_equal(read_copies(servers.stores), replicas=3))
