@@ -7,22 +7,25 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness.disks import MIB, ROOT, Disks
+from tests.chaos.harness.disks import MIB, PREFIX, ROOT, Disks
 
 SWEPT_SECONDS_MAX = 20.0
 DISK_BYTES = 32 * MIB
 
 SESSION = """
-import sys, time
-from tests.chaos.harness.disks import Disks, MIB
+import time
+from tests.chaos.harness.disk_set import DiskSet
+from tests.chaos.harness.disks import Disks
 disks = Disks()
-disks.make(disks.make_folder() / "disk", 16 * MIB)
-print(disks.folder, flush=True)
+servers = DiskSet(disks, nodes=1)
+servers.up()
+print(disks.folder, servers.pid(1), flush=True)
 time.sleep(600)
 """
 
@@ -87,17 +90,37 @@ def test_exhausted_disk_accepts_writes_and_fails_their_sync(disks: Disks) -> Non
     disk.discard()
 
 
-def test_killed_session_leaves_no_mount_and_no_file(disks: Disks) -> None:
+def test_killed_session_leaves_no_process_mount_or_file(disks: Disks) -> None:
     """SIGKILL of a session, beside which this one goes on."""
     with subprocess.Popen(
         [sys.executable, "-c", SESSION], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as session:
         assert session.stdout is not None
-        folder = Path(session.stdout.readline().strip())
-        assert str(folder) in Path("/proc/self/mounts").read_text(encoding="utf-8")
+        name, pid = session.stdout.readline().split()
+        folder, server = Path(name), Path("/proc", pid)
+        assert is_mounted(folder)
+        assert server.exists()
         session.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + SWEPT_SECONDS_MAX
-    while folder.exists() or str(folder) in Path("/proc/self/mounts").read_text(encoding="utf-8"):
+    while folder.exists() or server.exists() or is_mounted(folder):
         assert time.monotonic() < deadline, f"{folder} is not swept"
         time.sleep(0.05)
     assert disks.folder.exists()
+
+
+def test_next_session_sweeps_what_an_abandoned_one_left(disks: Disks) -> None:
+    """Also where nobody was left to sweep; and what belongs to somebody who lives stays."""
+    abandoned = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    point = abandoned / "disk"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", point], check=True)
+    with Disks() as other:
+        assert not abandoned.exists()
+        assert not is_mounted(abandoned)
+        assert other.folder != disks.folder
+        assert disks.folder.exists()
+
+
+def is_mounted(folder: Path) -> bool:
+    """Whether anything is mounted below the folder."""
+    return f" {folder}/" in Path("/proc/self/mounts").read_text(encoding="utf-8")

@@ -82,6 +82,7 @@ def test_power_cuts_of_one_two_or_all_servers_lose_nothing(
         assert len(load.acks) == load.sent
         assert_kept(load, read_back(servers.bootstrap, topic))
         acknowledged += len(load.acks)
+        print(f"{len(restarts)} cuts, {acknowledged} acknowledged, none lost", flush=True)
     wait_equal(servers)
     servers.kill(*servers.server_ids)
     copies = read_copies(servers.stores)
