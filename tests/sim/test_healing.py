@@ -1,4 +1,4 @@
-"""Bits that flip in segments, while servers run: found, served around, fetched from another replica."""
+"""Bits that flip in segments while servers run: found, served around, had from another replica."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def test_flipped_bits_in_segments_are_healed_from_the_other_replicas() -> None:
     is served a wrong byte, and in the end all copies are equal."""
 
     def story(world: World, leader: Machine) -> None:
-        world.run_for(20 * S)
+        world.run_for(10 * S)
         rng = Random(7)
         flipped = 0
-        for machine in world.machines:
-            for inode in segment_files(machine.disk):
-                if len(inode.data) > HEADER_BYTES + 1_000 and rng.random() < 0.3:
+        for number, machine in enumerate(world.machines):
+            for place, inode in enumerate(segment_files(machine.disk)):
+                # Replicas cut their segments nearly alike: this way no entry is hit twice.
+                if place % 9 == 3 * number and len(inode.data) > HEADER_BYTES + 1_000:
                     flip(inode, rng)
                     flipped += 1
         assert flipped > 5
-        world.run_for(30 * S)
+        world.run_for(15 * S)
         assert world.wait(30 * S, lambda: not holes(world))
-        repaired = sum("entries_repaired" in line for line in world.trace.tail)
-        assert repaired > 0
+        assert any("entries_repaired" in line for line in world.trace.tail)
 
     tell(story, SMALL)

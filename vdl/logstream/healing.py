@@ -31,6 +31,9 @@ ANSWER_BYTES_MAX = 1 << 20
 PATIENCE_NS = 2_000 * MS
 """After which a request that was not answered is given up."""
 
+HOPELESS_REFUSALS = 10
+"""After so many vain requests for one range an operator is told."""
+
 ANSWERS_AT_ONCE_MAX = 8
 """Reads for other replicas that may be under way; more are answered with nothing."""
 
@@ -38,11 +41,12 @@ ANSWERS_AT_ONCE_MAX = 8
 class Asked:
     """The one request of this server that is under way."""
 
-    __slots__ = ("group", "request", "until_ns")
+    __slots__ = ("first", "group", "request", "until_ns")
 
-    def __init__(self, request: int, group: Group, until_ns: int) -> None:
+    def __init__(self, request: int, group: Group, first: int, until_ns: int) -> None:
         self.request = request
         self.group = group
+        self.first = first
         self.until_ns = until_ns
 
 
@@ -74,21 +78,23 @@ class Healing:
         self._asked: Asked | None = None
         self._answering = 0
         self._turn = 0
-        """Counts requests, so that peers are asked in turn."""
+        self._refusals: dict[tuple[int, int], int] = {}
+        """How often a range (group, first index) was asked for in vain."""
         self.known: set[int] = set()
         """Groups that were told of as damaged."""
 
     # --- asking --------------------------------------------------------------------------------
     def look_around(self) -> None:
-        """Ask for the first damaged range there is, unless an answer is waited for."""
+        """Ask for a damaged range, unless an answer is waited for. Ranges and peers take turns:
+        what nobody has must not keep the others waiting."""
         asked, now_ns = self._asked, self._clock.now_ns()
         if asked is not None and now_ns < asked.until_ns:
             return
         self._asked = None
-        for group in self._groups.values():
-            if group.log.holes:
-                self._ask(group, group.log.holes[0], now_ns)
-                return
+        damaged = [(group, hole) for group in self._groups.values() for hole in group.log.holes]
+        if damaged:
+            group, hole = damaged[self._turn % len(damaged)]
+            self._ask(group, hole, now_ns)
 
     def _ask(self, group: Group, hole: tuple[int, int], now_ns: int) -> None:
         first, end = hole
@@ -100,10 +106,12 @@ class Healing:
             return
         self._turn += 1
         self._requests += 1
-        peer = peers[self._turn % len(peers)]
+        # A range that comes up again goes to the next peer, whatever the number of ranges.
+        asked_before = self._refusals.get((group.group_id, first), 0)
+        peer = peers[asked_before % len(peers)]
         request = RangeRequest(self._requests, group.group_id, first, end)
         if self._transport.send(peer, FrameType.RANGE, encode_range(request)):
-            self._asked = Asked(self._requests, group, now_ns + PATIENCE_NS)
+            self._asked = Asked(self._requests, group, first, now_ns + PATIENCE_NS)
 
     def answered(self, payload: memoryview) -> None:
         """A peer's copy, or its regrets. Raises MalformedFrame."""
@@ -112,8 +120,12 @@ class Healing:
         if asked is None or asked.request != request:
             return
         group = asked.group
-        if not entries or self._groups.get(group.group_id) is not group:
-            self._asked = None  # another peer is asked at the next look
+        if self._groups.get(group.group_id) is not group:
+            self._asked = None
+            return
+        if not entries:
+            self._asked = None
+            self._note_refusal(group, asked.first)
             return
         for entry in entries:
             entry.data = bytes(entry.data)  # the frame's memory is used again
@@ -127,7 +139,21 @@ class Healing:
 
         self._store.repair(group.log, entries, repaired)
 
+    def _note_refusal(self, group: Group, first: int) -> None:
+        """Another peer is asked at the next look."""
+        key = (group.group_id, first)
+        self._refusals[key] = refusals = self._refusals.get(key, 0) + 1
+        if refusals == HOPELESS_REFUSALS:
+            self._log.error(
+                "entries_unrecoverable",
+                group=group.group_id,
+                index=first,
+                meaning="no replica that answers has a readable copy; bring back a server or disk "
+                "that has one, or delete the records up to there",
+            )
+
     def _note_healed(self, group: Group) -> None:
+        self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
         if not group.log.holes:
             self.known.discard(group.group_id)
             self._log.info("entries_repaired", group=group.group_id)
