@@ -224,6 +224,27 @@ def test_wiped_server_is_given_new_replicas() -> None:
     tell(story)
 
 
+def test_replacement_comes_to_its_end_though_frames_are_lost_and_the_world_is_quiet() -> None:
+    """No later entry brings the news that was lost: who is behind must ask, learners too, and must
+    still know whom."""
+    quiet = replace(CALM, sends_per_second=1, raft_loss=0.3, coordinators=2)
+    for seed in range(1, 4):
+
+        def story(world: World, leader: Machine) -> None:
+            world.frames.active = True
+            for wipe in (True, False):
+                assert world.wait(60 * S, lambda: not world.why_no_loss()), world.why_no_loss()
+                if wipe:
+                    leader.wipe()
+                else:
+                    leader.damage(Random(world.seed))
+                world.run_for(500 * MS)
+                leader.start()
+            assert world.wait(60 * S, lambda: not world.watch.settled()), world.watch.settled()
+
+        tell(story, quiet, seed=seed)
+
+
 def test_flipped_bit_in_a_durable_block_costs_one_replica_and_no_record() -> None:
     """Recovery proves the loss, and what it was is fetched from those who have it."""
     replaced = 0
