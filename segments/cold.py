@@ -10,58 +10,119 @@ Must not know: the journal, who asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from segments.api import EntriesDamaged, EntryLike, SegmentSpan, Slices, StorageError, StoredEntry
+from segments.api import (
+    EntriesDamaged,
+    EntryLike,
+    OffsetOutOfRange,
+    SegmentSpan,
+    Slices,
+    StorageError,
+    StoredEntry,
+)
 from segments.log import DiskLog
+from segments.segment import LogFiles, SegmentInfo
 
 T = TypeVar("T")
 
 
-def read(log: DiskLog, offset: int, end_index: int, bytes_max: int) -> Callable[[], Slices]:
-    """A job that reads as `Log.read` does."""
-    if not log.start_offset <= offset < log.flushed_offset:
-        return _outcome(lambda: log.read(offset, end_index, bytes_max))
+@dataclass(slots=True)
+class Found:
+    """What a job read: entries from `index` on, of which a reader gets the first `count`."""
+
+    index: int
+    entries: list[StoredEntry]
+    count: int = 0
+
+
+def read(
+    log: DiskLog, offset: int, end_index: int, bytes_max: int, index: int, ahead: int
+) -> Callable[[], Found]:
+    """A job that finds what `Log.read` gives, and `ahead` bytes more. `index` is that of the entry
+    that holds `offset`, if it is known, else 0."""
     files, segments, first, stop = log.files, list(log.segments), log.first, log.flushed_index + 1
     end = min(stop, end_index + 1)
 
-    def look(end: int) -> Slices:
-        return files.healing(
-            segments, stop, lambda: files.read(segments, offset, first, end, bytes_max)
-        )
+    def look(end: int) -> Found:
+        start = index or files.index_of(segments, offset, first, end)
+        found = Found(start, files.entries(start, end, bytes_max + ahead))
+        # One with records at least, however many without come before it.
+        while not any(e.records for e in found.entries) and start + len(found.entries) < end:
+            found.entries += files.entries(start + len(found.entries), end, bytes_max)
+        for entry in found.entries[:1]:
+            if entry.records and entry.base_offset + entry.records <= offset:
+                raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
+        return found
 
-    def job() -> Slices:
-        try:
-            return look(end)
-        except EntriesDamaged as hole:
-            # Without its Idx a hole takes more of its segment along; what lies before it is good.
-            found = look(hole.first) if hole.first > first else Slices()
-            if found.end_offset <= offset:
-                raise
-            return found
-
-    return job
+    return lambda: _up_to_hole(files, segments, stop, end, look)
 
 
-def entries(log: DiskLog, first: int, end: int, bytes_max: int) -> Callable[[], list[StoredEntry]]:
-    """A job that reads as `Log.entries` does, as far as segments reach."""
-    if first < log.first or first > log.flushed_index or end > log.last + 1:
-        return _outcome(lambda: _as_stored(log.entries(first, end, bytes_max)))
+def entries(log: DiskLog, first: int, end: int, bytes_max: int, ahead: int) -> Callable[[], Found]:
+    """A job that reads as `Log.entries` does, as far as segments reach, and `ahead` bytes more."""
     files, segments, stop = log.files, list(log.segments), log.flushed_index + 1
-    end = min(end, stop)
 
-    def look(end: int) -> list[StoredEntry]:
-        return files.healing(segments, stop, lambda: files.entries(first, end, bytes_max))
+    def look(end: int) -> Found:
+        return Found(first, files.entries(first, end, bytes_max + ahead))
 
-    def job() -> list[StoredEntry]:
-        try:
-            return look(end)
-        except EntriesDamaged as hole:
-            if hole.first <= first:
-                raise
-            return look(hole.first)
+    return lambda: _up_to_hole(files, segments, stop, stop if ahead else min(end, stop), look)
 
-    return job
+
+def _up_to_hole(
+    files: LogFiles,
+    segments: Sequence[SegmentInfo],
+    stop: int,
+    end: int,
+    look: Callable[[int], Found],
+) -> Found:
+    """`look(end)`; or, when a hole without Idx takes more of its segment along, what lies before
+    the hole. Raises EntriesDamaged when nothing does."""
+    try:
+        return files.healing(segments, stop, lambda: look(end))
+    except EntriesDamaged as hole:
+        limit, damage = hole.first, hole
+    try:
+        found = files.healing(segments, stop, lambda: look(limit))
+    except (EntriesDamaged, OffsetOutOfRange):
+        raise damage from None
+    if not found.entries:
+        raise damage
+    return found
+
+
+def slices(found: Found, offset: int, end_index: int, bytes_max: int) -> Slices:
+    """The first batches of what was found, as `Log.read` gives them; counts them in `found`."""
+    made = Slices(first_offset=offset, end_offset=offset)
+    count = 0
+    for entry in found.entries:
+        if entry.index > end_index:
+            break
+        size = len(entry.data)
+        if entry.records:
+            if made.buffers and made.bytes + size > bytes_max:
+                break
+            if not made.buffers:
+                made.first_offset = entry.base_offset
+            made.buffers.append(entry.data)
+            made.end_offset = entry.base_offset + entry.records
+            made.bytes += size
+        count += 1
+    found.count = count
+    return made
+
+
+def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
+    """The first of what was found, as `Log.entries` gives them; counts them in `found`."""
+    taken: list[StoredEntry] = []
+    total = 0
+    for entry in found.entries:
+        total += len(entry.data)
+        if entry.index >= end or (taken and total > bytes_max):
+            break
+        taken.append(entry)
+    found.count = len(taken)
+    return taken
 
 
 def index_of_timestamp(
@@ -119,7 +180,7 @@ def index_in_tail(log: DiskLog, timestamp_ms: int, first: int, end: int) -> int:
     return end
 
 
-def _outcome(look: Callable[[], T]) -> Callable[[], T]:
+def outcome(look: Callable[[], T]) -> Callable[[], T]:
     """A job that hands over what `look`, run here and now on the loop, gave or raised."""
     try:
         found = look()
@@ -133,7 +194,7 @@ def _outcome(look: Callable[[], T]) -> Callable[[], T]:
     return lambda: found
 
 
-def _as_stored(found: Sequence[EntryLike]) -> list[StoredEntry]:
+def as_stored(found: Sequence[EntryLike]) -> list[StoredEntry]:
     return [
         StoredEntry(e.term, e.index, e.kind, e.data, e.base_offset, e.records, e.timestamp)
         for e in found

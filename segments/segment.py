@@ -16,14 +16,16 @@ Must not know: the cache, the journal.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeVar
 
 from crc32c import crc32c
 
 from segments import failpoint
-from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, Slices, StoredEntry
+from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, StoredEntry
 from segments.frame import FRAME_BYTES, frame_at, frame_length, read_frame
 from segments.fs import File, FileSystem, is_unreadable
 from segments.index import (
@@ -42,6 +44,9 @@ SEGMENT_MAGIC = b"VDLSEG01"
 SEGMENT_HEADER = struct.Struct("<8sIIQQQQ16x")
 _CRC = struct.Struct("<I")
 _READ_ROWS_MAX = 1024
+_BLOCK_ROWS = 64
+_GUESSES_MAX = 4
+_base_offset = attrgetter("base_offset")
 _WALK_BYTES = 1 << 20
 assert SEGMENT_HEADER.size == SEGMENT_HEADER_BYTES, SEGMENT_HEADER.size
 
@@ -164,47 +169,38 @@ class LogFiles:
             first += len(rows)
         return found
 
-    def read(
-        self, segments: Sequence[SegmentInfo], offset: int, first: int, end: int, bytes_max: int
-    ) -> Slices:
-        """Batches from the one holding `offset`, from entries [first, end)."""
-        index = self.index_of(segments, offset, first, end)
-        slices = Slices(first_offset=offset, end_offset=offset)
-        left = bytes_max
-        while index < end:
-            try:
-                entries = self.entries(index, end, left)
-            except EntriesDamaged:
-                if slices.buffers:
-                    break
-                raise
-            if not entries or (slices.buffers and len(entries[0].data) > left):
-                break
-            for entry in entries:
-                if entry.records:
-                    if not slices.buffers:
-                        slices.first_offset = entry.base_offset
-                    slices.buffers.append(entry.data)
-                    slices.end_offset = entry.base_offset + entry.records
-                slices.bytes += len(entry.data) if entry.records else 0
-                left -= len(entry.data)
-            index += len(entries)
-            if left <= 0:
-                break
-        return slices
-
     def index_of(self, segments: Sequence[SegmentInfo], offset: int, first: int, end: int) -> int:
-        """Index of the entry in [first, end) that holds `offset`. Raises OffsetOutOfRange."""
-        for segment in segments:
-            if segment.base_offset <= offset and first <= segment.first_index < end:
-                first = segment.first_index
-            elif segment.base_offset > offset:
-                end = min(end, segment.first_index)
-                break
-        index = self.search(first, end, lambda idx: idx.base_offset > offset) - 1
-        if index < first:
+        """Index of the entry in [first, end) that holds `offset`. Raises OffsetOutOfRange.
+
+        Offsets grow about evenly within a segment: the place is guessed from its ends, and a block
+        of rows looked at, which holds it as a rule; after some guesses the range is halved instead.
+        """
+        at = bisect_right(segments, offset, key=_base_offset) - 1
+        low_offset, high_offset = offset, 0
+        if at >= 0 and first <= segments[at].first_index < end:
+            first, low_offset = segments[at].first_index, segments[at].base_offset
+        if at + 1 < len(segments) and segments[at + 1].first_index < end:
+            end, high_offset = segments[at + 1].first_index, segments[at + 1].base_offset
+        low, high = first, end
+        guesses = 0
+        with IndexReader(self) as reader:
+            while low < high:
+                guess = (low + high) // 2
+                if low_offset < offset < high_offset and guesses < _GUESSES_MAX:
+                    guess = low + (offset - low_offset) * (high - low) // (high_offset - low_offset)
+                    guesses += 1
+                block = max(low, min(guess - _BLOCK_ROWS // 2, high - _BLOCK_ROWS))
+                rows = reader.block(block, min(high, block + _BLOCK_ROWS))
+                if rows.idx(0).base_offset > offset:
+                    high, high_offset = block, rows.idx(0).base_offset
+                elif rows.idx(rows.count - 1).base_offset <= offset:
+                    low = block + rows.count
+                    low_offset = rows.idx(rows.count - 1).base_offset
+                else:
+                    low = high = block + rows.first_after(offset)
+        if low == first:
             raise OffsetOutOfRange(f"offset {offset} is below entry {first}")
-        return index
+        return low - 1
 
     def index_of_timestamp(
         self, segments: Sequence[SegmentInfo], timestamp: int, first: int, end: int
@@ -422,15 +418,44 @@ class IndexReader:
             self._file.close()
 
     def idx(self, index: int) -> Idx:
+        return self.block(index, index + 1).idx(0)
+
+    def block(self, first: int, end: int) -> IdxBlock:
+        """Idx of entries from `first`, up to `end` or the end of their index file."""
         files = self._files
-        number, position = place(index, files.index_entries)
+        number, position = place(first, files.index_entries)
         if self._file is None or number != self._number:
             if self._file is not None:
                 self._file.close()
             self._file = None
-            self._file = files.open_index(number, index)
+            self._file = files.open_index(number, first)
             self._number = number
-        return read_idx(self._file.pread(IDX_BYTES, position), 0, files.log_id, index)
+        count = min(end - first, files.index_entries - first % files.index_entries)
+        return IdxBlock(self._file.pread(count * IDX_BYTES, position), files.log_id, first, count)
+
+
+@dataclass(frozen=True, slots=True)
+class IdxBlock:
+    """Consecutive Idx as they were read, each checked when it is looked at."""
+
+    data: bytes
+    log_id: int
+    first: int
+    count: int
+
+    def idx(self, n: int) -> Idx:
+        return read_idx(self.data, n * IDX_BYTES, self.log_id, self.first + n)
+
+    def first_after(self, offset: int) -> int:
+        """Number of the first Idx whose base offset is above `offset`, or `count`."""
+        low, high = 0, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.idx(middle).base_offset > offset:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from segments import cold, failpoint
+from segments.ahead import AHEAD_BYTES, ReadAhead
 from segments.api import (
     Buffer,
     Compacted,
@@ -105,6 +106,7 @@ class DiskStore:
             workers, self._logs, options.scrub_bytes_per_second, now_ns, self._fail
         )
         self._now_ns = now_ns
+        self._ahead = ReadAhead()
         self._chores = Chores(
             workers, may_run=self._may_run_chore, ended=self._freed, fail=self._fail
         )
@@ -385,7 +387,27 @@ class DiskStore:
         done: Callable[[Slices | StorageError], None],
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._run_cold(log, cold.read(log, offset, end_index, bytes_max), done)
+        if not log.start_offset <= offset < log.flushed_offset:
+            self._run_cold(log, cold.outcome(lambda: log.read(offset, end_index, bytes_max)), done)
+            return
+        end_index = min(end_index, log.hard.commit)
+        age = log.generation
+
+        def give(found: cold.Found | StorageError) -> None:
+            if isinstance(found, StorageError):
+                done(found)
+                return
+            slices = cold.slices(found, offset, end_index, bytes_max)
+            self._ahead.keep((log.id, age, "offset", slices.end_offset), found)
+            done(slices)
+
+        window = self._ahead.take((log.id, age, "offset", offset))
+        if window is not None and _holds_records(window, end_index):
+            self._ahead.hits += 1
+            self._workers.call_later(0, lambda: give(window))
+            return
+        index, ahead = (0, 0) if window is None else (window.index, AHEAD_BYTES)
+        self._run_cold(log, cold.read(log, offset, end_index, bytes_max, index, ahead), give)
 
     def entries_cold(
         self,
@@ -396,7 +418,27 @@ class DiskStore:
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._run_cold(log, cold.entries(log, first, end, bytes_max), done)
+        if first < log.first or first > log.flushed_index or end > log.last + 1:
+            look = cold.outcome(lambda: cold.as_stored(log.entries(first, end, bytes_max)))
+            self._run_cold(log, look, done)
+            return
+        age = log.generation
+
+        def give(found: cold.Found | StorageError) -> None:
+            if isinstance(found, StorageError):
+                done(found)
+                return
+            entries = cold.first_entries(found, end, bytes_max)
+            self._ahead.keep((log.id, age, "index", first + len(entries)), found)
+            done(entries)
+
+        window = self._ahead.take((log.id, age, "index", first))
+        if window is not None and window.entries:
+            self._ahead.hits += 1
+            self._workers.call_later(0, lambda: give(window))
+            return
+        ahead = 0 if window is None else AHEAD_BYTES
+        self._run_cold(log, cold.entries(log, first, end, bytes_max, ahead), give)
 
     def index_of_timestamp(
         self,
@@ -528,6 +570,8 @@ class DiskStore:
             "cache_bytes": cache.bytes,
             "cache_hits": cache.hits,
             "cache_misses": cache.misses,
+            "read_ahead_bytes": self._ahead.bytes,
+            "read_ahead_hits": self._ahead.hits,
             "cache_chunks_evicted": cache.evicted,
             "journal_blocks": journal.blocks,
             "journal_bytes": journal.bytes,
@@ -547,6 +591,10 @@ class DiskStore:
             "recovered_torn_bytes": replay.torn_bytes,
             "recovered_damaged_blocks": replay.damaged_blocks,
         }
+
+
+def _holds_records(window: cold.Found, end_index: int) -> bool:
+    return any(entry.records and entry.index <= end_index for entry in window.entries)
 
 
 def _age(log: DiskLog) -> tuple[int, int]:

@@ -430,3 +430,44 @@ def test_journal_records_are_counted_beyond_32_bits(make_harness, writer, hard_s
         assert len(harness.all_entries(log)) == log.last_index
     assert 100 < log.sequence < 1000
     harness.crash()
+
+
+def test_reader_that_goes_on_is_served_from_what_was_read_ahead(
+    make_harness, writer, hard_state, tmp_path
+):
+    """read_cold, entries_cold: one larger read for those that follow, for several readers at once;
+    nothing of it enters the tail cache, and a reset ends it."""
+    harness = make_harness("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, writer, hard_state, 400, size=300)
+    log = harness.reopen()
+    cached = harness.store.stats()["cache_bytes"]
+    ends = {0: 0, 100: 100}
+    last = log.flushed_index - 10
+    while ends[100] < last:
+        for start, offset in ends.items():
+            found = harness.read(log, offset, last, 900)
+            assert found.first_offset == offset
+            assert [bytes(b) for b in found.buffers] == [
+                bytes((n * 7 + 1 + k) & 0xFF for k in range(300))
+                for n in range(offset + 1, found.end_offset + 1)
+            ]
+            assert found.end_offset <= last
+            ends[start] = found.end_offset
+    stats = harness.store.stats()
+    assert stats["read_ahead_hits"] > 150
+    assert 0 < stats["read_ahead_bytes"] <= 32 << 20
+    assert stats["cache_bytes"] == cached
+    hits, index = stats["read_ahead_hits"], 1
+    while index < 200:
+        part = harness.entries(log, index, 200, 900)
+        assert [e.index for e in part] == list(range(index, index + len(part)))
+        assert sum(len(e.data) for e in part) <= 900
+        index = part[-1].index + 1
+    assert harness.store.stats()["read_ahead_hits"] > hits + 50
+    harness.store.reset_log(log, first_index=900, prev_term=1, next_offset=ends[0])
+    harness.submit()
+    with pytest.raises(OffsetOutOfRange):
+        harness.read(log, ends[0] + 1, 899, 900)
+    assert harness.read(log, ends[0], 899, 900).buffers == []
+    harness.crash()
