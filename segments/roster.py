@@ -1,7 +1,7 @@
 """Which logs exist: the identity file, written in the background, once for all changes of a turn.
 
 A log that was made exists when the file says so durably; one that was deleted is forgotten by the
-next write. A full disk delays both.
+next write. A full disk delays the former. The latter is what makes room: for it some is set aside.
 
 Must not know: what logs hold.
 """
@@ -14,6 +14,9 @@ from segments.api import Log, Workers
 from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full
 from segments.identity import Identity, LogIdentity, encode, write_identity
 from segments.log import DiskLog
+from segments.reserve import Reserve
+
+RESERVE_PIECE_BYTES = 128 << 10
 
 
 class Roster:
@@ -35,6 +38,7 @@ class Roster:
         self._directory = directory
         self._workers = workers
         self._identity = identity
+        self._reserve = Reserve(fs, f"{directory}/identity.reserve", RESERVE_PIECE_BYTES)
         self._born = born
         self._written = written
         self._fail = fail
@@ -98,7 +102,18 @@ class Roster:
         fs, directory = self._fs, self._directory
 
         def job() -> None:
-            write_identity(fs, directory, data)
+            while True:
+                try:
+                    write_identity(fs, directory, data)
+                    break
+                except OSError as error:
+                    if not is_disk_full(error) or not self._reserve.take():
+                        raise
+            try:
+                self._reserve.fill()
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
 
         def done(result: BaseException | None) -> None:
             self.is_writing = False

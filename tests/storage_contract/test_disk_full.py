@@ -105,12 +105,12 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(where)], check=True)
 
 
-def fill(path, leave=0):
+def fill(path, leave=0, name="ballast"):
     """Take all room but `leave` bytes."""
     free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
-    with (path / "ballast").open("wb") as ballast:
-        ballast.truncate(0)
-        os.posix_fallocate(ballast.fileno(), 0, max(1, free - leave))
+    with (path / name).open("wb") as ballast:
+        if free > leave:
+            os.posix_fallocate(ballast.fileno(), 0, free - leave)
 
 
 def append(harness, log, writer, count, size):
@@ -229,3 +229,32 @@ def test_time_between_tries_is_bounded(tmp_path, writer):
     assert not harness.store.disk_full
     assert harness.store.stats()["disk_full"] == 0
     harness.crash()
+
+
+def test_deleting_a_log_makes_room_on_a_file_system_that_is_full(small_disk, writer):
+    """Not one block is free: what has to be written first has room set aside for it."""
+    harness = DiskHarness(REAL, directory=str(small_disk / "data"))
+    harness.start()
+    doomed, kept = harness.new_log(), harness.new_log()
+    append(harness, doomed, writer, 300, 2000)
+    append(harness, kept, writer, 5, 1000)
+    harness.pump()
+    harness.store.checkpoint()
+    harness.workers.advance(2000)
+    fill(small_disk)
+    for _ in range(20):
+        if not harness.store.accepts_appends:
+            break
+        append(harness, kept, writer, 20, 2000)
+        harness.store.checkpoint()
+        harness.workers.advance(1000)
+    assert harness.store.disk_full
+    fill(small_disk, name="rest")
+    harness.store.delete_log(doomed.log_id)
+    harness.workers.advance(5000)
+    assert harness.fatal == []
+    assert not harness.store.disk_full
+    token = append(harness, kept, writer, 5, 1000)
+    harness.pump()
+    assert harness.acknowledged >= token
+    harness.close()
