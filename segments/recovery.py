@@ -65,7 +65,7 @@ def recover(
     replay = replay_journal(fs, journal_directory, identity.logs)
     found = Recovered(_carry(replay), replay=replay)
     carried_from = replay.carried_from
-    reader = _JournalReader(fs, journal_directory)
+    reader = JournalReader(fs, journal_directory)
     for log_id, replayed in replay.logs.items():
         known = identity.logs[log_id]
         files = LogFiles(
@@ -103,7 +103,7 @@ def _open_log(
     cache: Cache,
     replayed: ReplayedLog,
     segments: list[SegmentInfo],
-    journal: _JournalReader,
+    journal: JournalReader,
     carried_from: tuple[int, int],
 ) -> DiskLog:
     """A log from its segments up to the durable end and its journal entries behind it.
@@ -132,7 +132,7 @@ def _open_log(
         for index, term in files.healing(segments, end, lambda: files.term_runs(first, end)):
             log.terms.add(index, term)
     batch = Batch(0)
-    for entries in _journal_entries(files, replayed, journal):
+    for entries in journal_entries(files, replayed, journal):
         log.stage(entries, batch)
         batch = Batch(0)
     log.runs = _runs(replayed, carried_from)
@@ -217,8 +217,8 @@ def _cursor(files: LogFiles, last: int, numbers: set[int]) -> Cursor:
     return cursor
 
 
-def _journal_entries(
-    files: LogFiles, replayed: ReplayedLog, journal: _JournalReader
+def journal_entries(
+    files: LogFiles, replayed: ReplayedLog, journal: JournalReader
 ) -> Iterator[list[StoredEntry]]:
     """The entries after the durable end, from the journal, in runs of frames that touch."""
     index = replayed.flushed_index + 1
@@ -239,7 +239,7 @@ def _journal_entries(
         index += len(refs)
 
 
-class _JournalReader:
+class JournalReader:
     """Reads frames back; keeps the few files open that all logs' entries lie in."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:

@@ -324,16 +324,24 @@ class LogFiles:
             first = read_frame(view, 0, self.group_id, SEGMENT_HEADER_BYTES)
             return SegmentInfo(number, first.index, first.base_offset)
 
-    def walk(self, segment: SegmentInfo, end: int) -> Iterator[tuple[StoredEntry, int, int]]:
-        """(entry, position, length) of a segment's frames below index `end`, in order.
+    def walk(
+        self,
+        segment: SegmentInfo,
+        end: int,
+        *,
+        index: int = 0,
+        position: int = SEGMENT_HEADER_BYTES,
+    ) -> Iterator[tuple[StoredEntry, int, int]]:
+        """(entry, position, length) of a segment's frames below index `end`, in order; from entry
+        `index` at `position` when that is given.
 
         Raises EntriesDamaged where the frames break off before `end`.
         """
         file = self.fs.open(self.segment_path(segment.number))
         try:
             size = file.size()
-            position = start = SEGMENT_HEADER_BYTES
-            index = segment.first_index
+            start = position
+            index = index or segment.first_index
             view = memoryview(b"")
             while index < end:
                 at = position - start

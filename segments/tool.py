@@ -2,7 +2,8 @@
 
 `dump` lists what is there; `verify` reads every byte that counts and checks every CRC, and compares
 the copies of the same group in several directories; `index` writes all indexes again from the log
-segments. Each returns plain values, which the command line prints as text or JSON.
+segments. Only `index` writes. Each returns plain values, which the command line prints as text or
+JSON.
 
 Must not know: the command line, Kafka.
 """
@@ -14,15 +15,23 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from segments.api import CorruptRecord, StorageError, StoredEntry
+from segments.api import (
+    CorruptRecord,
+    EntriesDamaged,
+    EntryLike,
+    StorageError,
+    StoredEntry,
+    StoreOptions,
+)
+from segments.frame import read_frame
 from segments.fs import FileSystem
 from segments.identity import Identity, LogIdentity, read_identity
 from segments.index import IndexDamaged
-from segments.recovery import log_directory
+from segments.recovery import JournalReader, journal_entries, log_directory
 from segments.replay import Replay, ReplayedLog, replay_journal
 from segments.segment import LogFiles, SegmentInfo
 
-INDEX_ENTRIES = 102_400
+INDEX_ENTRIES = StoreOptions().index_segment_entries
 
 
 @dataclass(slots=True)
@@ -41,18 +50,28 @@ class LogReport:
     vote: int
     segments: int
     lost: bool
+    entries_read: int = 0
     problems: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Difference:
-    """The first entry at which copies of a group differ, and the directory that is wrong: the one
-    whose copy does not match its own CRC or is in the minority; "" when that cannot be said."""
+    """The first entry at which copies of a group differ, and the directories that are wrong: those
+    whose copy does not match its own CRC or is in the minority; none when that cannot be said."""
 
     group_id: int
     index: int
     offset: int
-    wrong: str
+    wrong: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Entries [first, end) of a directory that cannot be read."""
+
+    first: int
+    end: int
+    position: int
 
 
 class Directory:
@@ -93,16 +112,60 @@ class Directory:
         flushed = self.replay.logs[known.log_id].flushed_index
         return [s for s in files.segments()[0] if s.first_index <= flushed]
 
-    def entries(self, known: LogIdentity) -> Iterator[StoredEntry]:
-        """The log's entries in segments, from the frames themselves. Raises CorruptRecord."""
+    def entries(self, known: LogIdentity) -> Iterator[StoredEntry | Hole]:
+        """The log's committed entries in order: from segments, from the frames themselves, then
+        from the journal. Raises CorruptRecord."""
         replayed = self.replay.logs[known.log_id]
-        segments = self.segments(known)
+        files, segments = self.files(known), self.segments(known)
         for n, segment in enumerate(segments):
             last = n + 1 == len(segments)
             end = replayed.flushed_index + 1 if last else segments[n + 1].first_index
-            for entry, _, _ in self.files(known).walk(segment, end):
-                if entry.index >= replayed.first_index:
-                    yield entry
+            for found in _walk(files, segment, end):
+                index = found.first if isinstance(found, Hole) else found.index
+                if index >= replayed.first_index:
+                    yield found
+        journal = JournalReader(self.fs, f"{self.path}/journal")
+        try:
+            for entries in journal_entries(files, replayed, journal):
+                for entry in entries:
+                    if replayed.first_index <= entry.index <= replayed.commit:
+                        yield entry
+        finally:
+            journal.close()
+
+
+def _walk(files: LogFiles, segment: SegmentInfo, end: int) -> Iterator[StoredEntry | Hole]:
+    """A segment's entries below `end`; behind a damaged one it goes on where an Idx says."""
+    index, walk = segment.first_index, files.walk(segment, end)
+    while index < end:
+        try:
+            for entry, _, _ in walk:
+                yield entry
+                index = entry.index + 1
+        except EntriesDamaged as damage:
+            index, position = _behind(files, segment, damage.first + 1, end)
+            yield Hole(damage.first, index, damage.position)
+            walk = files.walk(segment, end, index=index, position=position)
+
+
+def _behind(files: LogFiles, segment: SegmentInfo, index: int, end: int) -> tuple[int, int]:
+    """(the first entry from `index` on whose Idx leads to it, its position), or `end`."""
+    file = files.fs.open(files.segment_path(segment.number))
+    try:
+        while index < end:
+            try:
+                idx = files.idx(index)
+                view = memoryview(file.pread(idx.length, idx.position))
+                entry = read_frame(view, 0, files.group_id, idx.position)
+            except CorruptRecord:
+                pass
+            else:
+                if entry.index == index and idx.segment == segment.number:
+                    return index, idx.position
+            index += 1
+    finally:
+        file.close()
+    return end, 0
 
 
 def dump(directory: Directory) -> list[LogReport]:
@@ -149,61 +212,92 @@ def _verify_one(directory: Directory) -> list[LogReport]:
     reports = dump(directory)
     for report in reports:
         known = directory.identity.logs[report.log_id]
-        files = directory.files(known)
-        index = max(report.first_index, 1)
         try:
-            for entry in directory.entries(known):
-                index = entry.index
-                try:
-                    idx = files.idx(index)
-                except IndexDamaged as damage:
-                    report.problems.append(f"{damage} (rebuilt when it is read)")
+            for found in directory.entries(known):
+                if isinstance(found, Hole):
+                    report.problems.append(
+                        f"entries [{found.first}, {found.end}) are damaged, at {found.position}"
+                    )
                 else:
-                    if (idx.base_offset, idx.term) != (entry.base_offset, entry.term):
-                        report.problems.append(f"index of entry {index} names another entry")
+                    report.entries_read += 1
+                    _check_idx(directory, known, found, report)
         except (CorruptRecord, FileNotFoundError) as error:
-            report.problems.append(f"behind entry {index}: {error}")
+            report.problems.append(f"behind {report.entries_read} entries: {error}")
         if report.lost:
             report.problems.append("the journal lost records of this log")
     return reports
 
 
+def _check_idx(
+    directory: Directory, known: LogIdentity, entry: EntryLike, report: LogReport
+) -> None:
+    if entry.index > report.flushed_index:
+        return  # in the journal
+    try:
+        idx = directory.files(known).idx(entry.index)
+    except IndexDamaged as damage:
+        report.problems.append(f"{damage} (rebuilt when it is read)")
+        return
+    if (idx.base_offset, idx.term) != (entry.base_offset, entry.term):
+        report.problems.append(f"index of entry {entry.index} names another entry")
+
+
 def _compare(directories: Sequence[Directory], group_id: int) -> Difference | None:
     """The first committed entry at which copies of the group differ."""
-    copies: list[tuple[str, Iterator[tuple[int, int, int] | None]]] = []
+    copies: list[tuple[str, Iterator[Digest]]] = []
     start = 0
     for directory in directories:
         for _, known in sorted(directory.identity.logs.items()):
             if known.group_id == group_id:
                 copies.append((directory.path, _digests(directory, known)))
                 start = max(start, directory.replay.logs[known.log_id].first_index)
-    if len(copies) < 2:
-        return None
     heads = [next(copy, None) for _, copy in copies]
     index = start
     while True:
         for n, (_, copy) in enumerate(copies):
-            while (head := heads[n]) is not None and head[0] < index:
+            while (head := heads[n]) is not None and head.index < index:
                 heads[n] = next(copy, None)
         present = [(copies[n][0], head) for n, head in enumerate(heads) if head is not None]
         if len(present) < 2:
             return None
-        votes: dict[tuple[int, int, int], list[str]] = {}
-        for path, head in present:
-            votes.setdefault(head, []).append(path)
-        if len(votes) > 1:
-            ranked = sorted(votes.items(), key=lambda item: len(item[1]))
-            is_clear = len(ranked[0][1]) < len(ranked[-1][1])
-            return Difference(
-                group_id, index, ranked[-1][0][2], ranked[0][1][0] if is_clear else ""
-            )
+        if len({head for _, head in present}) > 1:
+            return _judge(group_id, index, present)
         index += 1
 
 
-def _digests(directory: Directory, known: LogIdentity) -> Iterator[tuple[int, int, int] | None]:
-    """(index, CRC of term and payload, base offset) of the entries that can be read."""
+def _judge(group_id: int, index: int, copies: list[tuple[str, Digest]]) -> Difference:
+    """Which copies are wrong: those that are damaged, and those that most others contradict."""
+    votes: dict[Digest, list[str]] = {}
+    wrong: list[str] = []
+    for path, head in copies:
+        if head.is_damaged:
+            wrong.append(path)
+        else:
+            votes.setdefault(head, []).append(path)
+    ranked = sorted(votes.items(), key=lambda item: -len(item[1]))
+    if len(ranked) == 1 or (len(ranked) > 1 and len(ranked[0][1]) > len(ranked[1][1])):
+        wrong += [path for _, paths in ranked[1:] for path in paths]
+    offset = ranked[0][0].base_offset if ranked else -1
+    return Difference(group_id, index, offset, sorted(wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What two copies of an entry must have in common; a damaged one has nothing."""
+
+    index: int
+    crc: int = 0
+    base_offset: int = -1
+    is_damaged: bool = False
+
+
+def _digests(directory: Directory, known: LogIdentity) -> Iterator[Digest]:
     try:
-        for entry in directory.entries(known):
-            yield entry.index, crc32c(entry.data, entry.term), entry.base_offset
-    except StorageError:
+        for found in directory.entries(known):
+            if isinstance(found, Hole):
+                for index in range(found.first, found.end):
+                    yield Digest(index, is_damaged=True)
+            else:
+                yield Digest(found.index, crc32c(found.data, found.term), found.base_offset)
+    except (StorageError, FileNotFoundError):
         return

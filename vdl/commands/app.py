@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("vdl.commands.status", "status", "Servers, topics, leaders, offsets, lag."),
     "serve": ("", "", "Run one server."),
     "sim": ("vdl.commands.sim", "sim", "Run whole servers on virtual time, from a seed."),
+    "log": ("vdl.commands.log", "log", "Data directories, offline: dump, verify, index."),
     "check": ("vdl.commands.check", "check", "Look for anomalies in a recorded history."),
     "version": ("vdl.commands.app", "version", "Print versions."),
 }

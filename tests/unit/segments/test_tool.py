@@ -1,5 +1,6 @@
 """Offline tools."""
 
+import json
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from segments.api import DirectoryInUse
 from segments.fs import RealFileSystem
 from segments.tool import Directory, dump, rebuild_index, verify
+from vdl.commands.app import run_app
 
 
 def filled(bench):
@@ -55,13 +57,86 @@ def test_verify_names_the_copy_that_is_wrong(bench, flip_bit, tmp_path):
     flip_bit(copies[1] / "logs/00000001/0000000002.log", 64 + 348 * 2 + 200)
     flip_bit(copies[2] / "logs/00000001/0000000000.index", 64 + 40 * 5 + 3)
     looked = [look(path) for path in copies]
-    reports, _ = verify(looked)
+    reports, differences = verify(looked)
+    (found,) = differences
+    assert (found.group_id, found.wrong) == (9, [str(copies[1])])
+    assert found.offset == found.index - 1
     problems = {report.directory: report.problems for report in reports if report.problems}
     assert list(problems) == [str(copies[1]), str(copies[2])]
-    assert "entries [" in problems[str(copies[1])][0]
+    assert "are damaged" in problems[str(copies[1])][0]
+    assert f"entries [{found.index}, {found.index + 1})" in problems[str(copies[1])][0]
     assert "rebuilt" in problems[str(copies[2])][0]
     assert rebuild_index(looked[2]) >= 4
     assert [r.problems for r in verify([looked[2]])[0]] == [[], []]
     for directory in looked:
         directory.__exit__()
     bench.open()
+
+
+def test_command_names_the_first_offset_and_the_wrong_copy(bench, flip_bit, tmp_path, capsys):
+    """`vdl log verify DIR...`: 0 when all is well, else 1, in words and as JSON."""
+    filled(bench)
+    copies = [bench.path, tmp_path / "two", tmp_path / "three"]
+    for copy in copies[1:]:
+        shutil.copytree(bench.path, copy)
+    arguments = ["--index-entries", "64", *map(str, copies)]
+    assert run_app(["log", "verify", *arguments]) == 0
+    assert "6 logs, 0 with problems, 0 groups that differ" in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in copies[2].rglob("*") if path.is_file()}
+    flip_bit(copies[1] / "logs/00000001/0000000003.log", 64 + 348 * 3 + 100)
+    assert run_app(["log", "verify", "--json", *arguments]) == 1
+    found = json.loads(capsys.readouterr().out)
+    (difference,) = found["differences"]
+    assert difference["wrong"] == [str(copies[1])]
+    assert difference["offset"] == difference["index"] - 1
+    assert sum(bool(log["problems"]) for log in found["logs"]) == 1
+    assert run_app(["log", "verify", *arguments]) == 1
+    assert f"from offset {difference['offset']}" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in before} == before, "verify writes nothing"
+
+
+def test_command_verifies_what_only_the_journal_holds(bench, capsys):
+    """Small logs are in no segment: their entries count all the same."""
+    (log,) = bench.create()
+    bench.append(log, 7)
+    bench.idle()
+    bench.store.abandon()
+    assert run_app(["log", "verify", "--json", str(bench.path)]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["logs"]
+    assert (report["entries_read"], report["segments"]) == (7, 0)
+    assert run_app(["log", "dump", str(bench.path)]) == 0
+    assert "entries 1 to 7, committed 7" in capsys.readouterr().out
+
+
+def test_copies_without_a_majority_are_not_judged(bench, tmp_path, capsys):
+    """Two that differ and are both whole: which is wrong cannot be said."""
+    (log,) = bench.create()
+    bench.append(log, 3)
+    bench.reopen()
+    other = tmp_path / "other"
+    bench.store.abandon()
+    shutil.copytree(bench.path, other)
+    for path, size in ((bench.path, 10), (other, 11)):
+        one = type(bench)(path)
+        one.append(one.store.logs[1], 2, size=size)
+        one.idle()
+        one.store.abandon()
+    assert run_app(["log", "verify", str(bench.path), str(other)]) == 1
+    out = capsys.readouterr().out
+    assert "copies differ from offset 3 (entry 4) on; wrong: cannot be said" in out
+
+
+def test_command_rebuilds_indexes_and_refuses_what_is_in_use(bench, capsys):
+    """`vdl log index DIR`; a server's directory is left alone."""
+    filled(bench)
+    for path in (bench.path / "logs" / "00000001").glob("*.index"):
+        path.unlink()
+    where = ["--index-entries", "64", str(bench.path)]
+    assert run_app(["log", "verify", *where]) == 1
+    assert run_app(["log", "index", *where]) == 0
+    assert run_app(["log", "verify", *where]) == 0
+    bench.open()
+    assert run_app(["log", "dump", *where]) == 1
+    assert "in use" in capsys.readouterr().err
+    assert run_app(["log", "dump", str(bench.path / "journal")]) == 1
+    assert "no data directory" in capsys.readouterr().err
