@@ -51,6 +51,11 @@ class Owner(Protocol):
         """Whether the entries themselves are kept, not only what was made of them: then a snapshot
         stands at the log's start, else at its applied end."""
 
+    @property
+    def is_remembered(self) -> bool:
+        """Whether entries are applied only once the commit index that covers them is durable here:
+        then what was applied is never more than what a restart applies again."""
+
     def apply(self, entries: Sequence[Entry]) -> None:
         """Committed entries that are durable here, in order, each exactly once."""
 
@@ -260,7 +265,7 @@ class Group:
             if node.commit != self.commit:
                 self._note_commit(node.commit)
             for apply in applies:
-                if self._held or self._changes_members(apply):
+                if self._held or self.owner.is_remembered or self._changes_members(apply):
                     self._hold(apply, turn)
                 else:
                     self.apply(apply)
@@ -337,9 +342,9 @@ class Group:
         )
 
     def _hold(self, message: MsgStorageApply, turn: Turn) -> None:
-        """Members change when the commit index that says so is durable here, and what follows
-        waits: a quorum counted with new members must not be forgotten in a crash, or the old ones
-        would be asked again, of whom one may be gone for good."""
+        """Wait until the commit index is durable here, and have what follows wait too. Members
+        change only then: a quorum counted with new members must not be forgotten in a crash, or the
+        old ones would be asked again, of whom one may be gone for good."""
         self._held += 1
         turn.staged = True
         turn.urgent = True

@@ -5,8 +5,10 @@ from the *applied* catalog, never from anything less: a replica is made when the
 here, and deleted only when an applied catalog of this cluster has given out its group id and does
 not list it (a catalog that lags behind must not delete what it has not heard of).
 
-A replica number is made here once: its log is the memory of what it voted for. Hence, because after
-a restart the catalog applied here may for a while be older than the one that made a replica:
+A replica number is made here once: its log is the memory of what it voted for. Hence the catalog is
+applied only as far as its commit index is durable (`Owner.is_remembered`): a deletion that a
+restart forgot would make the deleted replica again, with no memory. And because a directory may be
+new, or its catalog replica may be made anew and begin in the past:
 
 * nothing is made unless the catalog knows this server by this very data directory;
 * a number is made only above every number this directory has held of that group;

@@ -105,7 +105,8 @@ class StateGroup:
         mark_dirty: Callable[[Group], None],
         is_essential: bool = False,
     ) -> None:
-        """`is_essential`: its commands are taken also when the disk is full."""
+        """`is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
+        also when the disk is full, and applied only when they cannot be forgotten."""
         self.machine = machine
         self.is_essential = is_essential
         self._group: Group | None = None
@@ -224,6 +225,11 @@ class StateGroup:
     @property
     def entries_are_state(self) -> bool:
         return False  # what commands did is what counts
+
+    @property
+    def is_remembered(self) -> bool:
+        """The catalog's: replicas are made and deleted by it, which a restart must not undo."""
+        return self.is_essential
 
     def load(self, items: Items) -> None:
         """Take the stored state, before the replica runs."""

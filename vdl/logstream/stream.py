@@ -434,6 +434,10 @@ class LogStream:
     def entries_are_state(self) -> bool:
         return True  # records are kept as they are
 
+    @property
+    def is_remembered(self) -> bool:
+        return False  # nothing but reads follows from what was applied
+
     def load(self, items: Items) -> None:
         """Take the stored state, before the replica runs."""
         self.state.load(items)

@@ -272,3 +272,26 @@ def test_oversized_command_is_refused_and_ends_nobody(cluster: Any) -> None:
         )
     cluster.run(100)
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.NOT_APPENDED] * 2
+
+
+def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
+    """Power fails right after a replica was deleted: the restart knows of the deletion, or the
+    replica would be made again, with no memory of what it voted for."""
+    group_id = cluster.create_topic()
+    cluster.run(500)
+    node = cluster.nodes[3]
+    log_id = node.host.groups[group_id].log.log_id
+    outcomes: list[Outcome] = []
+    cluster.nodes[1].host.propose_catalog(
+        DeleteTopics(["events"]), deadline_ns=cluster.deadline(), done=outcomes.append
+    )
+    while log_id in node.store.image.logs:
+        cluster.run(0.1)
+    node.crash()
+    for other in (1, 2):
+        cluster.network.cut(other, 3)
+        cluster.network.cut(3, other)
+    node.start()
+    cluster.run(500)
+    assert group_id not in node.host.groups
+    assert group_id not in {log.group_id for log in node.store.logs.values()}
