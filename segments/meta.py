@@ -2,6 +2,7 @@
 
 Keys and values in a `MetaFile` (log ids big-endian, so that order is key order; the rest little):
 
+    0 4, "v"               version of all this, 1: 4, CRC32C 4
     log id 4, "a"          applied index 8, number of items 8, digest 8, CRC32C 4
     log id 4, "r"          the reset whose state is in here: first index 8, number 8, CRC32C 4
     log id 4, "k", key     CRC32C 4 over the rest, length of the key 2, the key again, the value
@@ -25,13 +26,15 @@ from typing import Protocol
 from crc32c import crc32c
 
 from segments import failpoint
-from segments.api import CorruptRecord, MetaBatch
+from segments.api import CorruptRecord, MetaBatch, StorageError
 from segments.fs import FileSystem
 
 _APPLIED = struct.Struct("<QQQI")
 _ITEM = struct.Struct("<IH")
 _LOG = struct.Struct(">I")
 _MASK = (1 << 64) - 1
+_VERSION_KEY = bytes(4) + b"v"
+_VERSION = struct.pack("<II", 1, crc32c(struct.pack("<I", 1)))
 
 
 class Reset(Protocol):
@@ -68,6 +71,17 @@ class Meta:
         except CorruptRecord:
             self._put_aside()
             self._file = fs.open_meta(path, map_bytes)
+        self._check_version()
+
+    def _check_version(self) -> None:
+        """Raises StorageError: what a later version wrote is not guessed at."""
+        try:
+            found = self._file.get(_VERSION_KEY) or _VERSION
+        except CorruptRecord:
+            return  # `check` will see
+        is_whole = found[4:] == struct.pack("<I", crc32c(found[:4]))
+        if found != _VERSION and is_whole:
+            raise StorageError(f"meta has version {int.from_bytes(found[:4], 'little')}, not 1")
 
     def check(self, log_ids: Iterable[int]) -> None:
         """Read everything once; keep what is good in a new file when something is not. Blocks."""
@@ -135,6 +149,7 @@ class Meta:
                 self._add(batch, puts)
         for log_id, reset in covered.items():
             puts.append((_LOG.pack(log_id) + b"r", _seal_reset(log_id, reset)))
+        puts.append((_VERSION_KEY, _VERSION))
         failpoint.hit("meta.before_commit")
         self._file.commit(puts)
         self._outdated -= {batch.log_id for batch in batches if batch.clear}

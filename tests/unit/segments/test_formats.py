@@ -1,12 +1,16 @@
 """Bytes on disk, held fast: a change here is a change of format and needs a new version."""
 
+import struct
+
 import pytest
+from crc32c import crc32c
 
 from segments import block, identity, index, segment
-from segments.api import CorruptRecord, HardState, StoredEntry
+from segments.api import CorruptRecord, HardState, MetaBatch, StorageError, StoredEntry
 from segments.cache import Cache
 from segments.frame import read_frame
 from segments.log import Batch, DiskLog
+from segments.meta import Meta
 from segments.segment import LogFiles, SegmentInfo
 
 FRAME = (
@@ -146,3 +150,68 @@ def test_identity_round_trips_and_refuses_damage():
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptRecord):
             identity.decode(bytes(damaged))
+
+
+INSTALL_RECORD = "04000000010000000700000002000000090000000000000035000000d8f6e5ff"
+STATE_RECORD = "04000000020000000800000002000000090000000000000035000000d8f6e5ff"
+
+
+def test_install_record_and_frame_are_as_documented():
+    """The reset's number, its next offset and its state are in one frame; STATE repeats it."""
+    log, batch = staged()
+    batch.records.clear()
+    batch.buffers.clear()
+    log.reset(9, 2, 500, b"state", batch)
+    log.install_sequence = 3
+    log.restage(3, batch)
+    assert [record.hex() for record in batch.records] == [INSTALL_RECORD, STATE_RECORD]
+    frame = b"".join(batch.buffers[:2])
+    assert frame == b"".join(batch.buffers[2:])
+    entry = read_frame(memoryview(frame), 0, 9, 0)
+    assert (entry.term, entry.index, entry.base_offset) == (2, 9, 500)
+    assert (entry.timestamp, entry.records, entry.kind) == (1, 0, 0)
+    assert bytes(entry.data) == b"state"
+
+
+META = {
+    "0000000076": "010000007fe12295",
+    "0000000461": "0800000000000000010000000000000057a8c78eff2c30b689a9d1a2",
+    "000000046b6b6579": "bb31e3df03006b657976616c7565",
+    "0000000472": "09000000000000000100000000000000ff69a1b6",
+}
+
+
+class Kept:
+    """A meta file in memory."""
+
+    def __init__(self):
+        self.items = {}
+
+    def get(self, key):
+        return self.items.get(key)
+
+    def scan(self, prefix):
+        return sorted(item for item in self.items.items() if item[0].startswith(prefix))
+
+    def commit(self, puts):
+        self.items |= dict(puts)
+
+    def exists(self, path):
+        return False
+
+    def open_meta(self, path, map_bytes):
+        return self
+
+
+def test_meta_items_are_as_documented():
+    """Version, applied index with count and digest, the reset that is covered, sealed items."""
+    kept = Kept()
+    meta = Meta(kept, "meta", 1)
+    log, batch = staged()
+    log.reset(9, 2, 500, b"state", batch)
+    meta.commit([MetaBatch(4, 8, [(b"key", b"value")], clear=True)], {4: log.install})
+    assert {k.hex(): v.hex() for k, v in kept.items.items()} == META
+    assert meta.covers(4, log.install)
+    kept.items[bytes(4) + b"v"] = struct.pack("<II", 2, crc32c(struct.pack("<I", 2)))
+    with pytest.raises(StorageError, match="version 2"):
+        Meta(kept, "meta", 1)

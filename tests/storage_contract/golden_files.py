@@ -1,0 +1,170 @@
+"""Data directories as versions of this store left them: `python -m ...golden_files NAME` adds one.
+
+An archive of a directory that uses every format there is, and beside it what a store that opens it
+must show. Archives are only ever added: a store must go on reading what an earlier one has written.
+"""
+
+import hashlib
+import io
+import json
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
+from tests.storage_contract.conftest import DiskHarness
+
+FOLDER = Path(__file__).with_name("golden")
+OPTIONS = StoreOptions(
+    journal_file_bytes=48 << 10,
+    journal_first_file_bytes=16 << 10,
+    segment_bytes=4 << 10,
+    index_segment_entries=32,
+    cache_bytes_max=32 << 10,
+    checkpoint_bytes=32 << 10,
+    checkpoint_entries=50,
+    meta_map_bytes=1 << 20,
+)
+EMPTY = ("journal.reserve", "lock", "lock.mdb")
+"""Files that say nothing."""
+
+
+def append(harness, log, count, size, *, term, commit):
+    for _ in range(count):
+        index = log.last_index + 1
+        data = bytes((index * 7 + n) & 0xFF for n in range(size))
+        kind, records = (3, 0) if index % 11 == 0 else (0, 1 + index % 4)
+        entry = StoredEntry(term, index, kind, data, log.next_offset, records, index * 1000 % 777)
+        harness.store.append(log, [entry])
+        if commit:
+            harness.store.set_hard_state(log, HardState(term, 2, index))
+        harness.submit()
+
+
+def checkpoint(harness, *batches):
+    waiting = list(batches)
+
+    def collect():
+        taken, waiting[:] = list(waiting), []
+        return taken
+
+    harness.store.collect_meta = collect
+    harness.checkpoint()
+
+
+def fill(harness, *, clean):
+    """Every kind of record, several files of each kind, a state that waits for its checkpoint."""
+    harness.store.adopt_cluster(b"the birth record")
+    first = harness.new_log(9, 1)
+    second = harness.new_log(10, 3, first_index=7, prev_term=2, next_offset=70)
+    gone = harness.new_log(11, 1)
+    append(harness, gone, 20, 200, term=1, commit=True)
+    harness.store.delete_log(gone.log_id)
+    append(harness, first, 90, 150, term=1, commit=True)
+    checkpoint(harness, MetaBatch(first.log_id, 80, [(b"key", b"value"), (b"\x00", b"")]))
+    harness.store.trim_log(first, first_index=40)
+    append(harness, first, 60, 250, term=3, commit=True)
+    append(harness, first, 5, 90, term=3, commit=False)
+    overwrite = StoredEntry(4, 152, 0, b"another term", first.offset_after(151), 1, -1)
+    harness.store.append(first, [overwrite])
+    checkpoint(harness, MetaBatch(first.log_id, 150, [(b"key", None), (b"other", b"x" * 99)]))
+    harness.store.reset_log(
+        second, first_index=100, prev_term=5, next_offset=900, state=b"covered " * 9
+    )
+    harness.submit()
+    checkpoint(harness, MetaBatch(second.log_id, 99, [(b"all", b"of it")], clear=True))
+    append(harness, second, 30, 300, term=6, commit=True)
+    third = harness.new_log(10, 4)
+    state = b"waits for its checkpoint " * 30
+    harness.store.reset_log(third, first_index=50, prev_term=6, next_offset=500, state=state)
+    append(harness, third, 12, 100, term=6, commit=True)
+    harness.store.set_hard_state(third, HardState(8, 1, 61))
+    harness.submit()
+    for _ in range(6):  # the journal's files come and go: the state is written again
+        append(harness, first, 20, 900, term=8, commit=True)
+        checkpoint(harness)
+    # And one of each record that the last checkpoint has left behind.
+    append(harness, first, 3, 40, term=8, commit=False)
+    end = first.last_index
+    entry = StoredEntry(9, end, 0, b"truncated before", first.offset_after(end - 1), 1, 4)
+    harness.store.append(first, [entry])
+    harness.store.trim_log(first, first_index=first.commit_index - 60)
+    fourth, fifth = harness.new_log(12, 1), harness.new_log(13, 1)
+    harness.store.reset_log(fourth, first_index=20, prev_term=3, next_offset=33)
+    harness.store.reset_log(fifth, first_index=21, prev_term=3, next_offset=34, state=b"fresh")
+    harness.submit()
+    if clean:
+        harness.close()
+    else:
+        harness.store.append(first, [StoredEntry(9, first.last_index + 1, 0, b"", 0, 0, 0)])
+        harness.submit()  # its block is proved by nothing
+        harness.store.abandon()
+
+
+def shown(harness):
+    """What a store says of its logs, as JSON; contents by their digest."""
+    logs = {}
+    for log_id, log in harness.store.logs.items():
+        contents = hashlib.sha256(repr(harness.all_entries(log)).encode()).hexdigest()
+        applied, items = harness.store.load_meta(log)
+        hard = log.hard_state
+        logs[str(log_id)] = {
+            "group": log.group_id,
+            "replica": log.replica_number,
+            "entries": [log.first_index, log.last_index],
+            "offsets": [log.log_start_offset, log.next_offset],
+            "hard": [hard.term, hard.vote, hard.commit],
+            "terms": [log.term(n) for n in range(log.first_index - 1, log.last_index + 1)],
+            "installed": hashlib.sha256(log.installed_state).hexdigest(),
+            "applied": applied,
+            "items": [[key.hex(), value.hex()] for key, value in items],
+            "contents": contents,
+            "lost": log.lost,
+        }
+    return {
+        "directory": harness.store.directory_id.hex(),
+        "cluster": harness.store.cluster_record().hex(),
+        "logs": logs,
+    }
+
+
+def open_copy(name, where):
+    """A harness, not started, on a copy of the archived directory."""
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+        archive.extractall(where, filter="data")
+    return DiskHarness(OPTIONS, directory=str(where / "data"))
+
+
+def main(name):
+    for kind in ("clean", "killed"):
+        target = FOLDER / f"{name}-{kind}.tar.xz"
+        assert not target.exists(), f"{target}: archives are only added"
+        with tempfile.TemporaryDirectory() as directory:
+            where = Path(directory)
+            harness = DiskHarness(OPTIONS, directory=str(where / "data"))
+            harness.start()
+            fill(harness, clean=kind == "clean")
+            with tarfile.open(target, "w:xz", preset=9) as archive:
+                for path in sorted((where / "data").rglob("*")):
+                    if path.name not in EMPTY:
+                        add(archive, path, path.relative_to(where))
+            harness.start()
+            (FOLDER / f"{name}-{kind}.json").write_text(json.dumps(shown(harness), indent=1) + "\n")
+            harness.store.abandon()
+
+
+def add(archive, path, name):
+    """A member without owner and time."""
+    member = tarfile.TarInfo(str(name))
+    if path.is_dir():
+        member.type, member.mode = tarfile.DIRTYPE, 0o700
+        archive.addfile(member)
+        return
+    data = path.read_bytes()
+    member.size, member.mode = len(data), 0o600
+    archive.addfile(member, io.BytesIO(data))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,71 @@
+"""What earlier versions left on disk is read, and gone on with."""
+
+import json
+import random
+import shutil
+
+import pytest
+
+from segments.api import HardState, StorageError, StoredEntry
+from segments.fs import RealFileSystem
+from segments.tool import Directory, verify
+from tests.storage_contract.golden_files import FOLDER, OPTIONS, open_copy, shown
+
+NAMES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
+MAGICS = {".journal": b"VDLJRNL1", ".log": b"VDLSEG01", ".index": b"VDLIDX01", "": b"VDLIDNT1"}
+
+
+def test_golden_directories_are_there():
+    """An empty list of names would test nothing."""
+    assert {"v1-clean", "v1-killed"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_directory_of_an_earlier_version_shows_what_it_showed(name, tmp_path):
+    """Every log, entry, term, vote, applied item and installed state; nothing is lost, and the
+    store goes on from there."""
+    expected = json.loads((FOLDER / f"{name}.json").read_text())
+    harness = open_copy(name, tmp_path)
+    harness.start()
+    for _ in range(2):
+        assert shown(harness) == expected
+        harness.reopen()
+    rng = random.Random(name)
+    for log in harness.store.logs.values():
+        hard, last = log.hard_state, log.last_index
+        for index in range(last + 1, last + 60):
+            data = rng.randbytes(300)
+            harness.store.append(
+                log, [StoredEntry(hard.term, index, 0, data, log.next_offset, 1, 5)]
+            )
+        harness.store.set_hard_state(log, HardState(hard.term, hard.vote, last + 40))
+    harness.submit()
+    harness.checkpoint()
+    before = shown(harness)
+    harness.reopen()
+    assert shown(harness) == before
+    assert harness.fatal == []
+    harness.crash()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_directory_is_whole_offline_and_each_file_names_its_version(name, tmp_path):
+    """Also to the tools; a magic of another version is refused, not guessed at."""
+    harness = open_copy(name, tmp_path)
+    with Directory(RealFileSystem(), harness.directory, OPTIONS.index_segment_entries) as found:
+        reports, differences = verify([found])
+    assert [report.problems for report in reports] == [[]] * len(reports)
+    assert differences == []
+    seen = set()
+    data = tmp_path / "data"
+    for path in sorted(data.rglob("*")):
+        if path.is_file() and path.suffix in MAGICS and path.name != "lock":
+            magic = path.read_bytes()[:8]
+            assert magic in {MAGICS[path.suffix], bytes(8)}, path  # zeros: a file not used yet
+            seen.add(magic)
+    assert set(MAGICS.values()) <= seen
+    identity = data / "identity"
+    identity.write_bytes(b"VDLIDNT2" + identity.read_bytes()[8:])
+    with pytest.raises(StorageError, match="identity"):
+        harness.start()
+    shutil.rmtree(data)
