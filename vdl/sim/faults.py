@@ -344,8 +344,17 @@ FAULTS = (
 )
 
 
+SPELL_MS = (500, 4_000)
+"""How long a spell of faults lasts."""
+
+CALM_MS = (500, 3_500)
+"""How long it is calm between two. What takes a few seconds, as a consumer group does to form,
+would otherwise never be met half done, because it would never have begun."""
+
+
 class Nemesis:
-    """Lets each fault happen at its rate, until told to heal everything."""
+    """Lets each fault happen at its rate, in spells, until told to heal everything. A spell ends
+    with everything in order again."""
 
     def __init__(self, world: Target, options: Options, rng: Random) -> None:
         self.faults = 0
@@ -356,11 +365,25 @@ class Nemesis:
         self._healed = False
         self._reviving = False
         self._kept_down: list[Machine] = []
+        self._calm_end_ns = 0
 
     def start(self) -> None:
         self._world.frames.active = True
         for row in FAULTS:
             self._schedule(row)
+        self._world.time.after(self._rng.randint(*SPELL_MS) * MS, self._calm_down)
+
+    def _calm_down(self) -> None:
+        """The spell is over."""
+        if self._healed:
+            return
+        for number in sorted(self._active):
+            self._over(number)
+        self._world.note("calm")
+        calm_ns = self._rng.randint(*CALM_MS) * MS
+        spell_ns = self._rng.randint(*SPELL_MS) * MS
+        self._calm_end_ns = self._world.time.now_ns + calm_ns
+        self._world.time.after(calm_ns + spell_ns, self._calm_down)
 
     def _schedule(self, row: Row) -> None:
         rate = row.rate(self._options)
@@ -370,6 +393,10 @@ class Nemesis:
 
     def _happen(self, row: Row) -> None:
         if self._healed:
+            return
+        calm_ns = self._calm_end_ns - self._world.time.now_ns
+        if calm_ns > 0:
+            self._world.time.after(calm_ns, lambda: self._schedule(row))
             return
         fault = row.make()
         if not fault.begin(self._world, self._rng):

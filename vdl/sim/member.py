@@ -363,12 +363,19 @@ class GroupMember:
             self._timer.cancel()
 
     # --- offsets --------------------------------------------------------------------------------
-    def commit(self, offsets: dict[TopicPartition, int], done: Callable[[int, bool], None]) -> None:
-        """Commit; `done(error, definite)` with 0 on success, -1 when no answer came.
+    def commit(
+        self,
+        offsets: dict[TopicPartition, int],
+        done: Callable[[int, bool], None],
+        *,
+        generation: int,
+        member_id: str,
+    ) -> None:
+        """Commit as what this member is, or was; `done(error, definite)` with 0 on success, -1 when
+        no answer came.
 
         `definite` is False when the commit may have happened in spite of the error.
         """
-        generation, member_id = self.generation, self.member_id
 
         def build(_version: int) -> offset_commit.OffsetCommitRequest:
             topics: dict[str, offset_commit.OffsetCommitRequestTopic] = {}

@@ -39,6 +39,7 @@ class Recorder:
         self._time = time
         self._next = 0
         self._next_value = 0
+        self._record_times_ms: list[int] = []
 
     def invoke(self) -> Invoked:
         self._next += 1
@@ -62,6 +63,14 @@ class Recorder:
     def new_value(self) -> int:
         self._next_value += 1
         return self._next_value
+
+    def sent_at(self, timestamp: int) -> None:
+        """A record with this timestamp (ms) is on its way."""
+        self._record_times_ms.append(timestamp)
+
+    def time_of_a_record(self, rng: Random, otherwise: int) -> int:
+        """Some record's timestamp, `otherwise` while there is none."""
+        return rng.choice(self._record_times_ms) if self._record_times_ms else otherwise
 
 
 def make_record(value: int, rng: Random, *, bytes_max: int, timestamp: int) -> Record:

@@ -122,6 +122,7 @@ class ProducerLoad:
         tp = rng.choice(env.partitions)
         values = [env.recorder.new_value() for _ in range(rng.randint(1, env.options.records_max))]
         now_ms = self._client.clock.wall_ms()
+        env.recorder.sent_at(now_ms)
         bytes_max = env.options.record_bytes_max
         records = [make_record(v, rng, bytes_max=bytes_max, timestamp=now_ms) for v in values]
         invoked = env.recorder.invoke()
@@ -277,14 +278,23 @@ class MemberLoad:
             self._clock.call_later(self._rng.randint(100, 1_000) * MS, commit)
             offsets = consumer.subscription.consumed_positions()
             if offsets and member.generation >= 0:
-                self._commit(name, member, offsets)
+                self._commit(name, member, offsets, member.generation, member.member_id)
+            if self._rng.random() < 0.5:
+                # Of whomever it takes for the coordinator: it may have been deposed.
+                member.fetch_committed(self._env.partitions)
 
         self._clock.call_later(300 * MS, commit)
 
-    def _commit(self, name: str, member: GroupMember, offsets: dict[TopicPartition, int]) -> None:
+    def _commit(
+        self,
+        name: str,
+        member: GroupMember,
+        offsets: dict[TopicPartition, int],
+        generation: int,
+        member_id: str,
+    ) -> None:
         recorder = self._env.recorder
         invoked = recorder.invoke()
-        generation, member_id = member.generation, member.member_id
 
         def done(error: int, definite: bool) -> None:
             kind = "ok" if not error else "fail" if definite else "info"
@@ -293,7 +303,7 @@ class MemberLoad:
             op.group, op.gen, op.member = GROUP, generation, member_id
             op.marks.extend(Mark(str(tp), offset) for tp, offset in offsets.items())
 
-        member.commit(offsets, done)
+        member.commit(offsets, done, generation=generation, member_id=member_id)
 
     def _assigned(
         self, name: str, member: GroupMember, gen: int, tps: list[TopicPartition], sent_ns: int
@@ -305,6 +315,20 @@ class MemberLoad:
     def _revoked(self, name: str, member: GroupMember) -> None:
         op = self._env.recorder.happened(name, "revoke")
         op.group, op.gen, op.member = GROUP, member.generation, member.member_id
+        if self._rng.random() < 0.3:
+            self._commit_late(name, member)
+
+    def _commit_late(self, name: str, member: GroupMember) -> None:
+        """A part of the member has not noticed the revocation, and commits as if nothing were."""
+        offsets = member.consumer.subscription.consumed_positions()
+        generation, member_id = member.generation, member.member_id
+
+        def late() -> None:
+            if not self._stopped and not member.client.closed:
+                self._commit(name, member, offsets, generation, member_id)
+
+        if offsets:
+            self._clock.call_later(self._rng.randint(0, 1_000) * MS, late)
 
     def _committed(self, name: str, tp: TopicPartition, offset: int, asked_ns: int) -> None:
         op = self._env.recorder.happened(name, "committed", asked_ns)
@@ -313,7 +337,8 @@ class MemberLoad:
 
 
 class Asker:
-    """Asks for offsets: latest, earliest, by time."""
+    """Asks for offsets: latest, earliest, by time. Half of the time it asks whoever has led the
+    partition at any time: one who does not know yet that it has been deposed must not answer."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self.name = name
@@ -322,6 +347,7 @@ class Asker:
         self._client = env.client(name, host, rng)
         self._client.want([env.topic])
         self._started_ms = self._client.clock.wall_ms()
+        self._led: dict[TopicPartition, list[int]] = {}
         self._asking = True
         self._schedule()
 
@@ -329,7 +355,7 @@ class Asker:
         self._asking = False
 
     def _schedule(self) -> None:
-        self._client.clock.call_later(self._rng.randint(20, 400) * MS, self._ask)
+        self._client.clock.call_later(self._rng.randint(10, 150) * MS, self._ask)
 
     def _ask(self) -> None:
         if not self._asking:
@@ -340,9 +366,17 @@ class Asker:
         if leader < 0:
             self._client.refresh()
             return
-        timestamp = self._rng.choice((LATEST, EARLIEST, 0))
-        if timestamp == 0:
+        led = self._led.setdefault(tp, [])
+        if leader not in led:
+            led.append(leader)
+        if self._rng.random() < 0.5:
+            leader = self._rng.choice(led)
+        timestamp = self._rng.choice((LATEST, LATEST, EARLIEST, 0))
+        if timestamp == 0 and self._rng.random() < 0.5:
             timestamp = self._rng.randint(self._started_ms, self._client.clock.wall_ms())
+        elif timestamp == 0:
+            # Where two answers meet: exactly a record's time.
+            timestamp = self._env.recorder.time_of_a_record(self._rng, self._started_ms)
         invoked = self._env.recorder.invoke()
 
         def answered(response: Message | Failure) -> None:
