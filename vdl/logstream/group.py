@@ -24,6 +24,7 @@ from raft.messages import MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
 from raft.types import CONF_CHANGE_KINDS, ColdRead, Entry, NodeId, Snapshot
 from vdl.logstream.options import HostOptions
+from vdl.logstream.pace import Pace
 from vdl.logstream.reads import ReadRounds
 from vdl.logstream.snapshots import (
     MEMBERS_KEY,
@@ -104,6 +105,7 @@ class Group:
         "_clear_meta",
         "_held",
         "_members_stored",
+        "_pace",
         "_snapshot_refused_tick",
         "applied",
         "commit",
@@ -143,6 +145,7 @@ class Group:
         members: Members,
         tick: int,
         options: HostOptions,
+        pace: Pace,
         rng: random.Random,
     ) -> None:
         """`placement`: what the members are to be, preferred leader first; `members`: what they
@@ -195,6 +198,7 @@ class Group:
         """A snapshot came in: what checkpoints hold is none of the present state."""
         self.trim_refused = 0
         """Where the log would have been cut when the state was last found too large for that."""
+        self._pace = pace
         self._held = 0
         """Applications that wait for the disk; while there are any, all wait."""
         self._snapshot_refused_tick = 0
@@ -379,7 +383,13 @@ class Group:
                 self.node.entries_ready(want.peer, [as_entry(stored) for stored in found])
             wake(self)
 
-        self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
+        def read() -> None:
+            self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
+
+        if want.peer == self.replica_id:
+            read()
+        else:
+            self._pace.run(want.bytes_max, read)
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:

@@ -142,7 +142,12 @@ class Host:
                 mark_dirty=self.mark_dirty,
             )
         self._opening = Opening(
-            server_id=server_id, store=store, options=options, rng=rng, tick=self._due.tick
+            server_id=server_id,
+            store=store,
+            options=options,
+            clock=clock,
+            rng=rng,
+            tick=self._due.tick,
         )
         self._forwarding = Forwarding(
             server_id, catalog_group, transport, lambda: self.leader_of(CATALOG_GROUP)[0]

@@ -17,9 +17,11 @@ from typing import Protocol
 import segments.api as storage
 from raft.membership import Membership, changed, decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, Entry, NodeId
+from vdl.clock import Clock
 from vdl.logstream import snapshots
 from vdl.logstream.group import Group, Owner
 from vdl.logstream.options import HostOptions
+from vdl.logstream.pace import Pace
 from vdl.logstream.replicas import Placement
 from vdl.logstream.snapshots import Items, Members, for_the_owner, members_of
 from vdl.logstream.state_group import StateGroup
@@ -47,12 +49,14 @@ class Opening:
         server_id: int,
         store: storage.Store,
         options: HostOptions,
+        clock: Clock,
         rng: random.Random,
         tick: Callable[[], int],
     ) -> None:
         self._server_id = server_id
         self._store = store
         self._options = options
+        self._pace = Pace(clock, options.catch_up_bytes_per_second)
         self._rng = rng
         self._tick = tick
 
@@ -81,6 +85,7 @@ class Opening:
                     members=members,
                     tick=self._tick(),
                     options=self._options,
+                    pace=self._pace,
                     rng=random.Random(self._rng.getrandbits(64)),
                 )
             )

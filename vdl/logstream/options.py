@@ -32,6 +32,9 @@ class HostOptions:
     """Entries behind the last checkpoint that the catalog's and the coordinators' logs keep, for
     followers that were away; a log is cut when it has twice as many."""
 
+    catch_up_bytes_per_second: int = 64 << 20
+    """How fast followers far behind are fed from disk, all of them together."""
+
     replace_after_ms: int = 5_000
     """How long a server must have been back with a new, empty data directory before its old one is
     given up."""
