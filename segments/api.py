@@ -154,6 +154,16 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """When a log begins a new segment."""
+
+    bytes: int
+    """Before a segment grows beyond this."""
+    span_ms: int = -1
+    """Before an entry whose timestamp is later than the segment's first by more; -1: whatever."""
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentSpan:
     """What one log segment holds, as far as it is committed; or the tail that is in none yet."""
 
@@ -397,6 +407,10 @@ class Store(Protocol):
     ) -> None:
         """The first index whose entry's largest timestamp is ≥ `timestamp_ms`, or
         `end_index + 1` when there is none up to `end_index`."""
+
+    def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
+        """When the log begins a new segment, from the next flush on. Not kept: `open` begins with
+        the store's own size."""
 
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from segments import failpoint
-from segments.api import MetaBatch, StoreOptions, Workers
+from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.block import FLUSHED
 from segments.cache import Cache
 from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
@@ -172,8 +172,9 @@ class Checkpoints:
         cursor = log.cursor
         return FlushPlan(
             log.files, log.generation, first, last, log.offset_after(last), size,
-            Cursor(cursor.segment, cursor.position, cursor.max_timestamp), spans,
-            self._options.segment_bytes,
+            Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
+            spans, log.limits or SegmentLimits(self._options.segment_bytes),
+            log.segments[-1].first_index if log.segments else 0,
         )  # fmt: skip
 
     def _finished(self, result: Outcome | BaseException, commit: MetaCommit) -> None:

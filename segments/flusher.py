@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from segments import failpoint
-from segments.api import EntryLike
+from segments.api import CorruptRecord, EntryLike, SegmentLimits
 from segments.fs import File, make_durable_directory
 from segments.segment import (
     SEGMENT_HEADER_BYTES,
@@ -27,6 +27,7 @@ from segments.segment import (
 )
 
 SYNC_STEP_BYTES = 1 << 20
+NO_TIMESTAMP = -1
 _GROW_MIN = 64 << 10
 _GROW_MAX = 4 << 20
 
@@ -53,7 +54,9 @@ class FlushPlan:
     bytes: int
     cursor: Cursor
     spans: list[FlushSpan]
-    segment_bytes: int
+    limits: SegmentLimits
+    segment_first: int
+    """First index of the segment that is being written; 0: there is none."""
 
 
 @dataclass(slots=True)
@@ -88,7 +91,9 @@ class _Writer:
         self.plan = plan
         cursor = plan.cursor
         self.result = FlushResult(
-            plan.files.log_id, plan, Cursor(cursor.segment, cursor.position, cursor.max_timestamp)
+            plan.files.log_id,
+            plan,
+            Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
         )
         self._index = IndexWriter(plan.files)
         self._file: File | None = None
@@ -104,17 +109,23 @@ class _Writer:
     def add(self, span: FlushSpan) -> None:
         """Write a span's frames and their Idx."""
         cursor = self.result.cursor
-        limit = self.plan.segment_bytes
+        limit, span_ms = self.plan.limits.bytes, self.plan.limits.span_ms
+        if span_ms >= 0 and cursor.segment and cursor.first_timestamp is None:
+            cursor.first_timestamp = self._first_timestamp()
         add_idx = self._index.add
         run_start = start = span.start
         for entry, end in zip(span.entries, span.ends, strict=True):
             length = end - start
-            if not cursor.segment or (
-                cursor.position + length > limit and cursor.position > SEGMENT_HEADER_BYTES
+            if (
+                not cursor.segment
+                or (cursor.position + length > limit and cursor.position > SEGMENT_HEADER_BYTES)
+                or (span_ms >= 0 and _is_later(entry, cursor.first_timestamp, span_ms))
             ):
                 self._write(span.view[run_start:start])
                 run_start = start
                 self._roll(entry)
+            if cursor.first_timestamp == NO_TIMESTAMP:
+                cursor.first_timestamp = entry.timestamp
             cursor.max_timestamp = max(cursor.max_timestamp, entry.timestamp)
             add_idx(
                 entry.index, entry.base_offset, cursor.max_timestamp, cursor.position, length,
@@ -123,6 +134,13 @@ class _Writer:
             cursor.position += length
             start = end
         self._write(span.view[run_start:start])
+
+    def _first_timestamp(self) -> int:
+        """Of the segment that a life before this one began."""
+        try:
+            return self.plan.files.idx(self.plan.segment_first).max_timestamp
+        except CorruptRecord:
+            return NO_TIMESTAMP  # the index is rebuilt by whoever reads there
 
     def finish(self) -> None:
         assert self._file is not None, "a plan without entries"
@@ -158,7 +176,7 @@ class _Writer:
         """Lengthen the file in steps, so that most syncs find its length unchanged."""
         while end > self._allocated:
             step = min(max(self._allocated, _GROW_MIN), _GROW_MAX)
-            self._allocated = min(self._allocated + step, max(self.plan.segment_bytes, end))
+            self._allocated = min(self._allocated + step, max(self.plan.limits.bytes, end))
             file.truncate(self._allocated)
 
     def _roll(self, entry: EntryLike) -> None:
@@ -183,4 +201,11 @@ class _Writer:
         self._new_names = True
         self.result.opened.append(info)
         cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES
-        cursor.max_timestamp = -1
+        cursor.max_timestamp = cursor.first_timestamp = NO_TIMESTAMP
+
+
+def _is_later(entry: EntryLike, first_timestamp: int | None, span_ms: int) -> bool:
+    """Whether the entry is too late for a segment that begins with this timestamp."""
+    if first_timestamp is None or first_timestamp < 0:
+        return False
+    return entry.timestamp - first_timestamp > span_ms

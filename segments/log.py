@@ -19,6 +19,7 @@ from segments.api import (
     HardState,
     NotInMemory,
     OffsetOutOfRange,
+    SegmentLimits,
     Slices,
     Unavailable,
 )
@@ -143,6 +144,7 @@ class DiskLog:
         "is_lost",
         "is_void",
         "last",
+        "limits",
         "number",
         "offset",
         "reset_token",
@@ -182,6 +184,8 @@ class DiskLog:
         self.tail = Tail(cache, first_index - 1)
         self.segments: list[SegmentInfo] = []
         self.cursor = Cursor()
+        self.limits: SegmentLimits | None = None
+        """When a new segment begins, if not as the store's options say."""
         self.sequence = 0
         self.runs: list[Run] = []
         self.unflushed = 0

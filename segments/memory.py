@@ -26,6 +26,7 @@ from segments.api import (
     Log,
     MetaBatch,
     OffsetOutOfRange,
+    SegmentLimits,
     SegmentSpan,
     Slices,
     StorageError,
@@ -61,6 +62,7 @@ class LogState:
     entries: list[EntryLike] = field(default_factory=list)
     installed: bytes = b""
     resets: int = 0
+    limits: SegmentLimits | None = None
     lost: bool = False
     """Set in an image by whoever plays the disk that lost something."""
 
@@ -466,21 +468,27 @@ class MemoryStore:
 
         self._cold(find, done)
 
+    def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
+        self._state(log).limits = limits
+
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:
         """There are no segments here; the log is cut where a disk would begin a new one."""
-        state, limit = self._state(log), self._options.segment_bytes
+        state = self._state(log)
+        limits = state.limits or SegmentLimits(self._options.segment_bytes)
 
         def find() -> list[SegmentSpan]:
             spans: list[SegmentSpan] = []
-            end, size, newest = state.start_offset, 0, -1
+            end, size, newest, first = state.start_offset, 0, -1, -1
             for entry in state.entries:
                 if entry.index > state.hard.commit:
                     break
-                if size and size + len(entry.data) > limit:
+                is_late = limits.span_ms >= 0 and 0 <= first < entry.timestamp - limits.span_ms
+                if size and (size + len(entry.data) > limits.bytes or is_late):
                     spans.append(SegmentSpan(end, size, newest))
                     size, newest = 0, -1
+                first = first if size else entry.timestamp
                 end = entry.base_offset + entry.records
                 size += len(entry.data)
                 newest = max(newest, entry.timestamp)

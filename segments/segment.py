@@ -68,6 +68,8 @@ class Cursor:
     segment: int = 0
     position: int = 0
     max_timestamp: int = -1
+    first_timestamp: int | None = None
+    """Of the segment's first entry; None when it is not known and has to be looked up."""
 
 
 def encode_segment_header(info: SegmentInfo, log_id: int, group_id: int) -> bytes:

@@ -26,6 +26,7 @@ from segments.api import (
     HardState,
     Log,
     MetaBatch,
+    SegmentLimits,
     SegmentSpan,
     Slices,
     StorageError,
@@ -456,6 +457,10 @@ class DiskStore:
             done(index)
 
         self._run_cold(log, job, found)
+
+    def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
+        assert isinstance(log, DiskLog), type(log)
+        log.limits = limits
 
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]

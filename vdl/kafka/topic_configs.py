@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from segments.api import SegmentLimits
 from vdl.kafka.context import KafkaOptions
 from vdl.logstream.retention import RetentionPolicy
 
@@ -101,9 +102,14 @@ _INTEGER_TYPES = frozenset({ConfigType.INT, ConfigType.LONG})
 BATCH_BYTES_MAX = 16 << 20
 """No topic may ask for larger batches: one travels to the peers in one frame."""
 
+SEGMENT_BYTES_MIN = 64 << 10
+"""Smaller segments are mostly file names."""
+
 MAX_MESSAGE_BYTES = "max.message.bytes"
 RETENTION_BYTES = "retention.bytes"
 RETENTION_MS = "retention.ms"
+SEGMENT_BYTES = "segment.bytes"
+SEGMENT_MS = "segment.ms"
 TIMESTAMP_TYPE = "message.timestamp.type"
 TIMESTAMP_AFTER_MAX_MS = "message.timestamp.after.max.ms"
 TIMESTAMP_BEFORE_MAX_MS = "message.timestamp.before.max.ms"
@@ -256,10 +262,10 @@ KNOWN = (
         from_options=lambda options: options.retention_ms,
     ),
     TopicConfig(
-        "segment.bytes",
+        SEGMENT_BYTES,
         ConfigType.INT,
         str(1 << 30),
-        "The size of a log segment file; the same for all topics of a server.",
+        "The size of a log segment file, 64 KiB at least. Retention deletes whole segments.",
         "log.segment.bytes",
         low=14,
         from_options=lambda options: options.segment_bytes,
@@ -276,15 +282,15 @@ KNOWN = (
         "segment.jitter.ms",
         ConfigType.LONG,
         "0",
-        "Segments are not rolled by time.",
+        "Segments are rolled without jitter.",
         "log.roll.jitter.ms",
         low=0,
     ),
     TopicConfig(
-        "segment.ms",
+        SEGMENT_MS,
         ConfigType.LONG,
         "604800000",
-        "Segments are not rolled by time.",
+        "How far apart the timestamps of one segment may be, if the topic says so.",
         "log.roll.ms",
         low=1,
     ),
@@ -317,4 +323,7 @@ def retention_policy(configs: Mapping[str, str], options: KafkaOptions) -> Reten
         text = configs.get(name)
         return int(BY_NAME[name].default_for(options) if text is None else text)
 
-    return RetentionPolicy(value(RETENTION_MS), value(RETENTION_BYTES))
+    segments = None
+    if SEGMENT_BYTES in configs or SEGMENT_MS in configs:
+        segments = SegmentLimits(max(SEGMENT_BYTES_MIN, value(SEGMENT_BYTES)), value(SEGMENT_MS))
+    return RetentionPolicy(value(RETENTION_MS), value(RETENTION_BYTES), segments)

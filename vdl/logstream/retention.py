@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from segments.api import SegmentSpan
+from segments.api import SegmentLimits, SegmentSpan
 from vdl.clock import MS, Clock
 
 FOREVER = -1
@@ -28,6 +28,13 @@ class RetentionPolicy:
 
     retention_ms: int = FOREVER
     retention_bytes: int = FOREVER
+    segments: SegmentLimits | None = None
+    """When its logs begin new segments, on each replica for itself; None as the store does."""
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether nothing is ever deleted."""
+        return self.retention_ms == FOREVER and self.retention_bytes == FOREVER
 
 
 KEEP = RetentionPolicy()

@@ -142,15 +142,17 @@ class Upkeep:
 
     # --- retention -----------------------------------------------------------------------------
     def _retain(self) -> None:
-        """Begin a round over the partitions led here, one after the other: looking at segments
-        may take the disk."""
+        """See to the settings of all partitions, and begin a round over those led here, one after
+        the other: looking at segments may take the disk."""
         if self._closed or self._stopping:
             return
-        led = [
-            (stream, policy)
-            for stream in self._streams.values()
-            if stream.serving and (policy := self.policy_of(stream)) != KEEP
-        ]
+        led = []
+        for stream in self._streams.values():
+            policy = self.policy_of(stream)
+            if policy.segments is not None:
+                self._store.set_segment_limits(stream.group.log, policy.segments)
+            if stream.serving and not policy.keeps_everything:
+                led.append((stream, policy))
         self._retain_next(led[::-1], self._retention_clock.now_ms())
 
     def _retain_next(self, led: list[tuple[LogStream, RetentionPolicy]], now_ms: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from segments.api import SegmentLimits
 from tests.unit.kafka.twin import World, batch
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
@@ -150,5 +151,9 @@ def test_retention_policy_is_the_topics_or_the_servers() -> None:
     """A topic that does not say keeps what the server's file says, by default everything."""
     assert retention_policy({}, KafkaOptions()) == RetentionPolicy(-1, -1)
     assert retention_policy({}, KafkaOptions(retention_ms=7)) == RetentionPolicy(7, -1)
+    rolled = retention_policy({"segment.ms": "5"}, KafkaOptions(segment_bytes=1 << 20)).segments
+    assert rolled == SegmentLimits(1 << 20, 5)
+    small = retention_policy({"segment.bytes": "14"}, KafkaOptions()).segments
+    assert small == SegmentLimits(64 << 10, 604_800_000)
     mine = {"retention.ms": "-1", "retention.bytes": "9"}
     assert retention_policy(mine, KafkaOptions(retention_ms=7)) == RetentionPolicy(-1, 9)
