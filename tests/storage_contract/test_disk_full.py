@@ -66,7 +66,7 @@ def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
         assert not engine.store.disk_full
         assert seen(engine) == seen(twin)
     # Chores may find nothing to do for this seed; a file nobody needs may stay a little longer.
-    assert was_full or name.startswith(("trim.", "journal.before_release", "journal.released"))
+    assert was_full or name.startswith(("trim.", "journal.file_", "journal.before", "journal.rel"))
     engine.reopen()
     twin.reopen()
     assert seen(engine) == seen(twin)

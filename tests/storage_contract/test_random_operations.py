@@ -145,7 +145,7 @@ class Pair:
             )
 
     def do_cover(self, is_durable):
-        """A checkpoint of everything, of which a reset that is not durable makes no part."""
+        """A checkpoint of everything; of a log whose reset is not durable yet, by the next one."""
         for side in self.sides:
             if is_durable:
                 side.submit()
@@ -156,6 +156,9 @@ class Pair:
             ]
             waiting = [batches]
             side.store.collect_meta = lambda waiting=waiting: waiting.pop() if waiting else []
+            side.store.checkpoint()
+            side.pump()
+            side.submit()
             side.checkpoint()
             side.store.collect_meta = list
 
