@@ -110,6 +110,8 @@ class Checkpoints:
         self._is_retrying = False
         if self.is_full and not self.is_closing:
             self.begin()
+            if not self.is_running:
+                self._try_again()  # a chore has the files: nothing else would come back to it
 
     def journaled(self, entries: int) -> None:
         """A batch with so many entries is durable."""

@@ -1,0 +1,38 @@
+"""A checkpoint that a full disk refused is tried again until it succeeds, whatever comes between."""
+
+import pytest
+
+from segments import failpoint
+from segments.api import HardState, StoredEntry
+from tests.storage_contract.conftest import SMALL, DiskHarness
+
+
+@pytest.fixture
+def harness(tmp_path):
+    made = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    made.start()
+    yield made
+    failpoint.arm("")
+    made.close()
+
+
+def test_retry_that_meets_a_chore_is_not_the_last(harness):
+    """Files of a deleted log are being removed when the retry falls due: the disk must not count as
+    full for ever."""
+    log = harness.new_log()
+    harness.store.append(log, [StoredEntry(1, n + 1, 0, bytes(500), n, 1, n) for n in range(50)])
+    harness.store.set_hard_state(log, HardState(1, 0, 50))
+    harness.store.submit()
+    harness.pump()
+    failpoint.arm("flush.written:enospc")
+    harness.store.checkpoint()
+    harness.pump()
+    assert harness.store.disk_full
+    failpoint.arm("")
+    checkpoints = harness.store._checkpoints
+    may_begin, checkpoints._may_begin = checkpoints._may_begin, lambda: False
+    harness.workers.advance(1_500)
+    assert harness.store.disk_full
+    checkpoints._may_begin = may_begin
+    harness.workers.advance(1_500)
+    assert not harness.store.disk_full
