@@ -14,6 +14,9 @@ from random import Random
 OFF = 0.2
 """Chance that a knob is off."""
 
+INTENSITY_MIN = 0.4
+"""All rates of faults of a seed are multiplied by one number between this and 1, log-uniform."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -98,6 +101,12 @@ def draw(rng: Random) -> Options:
     def rate(low: float, high: float) -> float:
         return 0.0 if rng.random() < OFF else round(rng.uniform(low, high), 3)
 
+    # Rough worlds find what breaks under a blow, gentle ones what needs a while to be half done.
+    intensity: float = INTENSITY_MIN ** rng.random()
+
+    def fault(low: float, high: float) -> float:
+        return round(intensity * rate(low, high), 3)
+
     def spread(low: int, high: int) -> int:
         """Log-uniform: small values as often as large ones."""
         return int(low * (high / low) ** rng.random())
@@ -117,22 +126,22 @@ def draw(rng: Random) -> Options:
         turn_us=spread(5, 500),
         sync_us=spread(50, 20_000),
         drift_ppm=0 if rng.random() < OFF else spread(100, 50_000),
-        kills=rate(0.05, 0.5),
-        power_cuts=rate(0.05, 0.4),
-        stops=rate(0.0, 0.2),
-        pauses=rate(0.0, 0.3),
-        partitions_cut=rate(0.0, 0.4),
-        one_way_cuts=rate(0.0, 0.3),
-        resets=rate(0.0, 0.5),
-        clogs=rate(0.0, 0.5),
-        slow_disks=rate(0.0, 0.3),
-        sync_failures=rate(0.0, 0.2),
-        clock_jumps=rate(0.0, 0.3),
-        full_disks=rate(0.0, 0.25),
-        outages=rate(0.0, 0.15),
-        brownouts=rate(0.0, 0.15),
-        wipes=rate(0.1, 0.6),
-        damage=rate(0.1, 0.6),
+        kills=fault(0.05, 0.5),
+        power_cuts=fault(0.05, 0.4),
+        stops=fault(0.0, 0.2),
+        pauses=fault(0.0, 0.3),
+        partitions_cut=fault(0.0, 0.4),
+        one_way_cuts=fault(0.0, 0.3),
+        resets=fault(0.0, 0.5),
+        clogs=fault(0.0, 0.5),
+        slow_disks=fault(0.0, 0.3),
+        sync_failures=fault(0.0, 0.2),
+        clock_jumps=fault(0.0, 0.3),
+        full_disks=fault(0.0, 0.25),
+        outages=fault(0.0, 0.15),
+        brownouts=fault(0.0, 0.15),
+        wipes=fault(0.1, 0.6),
+        damage=fault(0.1, 0.6),
         majority_first=rng.random() < 0.25,
         segment_kib=spread(4, 256),
         journal_kib=spread(32, 256),
