@@ -145,8 +145,8 @@ class NameChange:
 class SimDisk:
     """One machine's disk. It outlives the processes that use it.
 
-    Use: `fail_syncs` and `room` are the faults' handles; `slowdown` multiplies every latency;
-    `on_durable` is told every run of bytes the moment it becomes durable.
+    Use: `fail_syncs`, `room` and `cut_at_write` are the faults' handles; `slowdown` multiplies
+    every latency; `on_durable` is told every run of bytes the moment it becomes durable.
     """
 
     def __init__(self, rng: Random, profile: DiskProfile) -> None:
@@ -158,6 +158,9 @@ class SimDisk:
         self.room: int | None = None
         """Bytes by which files may still grow; None: no end in sight. What is deleted meanwhile
         gives nothing back: others have taken it."""
+        self.cut_at_write = 0
+        """Until a durable write of a job is under way that `on_cut` is told of; 0: none."""
+        self.on_cut: Callable[[], None] = _nobody
         self.slowdown = 1
         self.on_durable: Callable[[Buffer], None] = _ignore
         self._name_changes: list[NameChange] = []
@@ -221,6 +224,10 @@ class SimDisk:
         if not durable:
             self.step(None, undo)
             return length
+        if self.cut_at_write and self._steps is not None:
+            self.cut_at_write -= 1
+            if not self.cut_at_write:
+                self.on_cut()
         self._wait_for_sync(inode, [written])
         image = bytes(data[written.start : end])
 
@@ -386,6 +393,7 @@ class SimDisk:
                 change.harden()
         self._name_changes.clear()
         self.fail_syncs = 0
+        self.cut_at_write = 0
         self._restore(self.root, {})
 
     def wipe(self) -> None:
@@ -435,6 +443,10 @@ def _apply(items: dict[bytes, bytes], puts: list[tuple[bytes, bytes | None]]) ->
             items.pop(key, None)
         else:
             items[key] = value
+
+
+def _nobody() -> None:
+    """Nobody is told."""
 
 
 def _ignore(image: Buffer) -> None:

@@ -84,6 +84,21 @@ class PowerCut:
         self.machine.start()
 
 
+class CutInWrite:
+    """A machine loses power in the middle of writing: of the block some sectors are there."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None:
+            return False
+        self.machine.cut_in_write(rng.randint(1, 8))
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.disk.cut_at_write = 0
+        self.machine.start()
+
+
 class Outage:
     """All machines lose power at once."""
 
@@ -327,6 +342,7 @@ class Row:
 FAULTS = (
     Row(Kill, lambda o: o.kills, 4_000),
     Row(PowerCut, lambda o: o.power_cuts, 4_000),
+    Row(CutInWrite, lambda o: o.cuts_in_write, 4_000),
     Row(Outage, lambda o: o.outages, 2_000),
     Row(Brownout, lambda o: o.brownouts, 3_000),
     Row(Stop, lambda o: o.stops, 4_000),
@@ -428,6 +444,7 @@ class Nemesis:
             machine.disk.slowdown = 1
             machine.disk.fail_syncs = 0
             machine.disk.room = None
+            machine.disk.cut_at_write = 0
             machine.resume()
             if machine.condition is Condition.STOPPING:
                 machine.kill()

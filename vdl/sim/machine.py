@@ -248,6 +248,15 @@ class Machine:
             self.condition = Condition.OFF
             self.crashes += 1
 
+    def cut_in_write(self, nth: int) -> None:
+        """Lose power while the nth durable write from now on is under way."""
+        self.disk.cut_at_write = nth
+        self.disk.on_cut = self._cut_now
+
+    def _cut_now(self) -> None:
+        # The write takes a while: it has begun, and has not ended when this comes.
+        self.time.after(0, self.power_cut)
+
     def fill_disk(self, room_bytes: int) -> None:
         """Files may grow by so much more, and then not at all."""
         self.note(f"disk full in {room_bytes} bytes")

@@ -45,6 +45,8 @@ class Options:
     # Faults.
     kills: float = 0.0
     power_cuts: float = 0.0
+    cuts_in_write: float = 0.0
+    """Power cuts that hit a journal write."""
     stops: float = 0.0
     pauses: float = 0.0
     partitions_cut: float = 0.0
@@ -127,7 +129,8 @@ def draw(rng: Random) -> Options:
         sync_us=spread(50, 20_000),
         drift_ppm=0 if rng.random() < OFF else spread(100, 50_000),
         kills=fault(0.05, 0.5),
-        power_cuts=fault(0.05, 0.4),
+        power_cuts=fault(0.05, 0.3),
+        cuts_in_write=fault(0.0, 0.3),
         stops=fault(0.0, 0.2),
         pauses=fault(0.0, 0.3),
         partitions_cut=fault(0.0, 0.4),

@@ -90,6 +90,29 @@ def test_recovery_and_the_blocks_agree_after_every_power_cut() -> None:
     assert survived == {2, 4}
 
 
+def test_power_cut_in_a_write_tears_blocks_of_which_the_table_is_there() -> None:
+    """Some sectors of the block are on the disk and some are not; what recovery makes of that is
+    what it made durable itself."""
+    torn = 0
+    for seed in range(40):
+        bench = Bench(seed)
+        log = bench.new_log()
+        cut: list[int] = []
+        bench.disk.on_cut = lambda cut=cut: cut.append(1)  # type: ignore[misc]
+        bench.append(log, 1, 1, term=1)
+        bench.time.run_until(bench.time.now_ns + S)
+        bench.disk.cut_at_write = 1
+        bench.append(log, 2, 6, term=1)
+        assert cut, "the write has begun"
+        bench.power_cut()
+        bench.open()
+        again = bench.store.logs[log.log_id]
+        assert again.last_index == bench.durable.logs[log.log_id].last
+        assert not again.lost
+        torn += bench.store.stats()["recovered_torn_bytes"] > 0
+    assert torn > 5
+
+
 def test_flipped_bit_in_a_durable_block_costs_the_replica_in_it() -> None:
     """The later blocks prove that it was durable: this is no torn tail."""
     lost = 0
