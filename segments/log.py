@@ -267,6 +267,9 @@ class DiskLog:
         if self.tail.first and index >= self.tail.first:
             entry = self.tail.entry(index)
             return entry.base_offset + entry.records
+        ends_run_at = self.terms.offset_at(index + 1)
+        if ends_run_at >= 0:
+            return ends_run_at
         files = self.files
         idx = files.healing(self.segments, self.flushed_index + 1, lambda: files.idx(index))
         return idx.base_offset + idx.records
@@ -367,7 +370,7 @@ class DiskLog:
             buffer[body:used] = data
             if entry.term != term:
                 term = entry.term
-                self.terms.add(index, term)
+                self.terms.add(index, term, entry.base_offset)
             HEADER_REST.pack_into(
                 buffer, start + 4, length, group, term, entry.kind, FRAME_VERSION, 0,
                 entry.records, index, entry.base_offset, entry.timestamp,

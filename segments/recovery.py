@@ -129,8 +129,8 @@ def _open_log(
         numbers = {segment.number for segment in segments}
         log.cursor = files.healing(segments, end, lambda: _cursor(files, end - 1, numbers))
         first = max(log.first, segments[0].first_index)
-        for index, term in files.healing(segments, end, lambda: files.term_runs(first, end)):
-            log.terms.add(index, term)
+        for run in files.healing(segments, end, lambda: files.term_runs(first, end)):
+            log.terms.add(*run)
     batch = Batch(0)
     for entries in journal_entries(files, replayed, journal):
         log.stage(entries, batch)

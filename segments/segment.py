@@ -129,7 +129,7 @@ class LogFiles:
         count = min(end - first, self.index_entries - first % self.index_entries)
         file = self.open_index(number, first)
         try:
-            data = file.pread(count * IDX_BYTES, position)
+            data = _read_rows(file, count, position, first)
         finally:
             file.close()
         return [read_idx(data, n * IDX_BYTES, self.log_id, first + n) for n in range(count)]
@@ -226,12 +226,13 @@ class LogFiles:
                 return found
         return end
 
-    def term_runs(self, first: int, end: int) -> list[tuple[int, int]]:
-        """(first index, term) of every run of equal terms in [first, end), by binary search."""
-        runs: list[tuple[int, int]] = []
+    def term_runs(self, first: int, end: int) -> list[tuple[int, int, int]]:
+        """(first index, term, offset) of each run of equal terms in [first, end), by search."""
+        runs: list[tuple[int, int, int]] = []
         while first < end:
-            term = self.idx(first).term
-            runs.append((first, term))
+            idx = self.idx(first)
+            term = idx.term
+            runs.append((first, term, idx.base_offset))
 
             def differs(idx: Idx, term: int = term) -> bool:
                 return idx.term != term
@@ -441,7 +442,8 @@ class IndexReader:
             self._file = files.open_index(number, first)
             self._number = number
         count = min(end - first, files.index_entries - first % files.index_entries)
-        return IdxBlock(self._file.pread(count * IDX_BYTES, position), files.log_id, first, count)
+        data = _read_rows(self._file, count, position, first)
+        return IdxBlock(data, files.log_id, first, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +524,16 @@ class IndexWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _read_rows(file: File, count: int, position: int, index: int) -> bytes:
+    """Raises IndexDamaged where the medium cannot give them: they are written anew."""
+    try:
+        return file.pread(count * IDX_BYTES, position)
+    except OSError as error:
+        if is_unreadable(error):
+            raise IndexDamaged("index unreadable", index) from error
+        raise
 
 
 def _run(rows: Sequence[Idx], start: int, left: int, *, any_yet: bool) -> tuple[int, int]:

@@ -9,23 +9,33 @@ from bisect import bisect_left, bisect_right
 
 
 class TermRuns:
-    """`starts[n]` is the first index of run n, `terms[n]` its term. Both ascend.
+    """`starts[n]` is the first index of run n, `terms[n]` its term, `offsets[n]` the offset it
+    begins at: where the term before it ended is asked often (KIP-101), and of old entries.
 
-    Invariant: the first run begins at the index before the log's first entry.
+    Invariant: the first run begins at the index before the log's first entry; it has no offset.
     """
 
-    __slots__ = ("starts", "terms")
+    __slots__ = ("offsets", "starts", "terms")
 
     def __init__(self, prev_index: int, prev_term: int) -> None:
         self.starts = [prev_index]
         self.terms = [prev_term]
+        self.offsets = [-1]
 
-    def add(self, index: int, term: int) -> None:
-        """The entry at `index`, the next one, has `term`."""
+    def add(self, index: int, term: int, offset: int) -> None:
+        """The entry at `index`, the next one, has `term` and begins at `offset`."""
         if term != self.terms[-1]:
             assert index > self.starts[-1], (index, self.starts[-1])
             self.starts.append(index)
             self.terms.append(term)
+            self.offsets.append(offset)
+
+    def offset_at(self, index: int) -> int:
+        """The offset at which the entry `index` begins when a run begins with it, else -1."""
+        at = bisect_left(self.starts, index)
+        if at == len(self.starts) or self.starts[at] != index:
+            return -1
+        return self.offsets[at]
 
     def term(self, index: int) -> int:
         if index >= self.starts[-1]:
@@ -37,10 +47,13 @@ class TermRuns:
         at = max(1, bisect_left(self.starts, index))
         del self.starts[at:]
         del self.terms[at:]
+        del self.offsets[at:]
 
     def trim(self, prev_index: int) -> None:
         """Entries below and at `prev_index` are gone; its term is kept."""
         at = bisect_right(self.starts, prev_index) - 1
         del self.starts[:at]
         del self.terms[:at]
+        del self.offsets[:at]
         self.starts[0] = prev_index
+        self.offsets[0] = -1

@@ -10,6 +10,7 @@ from segments.api import (
     StoredEntry,
     Unavailable,
 )
+from segments.segment import LogFiles
 
 
 def test_log_when_created_is_empty_and_starts_where_asked(harness):
@@ -470,4 +471,28 @@ def test_reader_that_goes_on_is_served_from_what_was_read_ahead(
     with pytest.raises(OffsetOutOfRange):
         harness.read(log, ends[0] + 1, 899, 900)
     assert harness.read(log, ends[0], 899, 900).buffers == []
+    harness.crash()
+
+
+def test_offset_where_a_term_ended_is_known_without_the_disk(
+    make_harness, writer, hard_state, tmp_path, monkeypatch
+):
+    """offset_after: consumers ask it of old terms (KIP-101), and the loop must not wait for it."""
+    harness = make_harness("disk", tmp_path)
+    log = harness.new_log()
+    make = writer(log)
+    for term in (1, 2, 5, 9):
+        harness.store.append(log, make.entries(90, term=term, size=200, records=3))
+        harness.store.set_hard_state(log, hard_state(term=term, commit=log.last_index))
+        harness.submit()
+        harness.checkpoint()
+    for _ in range(2):
+        assert log.tail.first == 0 or log.tail.first > 180
+        with monkeypatch.context() as patch:
+            patch.setattr(LogFiles, "idx", None)
+            assert [log.offset_after(n) for n in (0, 90, 180, 270, 360)] == [0, 270, 540, 810, 1080]
+        assert log.offset_after(100) == 300
+        log = harness.reopen()
+    harness.store.trim_log(log, first_index=91)
+    assert [log.offset_after(n) for n in (90, 180)] == [270, 540]
     harness.crash()

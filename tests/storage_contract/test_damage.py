@@ -4,6 +4,7 @@ The twin stands for the replica that has a good copy. What the engine serves is 
 has or an error that names what cannot be served; never anything else.
 """
 
+import errno
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, StoredEntry
+from segments.fs import RealFile
 from tests.storage_contract.conftest import SMALL
 
 COUNT = 260
@@ -312,4 +314,39 @@ def test_scrubber_keeps_to_its_rate(make_harness, tmp_path):
     engine.store.delete_log(log.log_id)
     engine.workers.advance(30_000)
     assert engine.fatal == []
+    engine.crash()
+
+
+def test_bytes_that_the_medium_cannot_read_are_damage_and_not_the_end(
+    make_harness, tmp_path, monkeypatch
+):
+    """EIO from a segment is a hole, from an index a reason to write it anew."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    segment = log.segments[1]
+    bad = segment.first_index
+    idx = log.files.idx(bad)
+    sectors = {f"{segment.number:010d}.log": range(idx.position, idx.position + idx.length)}
+    sectors[f"{(bad + 40) // 16:010d}.index"] = range(64, 128)
+    real = RealFile.pread
+
+    def pread(file, length, position):
+        name = Path(f"/proc/self/fd/{file._fd}").resolve().name
+        if set(range(position, position + length)) & set(sectors.get(name, ())):
+            raise OSError(errno.EIO, "a bad sector")
+        return real(file, length, position)
+
+    def rewritten(file, buffers, position, *, durable=False):
+        sectors.pop(Path(f"/proc/self/fd/{file._fd}").resolve().name, None)
+        return write(file, buffers, position, durable=durable)
+
+    write = RealFile.pwrite
+    monkeypatch.setattr(RealFile, "pread", pread)
+    monkeypatch.setattr(RealFile, "pwrite", rewritten)
+    found = read_all(engine, twin)
+    assert bad in found
+    assert [name for name in sectors if name.endswith(".index")] == []
+    assert engine.fatal == []
+    assert mend(engine, twin, found) is None
+    assert read_all(engine, twin) == []
     engine.crash()

@@ -114,7 +114,7 @@ def test_term_runs_answer_as_a_list_would():
         last = first + len(plain) - 1
         if action < 0.8:
             term = plain[-1] + (rng.random() < 0.2)
-            runs.add(last + 1, term)
+            runs.add(last + 1, term, (last + 1) * 3)
             plain.append(term)
         elif action < 0.9 and len(plain) > 1:
             cut = rng.randint(first + 1, last)
@@ -127,6 +127,8 @@ def test_term_runs_answer_as_a_list_would():
             first = cut
         for index in {first, first + len(plain) - 1, rng.randint(first, first + len(plain) - 1)}:
             assert runs.term(index) == plain[index - first]
+            begins = index > first and plain[index - first] != plain[index - first - 1]
+            assert runs.offset_at(index) == (index * 3 if begins else -1)
 
 
 def test_journal_runs_name_the_oldest_file_needed():
