@@ -43,7 +43,9 @@ FAILS_SECONDS_MAX = 60.0
 SETTLED_ACKS = 100
 DISK_BYTES = 128 * MIB
 """One group of blocks: the smaller the file system, the sooner new blocks are wanted."""
-INJECTED_N_MAX = 40
+INJECTED = (("pwritev2", 40, ("EIO",)), ("fdatasync", 3, ("EIO", "ENOSPC")))
+"""Calls, which of them at most, the errors. `pwritev2` are the journal's writes, which are durable
+when they return, and those to segments, which are not: for these a full disk is a state."""
 STRACE_ATTACH_SECONDS_MAX = 10.0
 
 
@@ -70,11 +72,11 @@ def fail_device(servers: DiskSet, server_id: int) -> float:
     return time.monotonic() - failed
 
 
-def exhaust_device(servers: DiskSet, server_id: int) -> float:
+def fail_new_blocks(servers: DiskSet, server_id: int) -> float:
     """Blocks the disk has never stored cannot be written, although the file system has room."""
     disk = servers.disks[server_id]
     with DeviceErrors(disk.loop_device) as errors:
-        disk.exhaust()
+        disk.fail_new_blocks()
         servers.wait_stopped(server_id, seconds_max=FAILS_SECONDS_MAX)
         ended = time.monotonic()
     assert errors.first_at, "the server ended before its disk failed"
@@ -99,7 +101,6 @@ def strike(servers: DiskSet, load: Load, number: int, fault: Fault) -> Outcome:
         acknowledged = alone.acks[:]
         load.wait_acknowledged(SETTLED_ACKS)
         gap_ms = load.longest_gap_ms(began_ns, time.monotonic_ns())
-        servers.disks[victim].replenish()
         # What the system has in memory must not hide what the disk has not.
         servers.remount(victim, check=True)
         servers.start(victim)
@@ -145,13 +146,13 @@ def _is_single(group_id: int, copies: list) -> bool:
     return sum(copy.group_id == group_id for copy in copies) == 1
 
 
-@pytest.mark.parametrize("fault", [fail_device, exhaust_device], ids=["device gone", "no blocks"])
+@pytest.mark.parametrize("fault", [fail_device, fail_new_blocks], ids=["device gone", "no blocks"])
 def test_failed_sync_ends_the_server_and_nothing_acknowledged_is_lost(
     make_disk_set: MakeDiskSet, fault: Fault, figure: Figure
 ) -> None:
     """The disk fails for real; the server says so and ends, the others go on, and started on the
     mended disk it has all it had acknowledged and becomes equal to the others."""
-    if fault is exhaust_device and (missing := DeviceErrors.missing()):
+    if fault is fail_new_blocks and (missing := DeviceErrors.missing()):
         pytest.skip(missing)
     servers = make_disk_set(disk_bytes=DISK_BYTES)
     servers.up()
@@ -162,13 +163,13 @@ def test_failed_sync_ends_the_server_and_nothing_acknowledged_is_lost(
 # --- injected failures ----------------------------------------------------------------------------
 
 
-def inject(call: str, n: int, trace: Path) -> Fault:
-    """The n-th `call` of any thread from now on fails with EIO, and all later ones."""
+def inject(call: str, n: int, error: str, trace: Path) -> Fault:
+    """The n-th `call` of any thread from now on fails, and all later ones."""
 
     def fault(servers: DiskSet, server_id: int) -> float:
         command = [
             "strace", "-f", "-ttt", "-o", str(trace), "-e", f"trace={call}",
-            "-e", f"inject={call}:error=EIO:when={n}+", "-p", str(servers.pid(server_id)),
+            "-e", f"inject={call}:error={error}:when={n}+", "-p", str(servers.pid(server_id)),
         ]  # fmt: skip
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -206,20 +207,18 @@ def strace_missing() -> str:
 def test_injected_failure_of_a_sync_ends_the_server_and_nothing_is_lost(
     make_disk_set: MakeDiskSet, figure: Figure, tmp_path: Path
 ) -> None:
-    """The n-th durable journal write, or the n-th fdatasync of a thread, fails with EIO."""
+    """The n-th durable journal write fails, or the n-th fdatasync of a thread, which may well say
+    that there is no space: it is no full disk then, where a refused write can be tried again."""
     if missing := strace_missing():
         pytest.skip(missing)
     print(f"SEED={SEED}")
     rng = random.Random(SEED)
     servers = make_disk_set()
     servers.up()
-    faults = [
-        inject(
-            ("pwritev2", "fdatasync")[number % 2],
-            rng.randint(1, INJECTED_N_MAX if number % 2 == 0 else 3),
-            tmp_path / f"trace-{number}",
-        )
-        for number in range(SYNCS)
-    ]
+    faults = []
+    for number in range(SYNCS):
+        call, n_max, errors = INJECTED[number % len(INJECTED)]
+        trace = tmp_path / f"trace-{number}"
+        faults.append(inject(call, rng.randint(1, n_max), rng.choice(errors), trace))
     figure("seed", SEED)
     strike_again_and_again(servers, faults, figure, end_seconds_max=END_SECONDS_MAX)

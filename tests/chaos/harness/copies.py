@@ -21,7 +21,7 @@ from segments.frame import read_frame
 from segments.fs import RealFileSystem
 from segments.identity import LogIdentity
 from segments.journal import file_path
-from segments.tool import Directory
+from segments.tool import Directory, Hole
 
 CLOSED_SECONDS_MAX = 10.0
 Digest = tuple[int, int, int]
@@ -110,8 +110,12 @@ def _read_log(directory: Directory, known: LogIdentity) -> Copy:
     if copy.lost:
         return copy
     try:
-        for entry in directory.entries(known):
-            copy.entries[entry.index] = (entry.term, entry.base_offset, crc32c(entry.data))
+        for found in directory.entries(known):
+            if isinstance(found, Hole):
+                copy.problem = f"entries [{found.first}, {found.end}) cannot be read"
+                return copy
+            copy.entries[found.index] = (found.term, found.base_offset, crc32c(found.data))
+        # What it does not know to be committed may be so by the word of another.
         start = max(replayed.first_index, replayed.flushed_index + 1)
         for index, ref in sorted(replayed.frames.items()):
             if index < start:

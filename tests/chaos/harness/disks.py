@@ -6,10 +6,12 @@ device. That gives the real kernel, page cache and file system three ways to fai
 * `cut_power`: EXT4_IOC_SHUTDOWN without flushing the log. What was not synced is gone when the file
   system is mounted again; what was, is there after ext4 has replayed its journal.
 * `fail`: the device shrinks to one block, so that every read and write of it is an I/O error.
-* `exhaust` shrinks the tmpfs to what it holds: the disk still says it has room, but what is
-  written to blocks it has never held cannot be stored. Writes succeed, and their sync fails: with
-  ENOSPC, then with EIO, and after that it succeeds although the data is gone. The file system's own
-  blocks are all stored when it is made, so that it goes on.
+* `fail_new_blocks`: it shrinks to what it has ever stored. The file system still says it has room;
+  writes to new blocks succeed, their sync fails, and after that it succeeds although the data is
+  gone. The file system's own blocks lie at the beginning, so that it goes on.
+
+A tmpfs that is full is no such disk: a loop device reports a write that was stored in part as
+done, and a device that lies about what it has is not what anybody promises to survive.
 
 An image that is small is full soon, in the honest way: writes are refused.
 
@@ -52,6 +54,7 @@ EXT4_IOC_SHUTDOWN = 0x8004587D
 SHUTDOWN_WITHOUT_LOG_FLUSH = 2
 LOOP_SET_STATUS64, LOOP_GET_STATUS64 = 0x4C04, 0x4C05
 LOOP_INFO_BYTES, LOOP_SIZE_LIMIT_AT = 232, 32
+FORMAT_OPTIONS = "packed_meta_blocks=1,lazy_itable_init=0,lazy_journal_init=0,nodiscard"
 MOUNT_OPTIONS = "loop,noatime,noauto_da_alloc,commit=300"
 SPARE_BYTES = 8 * MIB
 """What a tmpfs holds beyond its image, for its own pages."""
@@ -59,6 +62,8 @@ BUSY_SECONDS_MAX = 10.0
 COMMAND_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.01
 ONE_BLOCK = 4096
+FORMATTED_END_BYTES = MIB
+"""At the end of a device a format writes, to wipe what other formats keep there."""
 INODES = 4096
 
 
@@ -73,17 +78,16 @@ class Disk:
         self.mount_point = mount_point
         self._backing = folder
         self._image = folder / "image"
-        self._backing_bytes = image_bytes + SPARE_BYTES
+        self._image_bytes = image_bytes
         folder.mkdir()
         mount_point.mkdir(parents=True, exist_ok=True)
-        options = f"size={self._backing_bytes},mode=700"
+        options = f"size={image_bytes + SPARE_BYTES},mode=700"
         _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
         with self._image.open("wb") as image:
             image.truncate(image_bytes)
         _run(
             "mkfs.ext4", "-q", "-F", "-b", str(ONE_BLOCK), "-m", "0", "-N", str(INODES),
-            "-J", "size=4", "-O", "^uninit_bg",
-            "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", str(self._image),
+            "-J", "size=4", "-O", "^uninit_bg", "-E", FORMAT_OPTIONS, str(self._image),
             environment={"UNIX_IO_NOZEROOUT": "1"},
         )  # fmt: skip
         self.mount()
@@ -117,33 +121,27 @@ class Disk:
 
     def fail(self) -> None:
         """From now on nothing can be read or written that the system does not have in memory."""
+        self._shrink(ONE_BLOCK)
+
+    def fail_new_blocks(self) -> None:
+        """From now on nothing can be stored but where something has been before."""
+        end = at = 0
+        with self._image.open("rb") as image, contextlib.suppress(OSError):  # no more data
+            while at < self._image_bytes - FORMATTED_END_BYTES:
+                end = os.lseek(image.fileno(), at, os.SEEK_HOLE)
+                at = os.lseek(image.fileno(), end, os.SEEK_DATA)
+        self._shrink(end)
+
+    def _shrink(self, size: int) -> None:
+        """Let the device end there, until it is mounted again."""
         descriptor = os.open(f"/dev/{self.loop_device}", os.O_RDONLY)
         try:
             info = bytearray(LOOP_INFO_BYTES)
             fcntl.ioctl(descriptor, LOOP_GET_STATUS64, info)
-            struct.pack_into("<Q", info, LOOP_SIZE_LIMIT_AT, ONE_BLOCK)
+            struct.pack_into("<Q", info, LOOP_SIZE_LIMIT_AT, size)
             fcntl.ioctl(descriptor, LOOP_SET_STATUS64, info)
         finally:
             os.close(descriptor)
-
-    def exhaust(self) -> None:
-        """Leave nothing for blocks that the disk has never stored: writes to them, which the file
-        system accepts, cannot be stored, and their sync fails."""
-        while True:
-            found = os.statvfs(self._backing)
-            used = (found.f_blocks - found.f_bfree) * found.f_frsize
-            try:
-                self._resize_backing(used)
-            except DiskError:
-                continue  # it has grown meanwhile
-            return
-
-    def replenish(self) -> None:
-        """Give back what `exhaust` took."""
-        self._resize_backing(self._backing_bytes)
-
-    def _resize_backing(self, size: int) -> None:
-        _run("mount", "-o", f"remount,size={size}", str(self._backing))
 
     def check(self) -> None:
         """What a machine does at boot with a file system that noted errors: repair it unasked. It

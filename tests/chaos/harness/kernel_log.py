@@ -26,7 +26,11 @@ class DeviceErrors:
     def __init__(self, device: str) -> None:
         self.first_at = 0.0
         self.first_message = ""
-        self._pattern = re.compile(rf"\berror\b.*\b{re.escape(device)}\b", re.IGNORECASE)
+        error = r"error|beyond end"
+        named = rf"\b{re.escape(device)}\b"
+        self._pattern = re.compile(
+            rf"({error}).*{named}|{named}.*({error})|{named}: rw=", re.IGNORECASE
+        )
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kernel-log", daemon=True)
         self._log = -1
