@@ -422,11 +422,21 @@ class Nemesis:
                 self._schedule(row)
             return
         self._schedule(row)
+        self._began(fault, row)
+
+    def _began(self, fault: Fault, row: Row) -> None:
         self.faults += 1
         number = self.faults
         self._active[number] = fault
         lasts_ns = self._rng.randint(1, row.lasts_ms_max * MS)
         self._world.time.after(lasts_ns, lambda: self._over(number))
+
+    def strike(self) -> None:
+        """Crash some machine now, whatever the rates are: too little has gone wrong so far."""
+        row = self._rng.choice([row for row in FAULTS if row.make in (Kill, PowerCut)])
+        fault = row.make()
+        if fault.begin(self._world, self._rng):
+            self._began(fault, row)
 
     def _over(self, number: int) -> None:
         fault = self._active.pop(number, None)

@@ -222,7 +222,7 @@ class World:
             events=self.time.events,
             virtual_ns=self.time.now_ns,
             faults=self.nemesis.faults,
-            crashes=sum(machine.crashes for machine in self.machines),
+            crashes=self.crashes,
             elections=self.watch.elections,
             acknowledgements=self.recorder.acknowledged,
             polled=sum(len(records) for op in ops for _, records in op.polls),
@@ -231,11 +231,15 @@ class World:
         )
 
     @property
+    def crashes(self) -> int:
+        return sum(machine.crashes for machine in self.machines)
+
+    @property
     def counts(self) -> bool:
         """Whether enough has happened since the birth to prove anything."""
         return (
             self.watch.elections - self._elections_at_birth >= ELECTIONS_MIN
-            and sum(machine.crashes for machine in self.machines) >= CRASHES_MIN
+            and self.crashes >= CRASHES_MIN
             and self.recorder.acknowledged >= ACKNOWLEDGEMENTS_MIN
         )
 
@@ -319,6 +323,8 @@ class World:
         self.run_for(self.options.seconds * S)
         until_ns = self.time.now_ns + SAFETY_LONGER_MAX * self.options.seconds * S
         while not self.counts and self.time.now_ns < until_ns:
+            if self.crashes < CRASHES_MIN:
+                self.nemesis.strike()
             self.run_for(S)
 
     def _start_load(self) -> None:
