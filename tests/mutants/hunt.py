@@ -29,7 +29,7 @@ from tests.mutants.patches import HERE, ROOT, Mutation, PatchError, apply, copy_
 
 WORKER = HERE / "worker.py"
 QUIET_SEED = 1
-BEHIND_MAX = 20
+BEHIND_MAX = 10
 """Where more than one finding is wanted: how far behind the first the others are looked for."""
 
 

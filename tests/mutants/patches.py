@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+UNSEEN = HERE / "unseen"
+"""Mutations that nothing has found yet: what the simulator is still blind to."""
+
 ROOT = HERE.parents[1]
 PACKAGES = ("raft", "rpc", "segments", "vdl")
 """What a simulated world is made of."""
@@ -61,9 +64,9 @@ def load(path: Path) -> Mutation:
     return Mutation(int(match[1]), match[2], lines[0], quiet, path)
 
 
-def load_all() -> list[Mutation]:
+def load_all(directory: Path = HERE) -> list[Mutation]:
     """Every mutation, by number."""
-    return [load(path) for path in sorted(HERE.glob("*.patch"))]
+    return [load(path) for path in sorted(directory.glob("*.patch"))]
 
 
 def copy_packages(source: Path, target: Path) -> None:

@@ -3,6 +3,7 @@
     python -m tests.mutants.run                 all, seeds 1 to 1,000 each
     python -m tests.mutants.run --only NAME     some
     python -m tests.mutants.run --record        and write seeds.toml anew
+    python -m tests.mutants.run --unseen        those that nothing has found yet
 
 Prints one row a mutation as it is found: seeds looked at, the seed that shows it, the violations.
 Exits with 1 when a mutation survives or a finding is none.
@@ -19,11 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants.hunt import Copies, Hunt, hunt_all
-from tests.mutants.patches import HERE, load_all
+from tests.mutants.patches import HERE, UNSEEN, load_all
 
 SEEDS_FILE = HERE / "seeds.toml"
 SEEDS_MAX = 1_000
 RECORDED_MAX = 3
+RECORDED_WITHIN = 30
+"""What is rarer than one world in so many would be missed whenever the seeds change."""
 
 _HEAD = """\
 # Seeds that showed each mutation when they were recorded: `make mutants RECORD=1` writes this file.
@@ -38,10 +41,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS_MAX, help="how many to try each")
     parser.add_argument("--record", action="store_true", help="write seeds.toml anew")
     parser.add_argument("--processes", type=int, default=0, help="0: one a processor")
+    parser.add_argument("--unseen", action="store_true", help="those in unseen/ instead")
     arguments = parser.parse_args()
     mutations = [
         mutation
-        for mutation in load_all()
+        for mutation in load_all(UNSEEN if arguments.unseen else HERE)
         if not arguments.only or any(part in mutation.path.name for part in arguments.only)
     ]
     if not mutations:
@@ -93,10 +97,13 @@ def recorded() -> dict[str, list[int]]:
 
 
 def record(hunts: Sequence[Hunt]) -> None:
-    """Write what was found now; what was not looked for stays as it is."""
+    """Write what was found now; what was not looked for stays as it is. What took more worlds than
+    the stage has time for is not recorded, and left to the full search."""
     seeds = recorded() if SEEDS_FILE.exists() else {}
     for one in hunts:
-        seeds[one.mutation.name] = [world.seed for world in one.found]
+        seeds.pop(one.mutation.name, None)
+        if one.found and one.tried <= RECORDED_WITHIN:
+            seeds[one.mutation.name] = [world.seed for world in one.found]
     known = {mutation.name for mutation in load_all()}
     lines = [f"{name} = {seeds[name]}\n" for name in sorted(seeds) if name in known]
     SEEDS_FILE.write_text(_HEAD + "".join(lines), encoding="utf-8")

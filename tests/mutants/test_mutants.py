@@ -1,0 +1,60 @@
+"""The simulator finds every planted bug, beginning with the seeds that found it before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.mutants.hunt import WORKER, Copies, hunt_all
+from tests.mutants.patches import load_all
+from tests.mutants.run import recorded, row
+
+SEEDS = recorded()
+MUTATIONS = [mutation for mutation in load_all() if mutation.name in SEEDS]
+"""The others take more worlds than there is time for here: `make mutants` looks for all."""
+
+FRESH_SEEDS = 60
+"""How far the search goes when the recorded seeds miss. `make mutants` goes to 1,000."""
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    return Copies(tmp_path_factory.mktemp("mutants"))
+
+
+@pytest.fixture(scope="module")
+def hunts(copies):
+    """The searches for all mutations by name, over all processors."""
+    work = []
+    for mutation in MUTATIONS:
+        known = SEEDS[mutation.name]
+        fresh = [seed for seed in range(1, FRESH_SEEDS + 1) if seed not in known]
+        work.append((mutation, known + fresh))
+    return {one.mutation.name: one for one in hunt_all(copies, work)}
+
+
+@pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
+def test_simulator_finds_planted_bug(name, hunts, record_property):
+    """It survives neither the recorded seeds nor the fresh search behind them."""
+    one = hunts[name]
+    record_property("seeds", one.tried)
+    assert one.complaint == "", row(one)
+
+
+def test_unmutated_code_passes_the_seeds_that_found(copies, hunts):
+    """Else a finding would say nothing about the bug."""
+    assert any(one.found for one in hunts.values())
+    assert copies.calm.violations == ()
+    assert copies.failing() == []
+
+
+def test_worker_refuses_code_that_is_not_the_copy(tmp_path):
+    """A worker whose imports come from elsewhere would test the wrong code, and find nothing."""
+    command = [sys.executable, "-P", str(WORKER), str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, input="1", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"not from {tmp_path}" in done.stderr
