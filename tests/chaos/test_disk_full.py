@@ -145,7 +145,7 @@ def wait_quiet(load: Load) -> None:
 
 @pytest.mark.xfail(
     strict=False,
-    reason="to delete, the store writes a new file first, which a full disk has no room for",
+    reason="a follower with a full disk refuses what a new leader already has: then no reads",
 )
 def test_full_disks_refuse_writes_and_do_all_else(
     make_disk_set: MakeDiskSet, figure: Figure
