@@ -61,7 +61,6 @@ class PendingMeta:
             batch.log_id: install
             for batch in ready
             if (install := self._covering.get(batch.log_id)) is not None
-            and logs[batch.log_id].install is install
         }
         return MetaCommit(ready, covered)
 

@@ -350,3 +350,55 @@ def test_bytes_that_the_medium_cannot_read_are_damage_and_not_the_end(
     assert mend(engine, twin, found) is None
     assert read_all(engine, twin) == []
     engine.crash()
+
+
+def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_path):
+    """The last entry before the hole does not hold the offset, and is not given for it."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    bad = log.segments[2].first_index + 1
+    idx = log.files.idx(bad)
+    behind = log.files.idx(bad + 1).base_offset
+    flip(folder(engine, log) / f"{idx.segment:010d}.log", idx.position + 60)
+    for number in (bad // 16, (bad + 16) // 16):
+        (folder(engine, log) / f"{number:010d}.index").unlink(missing_ok=True)
+    for offset in (idx.base_offset, behind):
+        with pytest.raises(EntriesDamaged) as caught:
+            engine.read(log, offset, log.commit_index, 3000)
+        assert caught.value.first == bad
+    before = engine.read(log, idx.base_offset - 1, log.commit_index, 3000)
+    assert before.end_offset == idx.base_offset
+    assert mend(engine, twin, range(*log.holes[0])) is None
+    assert engine.read(log, behind, log.commit_index, 0).first_offset <= behind
+    engine.crash()
+
+
+def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
+    """An older state, whole in itself, is not what was stored: the journal says how far it was."""
+    engine = make_harness("disk", tmp_path)
+    log = engine.new_log()
+    engine.store.append(log, [StoredEntry(1, n, 0, b"x", n, 1, n) for n in range(1, 20)])
+    engine.store.set_hard_state(log, HardState(1, 1, 19))
+    engine.submit()
+    path = Path(engine.directory) / "meta" / "data.mdb"
+    for applied in (5, 9):
+        older = path.read_bytes()
+        batches = [MetaBatch(log.log_id, applied, [(b"k", b"%d" % applied)], clear=True)]
+        engine.store.collect_meta = lambda batches=batches: batches
+        engine.checkpoint()
+        engine.store.collect_meta = list
+        log = engine.reopen()  # a new journal file, whose header knows of the checkpoint
+    engine.crash()
+    path.write_bytes(older)
+    engine.start()
+    log = engine.log
+    assert not log.lost
+    with pytest.raises(CorruptRecord):
+        engine.store.load_meta(log)
+    engine.store.collect_meta = lambda: [MetaBatch(log.log_id, 19, [(b"k", b"19")], clear=True)]
+    engine.checkpoint()
+    assert engine.store.load_meta(log) == (19, [(b"k", b"19")])
+    engine.store.collect_meta = list
+    log = engine.reopen()
+    assert engine.store.load_meta(log) == (19, [(b"k", b"19")])
+    engine.crash()

@@ -306,3 +306,48 @@ def test_two_logs_of_one_group_live_side_by_side(harness, writer):
     harness.checkpoint()
     harness.reopen()
     assert len(harness.all_entries(look()[2])) == 30
+
+
+def test_covering_state_that_was_late_does_not_cover_the_next_reset(
+    make_harness, writer, tmp_path, request
+):
+    """Refused by a full disk, written after another reset: it was made of the first one's state."""
+    request.addfinalizer(lambda: failpoint.arm(""))
+    harness = make_harness("disk", tmp_path)
+    log = harness.new_log()
+    reset(harness, log, state=b"first")
+    harness.submit()
+    failpoint.arm("meta.before_commit:enospc")
+    collect(harness, MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
+    harness.store.checkpoint()
+    harness.pump()
+    reset(harness, log, 600, state=b"second")
+    harness.submit()
+    failpoint.arm("")
+    harness.workers.advance(3000)
+    assert harness.store.load_meta(log)[0] == 499
+    assert log.installed_state == b"second"
+    assert harness.reopen().installed_state == b"second"
+    harness.crash()
+
+
+def test_flush_that_a_reset_overtook_counts_for_nothing(make_harness, writer, tmp_path):
+    """A checkpoint of the log before is under way when it is reset: neither its segments nor what
+    is removed after it may touch the log that follows."""
+    harness = make_harness("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, writer, 40, size=700)
+    harness.store.checkpoint()
+    reset(harness, log, 500)
+    harness.store.submit()
+    reset(harness, log, 600)
+    harness.submit()
+    harness.workers.advance(200)
+    assert (log.flushed_index, log.segments) == (599, [])
+    fill(harness, log, writer, 40, size=700)
+    harness.checkpoint()
+    assert log.flushed_index == 639
+    log = harness.reopen()
+    assert (log.first_index, log.last_index, log.installed_state) == (600, 639, STATE)
+    assert len(harness.all_entries(log)) == 40
+    harness.crash()
