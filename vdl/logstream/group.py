@@ -63,8 +63,8 @@ class Owner(Protocol):
     def install(self, items: Items) -> None:
         """Replace the applied state by a snapshot's."""
 
-    def takes_on_full_disk(self, entries: Sequence[Entry]) -> bool:
-        """Whether these are so few, or so needed to make room, that a full disk takes them."""
+    def takes_on_full_disk(self, entry: Entry) -> bool:
+        """Whether an entry is so rare, or so needed to make room, that a full disk takes it."""
 
     def stopped(self) -> None:
         """The replica is taken out of service; its successor may come."""

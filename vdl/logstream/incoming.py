@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from raft.errors import StepPeerNotFound
 from raft.messages import MsgApp, MsgPreVote, MsgSnap, MsgVote, PeerMessage
+from raft.types import Entry
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.early import EarlyMessages
 from vdl.logstream.group import Group
@@ -21,6 +22,9 @@ from vdl.logstream.snapshots import DecodeError, decode_snapshot
 from vdl.logstream.stats import HostStats
 from vdl.logstream.turn import server_of
 from vdl.state.catalog import Catalog
+
+FULL_DISK_BYTES = 16 << 10
+"""What a full disk takes of a group at one time, and then only what must be."""
 
 
 class Incoming:
@@ -100,11 +104,12 @@ class Incoming:
 
     def _may_take(self, message: PeerMessage, group: Group) -> bool:
         """Whether a peer's message can be stepped: not a snapshot of another version, and with a
-        full disk no new entries but those that may help to free it. The leader tries again."""
+        full disk only so many of its entries as have to be taken. The leader tries again."""
         if type(message) is MsgSnap:
             return _is_readable(message)
         if type(message) is MsgApp and message.entries and self._conditions.is_full:
-            return group.owner.takes_on_full_disk(message.entries)
+            message.entries = _fitting(message, group)
+            return bool(message.entries)
         return True
 
     def _keep_early(self, group_id: int, message: PeerMessage) -> None:
@@ -118,6 +123,26 @@ class Incoming:
         """Whether the group exists, as far as this server knows, and has a replica here that may
         run."""
         return group_id not in self._lost and bool(self._catalog.replicas(group_id))
+
+
+def _fitting(message: MsgApp, group: Group) -> list[Entry]:
+    """The entries of the message that a full disk takes, from the first one on.
+
+    New records it does not. But a leader that has just been elected cannot commit, serve or delete
+    anything before a majority has what came before its own term: that is taken from the room set
+    aside, a little at a time, when all before it is durable.
+    """
+    if group.last_token > group.store.durable_token:
+        return []
+    taken: list[Entry] = []
+    room = FULL_DISK_BYTES
+    for entry in message.entries:
+        room -= len(entry.data)
+        is_needed = entry.term < message.term or group.owner.takes_on_full_disk(entry)
+        if not is_needed or (room < 0 and taken):
+            break
+        taken.append(entry)
+    return taken
 
 
 def _is_readable(message: MsgSnap) -> bool:

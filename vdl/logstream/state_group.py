@@ -295,10 +295,10 @@ class StateGroup:
         """Whether anybody waits here with a deadline."""
         return bool(self._pending)
 
-    def takes_on_full_disk(self, entries: Sequence[Entry]) -> bool:
+    def takes_on_full_disk(self, entry: Entry) -> bool:
         """Raft's own entries; and the catalog's commands: they are few, and deleting a topic is one
         of them."""
-        return self.is_essential or all(e.kind is not EntryKind.NORMAL for e in entries)
+        return self.is_essential or entry.kind is not EntryKind.NORMAL
 
     def stopped(self) -> None:
         """The replica gives way to its successor, which begins with nothing."""

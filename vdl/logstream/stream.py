@@ -589,9 +589,9 @@ class LogStream:
         self.leadership_lost()
         self.leader_changed()
 
-    def takes_on_full_disk(self, entries: Sequence[Entry]) -> bool:
-        """Deletions, which have no records, but no records."""
-        return not any(entry.records for entry in entries)
+    def takes_on_full_disk(self, entry: Entry) -> bool:
+        """Deletions, and Raft's own entries, but no records."""
+        return not entry.records
 
     def stopped(self) -> None:
         """`close` has been called: nobody waits."""

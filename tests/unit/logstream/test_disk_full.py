@@ -102,3 +102,28 @@ def test_coordinators_refuse_commands_on_a_full_disk(cluster: Any, full: set[byt
     outcomes: list[Outcome] = []
     group.propose(CompleteJoin("g", 1), deadline_ns=cluster.deadline(), done=outcomes.append)
     assert [outcome.kind.value for outcome in outcomes] == ["not appended"]
+
+
+def test_new_leader_serves_though_its_follower_missed_records_on_a_full_disk(
+    cluster: Any, full: set[bytes]
+) -> None:
+    """What is older than its term the follower has to take, or nothing could be committed, read or
+    deleted before the third server is back."""
+    group_id = cluster.create_topic()
+    fill(cluster, full, 3)
+    for _ in range(30):
+        cluster.append(cluster.leader(group_id), b"v" * 2_000)
+        cluster.run(20)
+    fill(cluster, full, 1, 2)
+    cluster.run(1_000)
+    assert cluster.nodes[3].host.stream(group_id).end_offset == 0
+    cluster.nodes[cluster.leader(group_id).leader_server].crash()
+    cluster.run(4_000)
+    leader = cluster.leader(group_id)
+    assert leader.high_watermark == 30
+    asked: list[bool] = []
+    leader.read_index(deadline_ns=cluster.deadline(), done=asked.append)
+    cluster.run(500)
+    assert asked == [True]
+    refused = cluster.append(leader)
+    assert [fate.error for fate in refused] == [ErrorCode.KAFKA_STORAGE_ERROR]

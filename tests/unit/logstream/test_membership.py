@@ -44,7 +44,7 @@ def leader(voters: set[int], learners: set[int] | None = None) -> RawNode:
         ({ONE, NEW}, set(), ConfChangeType.ADD_LEARNER_NODE, TWO),
     ],
 )
-def test_next_step(
+def test_next_step_is_small_and_in_order(
     voters: set[int], learners: set[int], change: ConfChangeType, replica: int
 ) -> None:
     """Who is to go goes first; who is to come comes as a learner (thesis §4.2.1)."""
