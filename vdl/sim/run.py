@@ -20,6 +20,7 @@ import itertools
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -132,6 +133,18 @@ def run_fresh(minutes: float, *, first: int = 0, processes: int = 0) -> Iterator
         yield from pool.run(takewhile(lambda _: time.monotonic() < until, itertools.count(first)))
 
 
+def _end_with_parent() -> None:
+    """In a worker: do not outlive the process that asked for seeds, whatever ends it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only workers are told"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 class _Pool:
     """Interpreters that run seeds, each a fresh one: a world must not depend on what its parent had
     loaded. One process runs them here instead."""
@@ -143,7 +156,9 @@ class _Pool:
     def __enter__(self) -> _Pool:
         if self._processes > 1:
             context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(self._processes, mp_context=context)
+            self._executor = ProcessPoolExecutor(
+                self._processes, mp_context=context, initializer=_end_with_parent
+            )
         return self
 
     def __exit__(self, *exc: object) -> None:
