@@ -311,24 +311,19 @@ def _alter_configs(request: Any, version: int, code: ErrorCode) -> Any:
     from vdl.kafka.wire import alter_configs as wire
 
     del version
-    return wire.AlterConfigsResponse(
-        responses=[
-            wire.AlterConfigsResourceResponse(code, None, asked.resource_type, asked.resource_name)
-            for asked in request.resources
-        ]
-    )
+    return wire.AlterConfigsResponse(responses=_resources(wire, request, code))
 
 
 def _incremental_alter_configs(request: Any, version: int, code: ErrorCode) -> Any:
     from vdl.kafka.wire import incremental_alter_configs as wire
 
     del version
-    return wire.IncrementalAlterConfigsResponse(
-        responses=[
-            wire.AlterConfigsResourceResponse(code, None, asked.resource_type, asked.resource_name)
-            for asked in request.resources
-        ]
-    )
+    return wire.IncrementalAlterConfigsResponse(responses=_resources(wire, request, code))
+
+
+def _resources(wire: Any, request: Any, code: ErrorCode) -> list[Any]:
+    made = wire.AlterConfigsResourceResponse
+    return [made(code, None, r.resource_type, r.resource_name) for r in request.resources]
 
 
 def _describe_topic_partitions(request: Any, version: int, code: ErrorCode) -> Any:

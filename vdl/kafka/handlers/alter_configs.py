@@ -9,9 +9,10 @@ Values are judged here; that the topic exists is decided where the command is ap
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.api import Later
@@ -46,23 +47,9 @@ def handle_alter_configs(
 ) -> whole.AlterConfigsResponse | Later:
     """Replace the settings of each topic; each has its own answer."""
     response = whole.AlterConfigsResponse()
-
-    def change(asked: whole.AlterConfigsResource) -> ConfigChange:
-        values: dict[str, str] = {}
-        for config in asked.configs:
-            if config.value is None:
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
-            values[config.name] = config.value
-        return ConfigChange(asked.resource_name, values, replaces=True)
-
-    def answer(asked: whole.AlterConfigsResource) -> Result:
-        result = whole.AlterConfigsResourceResponse(
-            resource_type=asked.resource_type, resource_name=asked.resource_name
-        )
-        response.responses.append(result)
-        return result
-
-    changes = _collect(request.resources, change, answer)
+    changes: list[tuple[ConfigChange, Result]] = []
+    for asked, result in _answers(request.resources, response, whole.AlterConfigsResourceResponse):
+        _judge(result, changes, partial(_whole, asked))
     if request.validate_only or not changes:
         return response
     return _propose(ctx, changes, response)
@@ -73,51 +60,61 @@ def handle_incremental_alter_configs(
 ) -> incremental.IncrementalAlterConfigsResponse | Later:
     """Change settings of each topic; each has its own answer."""
     response = incremental.IncrementalAlterConfigsResponse()
-
-    def change(asked: incremental.AlterConfigsResource) -> ConfigChange:
+    changes: list[tuple[ConfigChange, Result]] = []
+    made = incremental.AlterConfigsResourceResponse
+    for asked, result in _answers(request.resources, response, made):
         topic = find_topic(ctx, asked.resource_name)
-        return _incremental(asked, {} if topic is None else topic.configs)
-
-    def answer(asked: incremental.AlterConfigsResource) -> Result:
-        result = incremental.AlterConfigsResourceResponse(
-            resource_type=asked.resource_type, resource_name=asked.resource_name
-        )
-        response.responses.append(result)
-        return result
-
-    changes = _collect(request.resources, change, answer)
+        present = {} if topic is None else topic.configs
+        _judge(result, changes, partial(_incremental, asked, present))
     if request.validate_only or not changes:
         return response
     return _propose(ctx, changes, response)
 
 
-def _collect(
-    resources: list[Asked],
-    change: Callable[[Asked], ConfigChange],
-    answer: Callable[[Asked], Result],
-) -> list[tuple[ConfigChange, Result]]:
-    """The changes that may be proposed; the others are answered."""
+def _answers(
+    resources: list[Asked], response: Any, made: Callable[..., Result]
+) -> Iterator[tuple[Asked, Result]]:
+    """Each resource that may be changed, and its answer; the others are answered."""
     times = Counter((asked.resource_type, asked.resource_name) for asked in resources)
-    changes: list[tuple[ConfigChange, Result]] = []
     for asked in resources:
-        result = answer(asked)
-        try:
-            if times[asked.resource_type, asked.resource_name] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "the resource is named more than once")
-            if asked.resource_type != Resource.TOPIC:
-                raise KafkaError(
-                    ErrorCode.INVALID_REQUEST, "only settings of topics can be changed at run time"
-                )
-            one = change(asked)
-            check_configs(one.set)
-        except KafkaError as error:
-            result.error_code, result.error_message = error.code, error.message
-        except InvalidConfig as error:
-            result.error_code, result.error_message = ErrorCode.INVALID_CONFIG, str(error)
+        result = made(resource_type=asked.resource_type, resource_name=asked.resource_name)
+        response.responses.append(result)
+        if times[asked.resource_type, asked.resource_name] > 1:
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "the resource is named more than once"
+        elif asked.resource_type != Resource.TOPIC:
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "only settings of topics can be changed at run time"
         else:
-            result.error_message = None
-            changes.append((one, result))
-    return changes
+            yield asked, result
+
+
+def _judge(
+    result: Result,
+    changes: list[tuple[ConfigChange, Result]],
+    read: Callable[[], ConfigChange],
+) -> None:
+    """Add the change to those that may be proposed, or say what is wrong with it."""
+    try:
+        change = read()
+        check_configs(change.set)
+    except KafkaError as error:
+        result.error_code, result.error_message = error.code, error.message
+    except InvalidConfig as error:
+        result.error_code, result.error_message = ErrorCode.INVALID_CONFIG, str(error)
+    else:
+        result.error_message = None
+        changes.append((change, result))
+
+
+def _whole(asked: whole.AlterConfigsResource) -> ConfigChange:
+    """Raises KafkaError."""
+    values: dict[str, str] = {}
+    for config in asked.configs:
+        if config.value is None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
+        values[config.name] = config.value
+    return ConfigChange(asked.resource_name, values, replaces=True)
 
 
 def _incremental(
