@@ -1,0 +1,88 @@
+"""What administrators change, by an unmodified client: settings, and records that go."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from tests.clients.topics import Topics
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap})
+
+
+def earliest(admin: AdminClient, partition: TopicPartition) -> int:
+    found = admin.list_offsets({partition: OffsetSpec.earliest()})
+    offset: int = found[partition].result(SECONDS).offset
+    return offset
+
+
+def test_deleted_records_are_gone_for_every_client(
+    admin: AdminClient, bootstrap: str, topics: Topics
+) -> None:
+    """A consumer that starts at the beginning starts behind them; what is left keeps its offsets
+    (KIP-107)."""
+    topic = topics.create("deleted", partitions=1)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(100):
+        producer.produce(topic, str(number).encode(), partition=0)
+        producer.flush(SECONDS)
+    deleted = admin.delete_records([TopicPartition(topic, 0, 40)])
+    (answer,) = [future.result(SECONDS) for future in deleted.values()]
+    assert answer.low_watermark == 40
+    assert earliest(admin, TopicPartition(topic, 0)) == 40
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": topics.unused_name("deleted"),
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 7)])  # out of range now: back to the earliest
+        read: list[tuple[int, bytes]] = []
+        while len(read) < 60:
+            found = consumer.consume(100, timeout=SECONDS)
+            assert found, read
+            read += [(message.offset(), message.value()) for message in found]
+    finally:
+        consumer.close()
+    assert read == [(number, str(number).encode()) for number in range(40, 100)]
+
+
+def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> None:
+    """One at a time (KIP-339); what is not known, or not a number, is refused."""
+    topic = topics.create("settings", partitions=1)
+
+    def alter(name: str, value: str | None, operation: AlterConfigOpType) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=operation)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        for future in admin.incremental_alter_configs([resource]).values():
+            future.result(SECONDS)
+
+    def told(name: str) -> str:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        (future,) = admin.describe_configs([resource]).values()
+        value: str = future.result(SECONDS)[name].value
+        return value
+
+    assert told("retention.ms") == "-1"
+    alter("retention.ms", "3600000", AlterConfigOpType.SET)
+    assert told("retention.ms") == "3600000"
+    alter("retention.ms", None, AlterConfigOpType.DELETE)
+    assert told("retention.ms") == "-1"
+    for name, value in (("retention.ms", "soon"), ("no.such.setting", "1")):
+        with pytest.raises(KafkaException):
+            alter(name, value, AlterConfigOpType.SET)
