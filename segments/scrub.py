@@ -1,8 +1,9 @@
 """The scrubber: reads what nobody reads, so that damage is found while other replicas have copies.
 
-Sealed segments of all logs, in order, entry by entry through their Idx, every CRC checked; a step
-of a mebibyte at a time in the pool, so many bytes a second, and again from the beginning when all
-has been read. What it finds is a hole of its log, and nothing more: who repairs it is the owner's
+Segments of all logs, in order, entry by entry through their Idx, every CRC checked; a step of a
+mebibyte at a time in the pool, so many bytes a second, and again from the beginning when all has
+been read. The newest segment too, as far as it was durable when the pass came to its log: some logs
+never fill one. What it finds is a hole of its log, and nothing more: who repairs it is the owner's
 business.
 
 Must not know: the tail, who asks for the holes.
@@ -39,6 +40,8 @@ class Scrubber:
         self._fail = fail
         self._log_id = 0
         self._index = 0
+        self._end = 0
+        """Where the log that is read ended when its turn came."""
         self._pass_bytes = 0
         self.is_stopped = False
         self.bytes = 0
@@ -62,8 +65,8 @@ class Scrubber:
             return
         files, segments = log.files, list(log.segments)
         before = log.generation, log.hole_ranges.repairs
-        end, durable_end = _sealed_end(log), log.flushed_index + 1
-        first = self._index
+        durable_end = log.flushed_index + 1
+        first, end = self._index, min(self._end, durable_end)
 
         def job() -> tuple[int, int, list[tuple[int, int]]]:
             try:
@@ -94,8 +97,9 @@ class Scrubber:
             log = self._logs[log_id]
             if log_id != self._log_id:
                 self._log_id, self._index = log_id, 0
+                self._end = log.flushed_index + 1 if log.segments else 0
             self._index = max(self._index, log.first)
-            if self._index < _sealed_end(log) and not log.is_lost:
+            if self._index < min(self._end, log.flushed_index + 1) and not log.is_lost:
                 return log
         return None
 
@@ -113,8 +117,3 @@ class Scrubber:
         self.last_pass_bytes, self._pass_bytes = self._pass_bytes, 0
         self._log_id = self._index = 0
         self._wait(PAUSE_MS)
-
-
-def _sealed_end(log: DiskLog) -> int:
-    """Index after the last entry in a sealed segment."""
-    return log.segments[-1].first_index if log.segments else 0
