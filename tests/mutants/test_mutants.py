@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.mutants.hunt import WORKER, Copies, hunt_all
+from tests.mutants.hunt import WORKER, Copies, hunt
 from tests.mutants.patches import load_all
 from tests.mutants.run import recorded, row
 
@@ -26,26 +28,32 @@ def copies(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hunts(copies):
-    """The searches for all mutations by name, over all processors."""
-    work = []
-    for mutation in MUTATIONS:
-        known = SEEDS[mutation.name]
-        fresh = [seed for seed in range(1, FRESH_SEEDS + 1) if seed not in known]
-        work.append((mutation, known + fresh))
-    return {one.mutation.name: one for one in hunt_all(copies, work)}
+    """The searches under way, by name, as many at a time as there are processors."""
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        yield {
+            mutation.name: pool.submit(hunt, copies, mutation, known_first(SEEDS[mutation.name]))
+            for mutation in MUTATIONS
+        }
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def known_first(known):
+    return known + [seed for seed in range(1, FRESH_SEEDS + 1) if seed not in known]
 
 
 @pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
 def test_simulator_finds_planted_bug(name, hunts, record_property):
     """It survives neither the recorded seeds nor the fresh search behind them."""
-    one = hunts[name]
+    one = hunts[name].result()
     record_property("seeds", one.tried)
     assert one.complaint == "", row(one)
 
 
 def test_unmutated_code_passes_the_seeds_that_found(copies, hunts):
     """Else a finding would say nothing about the bug."""
-    assert any(one.found for one in hunts.values())
+    assert any(future.result().found for future in hunts.values())
     assert copies.calm.violations == ()
     assert copies.failing() == []
 
