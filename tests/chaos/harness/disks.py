@@ -236,6 +236,7 @@ class Disks:
         finally:
             os.close(self._lock)
             self._lock = -1
+            # What is left now, if anything is, is the sweeper's.
             assert self._sweeper.stdin is not None
             self._sweeper.stdin.close()
             self._sweeper.wait(COMMAND_SECONDS_MAX)
@@ -276,10 +277,11 @@ def sweep(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep_if_abandoned(folder: Path) -> None:
-    """Sweep what is left of a session whose process is gone."""
+def sweep_if_abandoned(folder: Path, *, is_ending: bool = False) -> None:
+    """Sweep what is left of a session whose process is gone. One that `is_ending` is waited for:
+    a process that dies lets go of its files one after the other."""
     try:
-        lock = _lock(folder)
+        lock = _lock(folder, wait=is_ending)
     except OSError:
         return
     try:
@@ -288,11 +290,12 @@ def sweep_if_abandoned(folder: Path) -> None:
         os.close(lock)
 
 
-def _lock(folder: Path) -> int:
-    """A descriptor that holds the session's lock. Raises OSError when somebody else does."""
+def _lock(folder: Path, *, wait: bool = False) -> int:
+    """A descriptor that holds the session's lock. Raises OSError when somebody else does, unless
+    told to wait, or when nothing of the session is left."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(descriptor)
         raise
@@ -339,8 +342,7 @@ def main() -> None:
     """Wait until the session that started this ends, however it does; then sweep after it."""
     folder = Path(sys.argv[1])
     sys.stdin.buffer.read()
-    if folder.exists():
-        sweep_if_abandoned(folder)
+    sweep_if_abandoned(folder, is_ending=True)
 
 
 if __name__ == "__main__":
