@@ -259,6 +259,11 @@ class Log(Protocol):
         acknowledged: it must never vote, acknowledge or serve again."""
 
     @property
+    def is_meta_lost(self) -> bool:
+        """Whether nothing is stored of this log's state any more: the disk damaged it. Batches are
+        dropped until one with `clear` says all of it again."""
+
+    @property
     def holes(self) -> Sequence[tuple[int, int]]:
         """Ranges [first, end) of entries that a read or the scrubber found damaged in their
         segments, ascending. Terms and offsets around them are known; reading them raises

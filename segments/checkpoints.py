@@ -38,6 +38,8 @@ class Outcome:
     flushed: list[FlushResult] = field(default_factory=list)
     is_meta_saved: bool = True
     is_full: bool = False
+    meta_lost: frozenset[int] = frozenset()
+    """Logs of which meta keeps nothing until all of their state is written again."""
 
 
 class Checkpoints:
@@ -194,6 +196,8 @@ class Checkpoints:
         for flushed in result.flushed:
             self._apply(flushed)
         if result.is_meta_saved:
+            for log in self._logs.values():
+                log.is_meta_lost = log.id in result.meta_lost
             self.pending.saved(commit, self._logs)
         if result.is_full:
             self._try_again()
@@ -293,4 +297,5 @@ def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
                 raise
             outcome.is_full = True
             outcome.is_meta_saved = False
+        outcome.meta_lost = meta.outdated
     return outcome

@@ -188,12 +188,24 @@ class RealLock:
             os.close(fd)
 
 
+_LMDB_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.BadValsizeError,
+    lmdb.InvalidError,
+    lmdb.MapResizedError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB says when its pages make no sense."""
+
+
 @contextmanager
 def _reading() -> Iterator[None]:
     """What LMDB finds wrong with its pages is damage, like a bad CRC."""
     try:
         yield
-    except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError) as error:
+    except _LMDB_DAMAGE as error:
         raise CorruptRecord("meta page", 0) from error
 
 
@@ -234,7 +246,7 @@ class LmdbFile:
                         transaction.put(key, value)
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             raise OSError(errno.ENOSPC, "meta is full") from error
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError) as error:
+        except (*_LMDB_DAMAGE, lmdb.PageFullError) as error:
             raise CorruptRecord("meta page", 0) from error
 
     def close(self) -> None:

@@ -142,6 +142,7 @@ class DiskLog:
         "install",
         "install_sequence",
         "is_lost",
+        "is_meta_lost",
         "is_void",
         "last",
         "limits",
@@ -184,6 +185,7 @@ class DiskLog:
         self.tail = Tail(cache, first_index - 1)
         self.segments: list[SegmentInfo] = []
         self.cursor = Cursor()
+        self.is_meta_lost = False
         self.limits: SegmentLimits | None = None
         """When a new segment begins, if not as the store's options say."""
         self.sequence = 0

@@ -175,6 +175,10 @@ class MemoryLog:
         return self.state.lost
 
     @property
+    def is_meta_lost(self) -> bool:
+        return False
+
+    @property
     def holes(self) -> Sequence[tuple[int, int]]:
         return ()
 

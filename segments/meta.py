@@ -8,8 +8,10 @@ Keys and values in a `MetaFile` (log ids big-endian, so that order is key order;
     log id 4, "k", key     CRC32C 4 over the rest, length of the key 2, the key again, the value
 
 A bit flip in a B-tree page can return another key's value, or hide a key: a value therefore names
-its key, and the log's record counts its items and sums their CRCs. What does not add up is refused
-as a whole: the state then comes from a snapshot or from the log, never from a default.
+its key, and the log's record counts its items and sums their CRCs. One in the page that names the
+tree's root shows an older tree, or another one, in which all adds up: so what each log's record
+said last is remembered, and has to be found again. What does not add up is refused as a whole: the
+state then comes from a snapshot or from the log, never from a default.
 
 Everything blocks and runs in the pool, one job at a time, but for `load` at start.
 
@@ -52,7 +54,7 @@ _NOTHING: Mapping[int, Reset] = MappingProxyType({})
 class Meta:
     """Checkpointed state of all logs."""
 
-    __slots__ = ("_file", "_fs", "_map_bytes", "_outdated", "_path", "salvaged")
+    __slots__ = ("_file", "_fs", "_known", "_map_bytes", "_outdated", "_path", "salvaged")
 
     def __init__(self, fs: FileSystem, path: str, map_bytes: int) -> None:
         """Open the file at `path`, or make one; what cannot be opened at all is put aside."""
@@ -60,6 +62,8 @@ class Meta:
         self._path = path
         self._map_bytes = map_bytes
         self._outdated: set[int] = set()
+        self._known: dict[int, tuple[int, int, int]] = {}
+        """(applied, count, digest) by log, as last read at a start or committed."""
         self.salvaged = 0
         fresh = f"{path}.new"
         if fs.exists(fresh) and fs.exists(path):
@@ -88,6 +92,7 @@ class Meta:
         for log_id in log_ids:
             try:
                 self.load(log_id)
+                self._known[log_id] = self._read_applied(log_id)
             except CorruptRecord:
                 self._outdated.add(log_id)
         if self._outdated:
@@ -98,6 +103,11 @@ class Meta:
         page was lost: the log's state cannot be loaded until all of it is written again."""
         if applied > self.applied(log_id):
             self._outdated.add(log_id)
+
+    @property
+    def outdated(self) -> frozenset[int]:
+        """Logs of which nothing is kept until all of it is written again."""
+        return frozenset(self._outdated)
 
     def applied(self, log_id: int) -> int:
         """The applied index of the last checkpoint, 0 when there is none or it is damaged."""
@@ -144,21 +154,23 @@ class Meta:
 
     def _commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset]) -> None:
         puts: list[tuple[bytes, bytes | None]] = []
+        known: dict[int, tuple[int, int, int]] = {}
         for batch in batches:
             if batch.clear or batch.log_id not in self._outdated:
-                self._add(batch, puts)
+                known[batch.log_id] = self._add(batch, puts)
         for log_id, reset in covered.items():
             puts.append((_LOG.pack(log_id) + b"r", _seal_reset(log_id, reset)))
         puts.append((_VERSION_KEY, _VERSION))
         failpoint.hit("meta.before_commit")
         self._file.commit(puts)
+        self._known |= known
         self._outdated -= {batch.log_id for batch in batches if batch.clear}
         failpoint.hit("meta.committed")
 
     def _salvage(self) -> None:
         """Begin a new file with the logs whose state is good; the others' must be written anew."""
         kept: list[tuple[bytes, bytes | None]] = []
-        for log_id in self._log_ids():
+        for log_id in sorted({*self._log_ids(), *self._known}):
             stored = self._salvageable(log_id)
             if stored:
                 kept += stored
@@ -187,8 +199,10 @@ class Meta:
     def _salvageable(self, log_id: int) -> list[tuple[bytes, bytes]]:
         try:
             self.load(log_id)
+            self._recall(log_id)
             return self._file.scan(_LOG.pack(log_id))
         except CorruptRecord:
+            self._known.pop(log_id, None)
             return []
 
     def _put_aside(self) -> None:
@@ -199,6 +213,7 @@ class Meta:
 
     def forget(self, log_id: int) -> None:
         """Delete everything of a log."""
+        self._known.pop(log_id, None)
         stored = self._file.scan(_LOG.pack(log_id))
         if stored:
             self._file.commit([(key, None) for key, _ in stored])
@@ -206,7 +221,18 @@ class Meta:
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, batch: MetaBatch, puts: list[tuple[bytes, bytes | None]]) -> None:
+    def _recall(self, log_id: int) -> tuple[int, int, int]:
+        """The log's record, as it was left. Raises CorruptRecord."""
+        found = self._read_applied(log_id)
+        known = self._known.get(log_id, found)
+        if found != known:
+            raise CorruptRecord("meta has gone back", log_id, expected=known[0], actual=found[0])
+        return found
+
+    def _add(
+        self, batch: MetaBatch, puts: list[tuple[bytes, bytes | None]]
+    ) -> tuple[int, int, int]:
+        """Add what writes the batch; the log's record then. Raises CorruptRecord."""
         log_key = _LOG.pack(batch.log_id)
         prefix = log_key + b"k"
         current: dict[bytes, bytes | None] = {}
@@ -216,7 +242,7 @@ class Meta:
                 current[stored_key] = None
                 puts.append((stored_key, None))
         else:
-            _, count, digest = self._read_applied(batch.log_id)
+            _, count, digest = self._recall(batch.log_id)
         for key, value in batch.items:
             stored_key = prefix + key
             old = current[stored_key] if stored_key in current else self._file.get(stored_key)
@@ -231,6 +257,7 @@ class Meta:
             puts.append((stored_key, stored))
         packed = struct.pack("<QQQ", batch.applied, count, digest & _MASK)
         puts.append((log_key + b"a", packed + struct.pack("<I", crc32c(packed, batch.log_id))))
+        return batch.applied, count, digest & _MASK
 
     def _read_applied(self, log_id: int) -> tuple[int, int, int]:
         stored = self._file.get(_LOG.pack(log_id) + b"a")

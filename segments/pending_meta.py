@@ -65,10 +65,10 @@ class PendingMeta:
         return MetaCommit(ready, covered)
 
     def saved(self, commit: MetaCommit, logs: Mapping[int, DiskLog]) -> None:
-        """The transaction is durable."""
+        """The transaction is durable; what it had of logs whose meta is lost was dropped."""
         for batch in commit.batches:
             log = logs.get(batch.log_id)
-            if log is not None:
+            if log is not None and not log.is_meta_lost:
                 log.applied = batch.applied
             self._batches.pop(batch.log_id, None)
         for log_id, install in commit.covered.items():

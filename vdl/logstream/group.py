@@ -394,7 +394,8 @@ class Group:
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:
         """What changed since the last checkpoint, None when nothing did."""
-        clear, self._clear_meta = self._clear_meta, False
+        clear = self._clear_meta or self.log.is_meta_lost
+        self._clear_meta = False
         items: list[tuple[bytes, bytes | None]] = self.owner.take_meta()
         if clear:
             items = list(self.owner.items())
