@@ -91,9 +91,7 @@ def wait_scrubbed(servers: DiskSet) -> None:
 
 
 @pytest.mark.xfail(
-    strict=False,
-    reason="not always found: a flip in LMDB's own pages, met by a running server; one in a "
-    "segment that is not sealed and that nobody reads",
+    strict=False, reason="a flip in LMDB's own pages, met by a running server, is not always found"
 )
 def test_flipped_bits_of_one_server_are_served_to_nobody_and_healed(
     make_disk_set: MakeDiskSet, figure: Figure
