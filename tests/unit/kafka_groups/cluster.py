@@ -68,6 +68,12 @@ class TwinReads:
             done(current)
 
 
+class TwinStore:
+    """A disk with room."""
+
+    accepts_appends = True
+
+
 class TwinGroup:
     """One replica's side of a coordinator group."""
 
@@ -75,6 +81,7 @@ class TwinGroup:
         self.group_id = log.number
         self.node = TwinNode(log, server_id)
         self.reads = TwinReads()
+        self.store = TwinStore()
         self.serving = False
 
 
