@@ -547,8 +547,11 @@ class RaftWatch:
         if not committed:
             past.term = max(past.term, term)
         if raft is None or raft.id != message.from_ or raft.term != term:
-            # It has moved on since it said this; then, the entry was some older leader's.
-            if index >= durable.first and not any(one <= term for one in ever):
+            # It has moved on since it said this; then, the entry was some older leader's. One block
+            # may hold both the entry and what replaced it: then only the latter is on the disk, and
+            # so is the later term, which is all that the older leader could have been denied.
+            has_moved_on = durable.term > term
+            if index >= durable.first and not has_moved_on and not any(one <= term for one in ever):
                 self.broken(seen, "ack-not-durable", f"{name}: {sorted(ever)}")
             return
         try:
