@@ -189,6 +189,8 @@ class Machine:
         self.warnings: list[str] = []
         self.bereft = False
         """Whether its disk lost something that may not have been made good yet."""
+        self.losses = 0
+        """How often its disk has lost something for good."""
         self.excused: set[str] = set()
         """Errors a server may well report after what was done to its disk."""
 
@@ -268,6 +270,7 @@ class Machine:
         self.power_cut()
         self.note("gets an empty disk")
         self.bereft = True
+        self.losses += 1
         self.disk.wipe()
         self.on_disk_lost(self)
         self.excused.add("directory_unknown")
@@ -279,6 +282,7 @@ class Machine:
         if block:
             self.note(f"a bit flips in a journal block of {len(block)} bytes")
             self.bereft = True
+            self.losses += 1
             self.excused.add("replica_lost")
 
     def failed(self, error: BaseException) -> None:
