@@ -85,6 +85,9 @@ class MetaFile(Protocol):
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         """One durable transaction; None deletes."""
 
+    def sync(self) -> None:
+        """Make durable what can be read. Raises SyncFailed."""
+
     def close(self) -> None: ...
 
 
@@ -248,6 +251,12 @@ class LmdbFile:
             raise OSError(errno.ENOSPC, "meta is full") from error
         except (*_LMDB_DAMAGE, lmdb.PageFullError) as error:
             raise CorruptRecord("meta page", 0) from error
+
+    def sync(self) -> None:
+        try:
+            self._environment.sync(True)
+        except lmdb.Error as error:
+            raise SyncFailed(OSError(errno.EIO, str(error))) from error
 
     def close(self) -> None:
         self._environment.close()

@@ -75,6 +75,9 @@ class Meta:
         except CorruptRecord:
             self._put_aside()
             self._file = fs.open_meta(path, map_bytes)
+        # What is read may be in the page cache only: the process before died while it wrote it.
+        # The journal is told of it as of something that is durable.
+        self._file.sync()
         self._check_version()
 
     def _check_version(self) -> None:

@@ -106,6 +106,11 @@ class MetaStore:
         self.durable: dict[bytes, bytes] = {}
         self.pending: list[list[tuple[bytes, bytes | None]]] = []
 
+    def sync(self) -> None:
+        """Everything that can be read is durable."""
+        self.durable = dict(self.items)
+        self.pending.clear()
+
     def power_cut(self, rng: Random) -> None:
         for transaction in self.pending:
             if rng.random() < 0.5:

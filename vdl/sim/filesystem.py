@@ -63,6 +63,9 @@ class SimMeta:
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         self._disk.commit_meta(self._store, list(puts))
 
+    def sync(self) -> None:
+        self._store.sync()
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -193,6 +193,9 @@ class Kept:
     def scan(self, prefix):
         return sorted(item for item in self.items.items() if item[0].startswith(prefix))
 
+    def sync(self):
+        """It is in memory, whatever it is."""
+
     def commit(self, puts):
         self.items |= dict(puts)
 
