@@ -274,7 +274,8 @@ class Log(Protocol):
         Raises Compacted, Unavailable."""
 
     def offset_after(self, index: int) -> int:
-        """Offset that follows the entry at `index` (also for `first_index - 1`)."""
+        """Offset that follows the entry at `index` (also for `first_index - 1`). From memory where
+        a term ends and from the entry before the oldest in the cache on; else one Idx is read."""
 
     def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
         """Entries [first, end), at least one, then ≤ `bytes_max` of payload, from the cache.
@@ -285,9 +286,6 @@ class Log(Protocol):
         (inclusive, never above commit); ≤ `bytes_max` unless the first batch alone is larger
         (KIP-74). Entries without records are passed over. Empty when `offset` is the end.
         Raises OffsetOutOfRange, NotInMemory."""
-
-    def index_of(self, offset: int) -> int:
-        """Index of the entry holding `offset`: binary search over Idx."""
 
 
 class Store(Protocol):
@@ -402,6 +400,11 @@ class Store(Protocol):
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
         """As `Log.entries`, from disk."""
+
+    def index_of_offset(
+        self, log: Log, offset: int, done: Callable[[int | StorageError], None]
+    ) -> None:
+        """The index of the entry that holds `offset`, or OffsetOutOfRange."""
 
     def index_of_timestamp(
         self,

@@ -125,6 +125,14 @@ def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
     return taken
 
 
+def index_of_offset(log: DiskLog, offset: int) -> Callable[[], int]:
+    """A job that finds the entry which holds `offset`. Raises OffsetOutOfRange."""
+    files, segments, first, stop = log.files, list(log.segments), log.first, log.flushed_index + 1
+    return lambda: files.healing(
+        segments, stop, lambda: files.index_of(segments, offset, first, stop)
+    )
+
+
 def index_of_timestamp(
     log: DiskLog, timestamp_ms: int, end_index: int
 ) -> tuple[Callable[[], int], int]:

@@ -266,9 +266,8 @@ class DiskLog:
         if index == self.first - 1:
             return self.start_offset
         self._check(index)
-        if self.tail.first and index >= self.tail.first:
-            entry = self.tail.entry(index)
-            return entry.base_offset + entry.records
+        if 0 < self.tail.first <= index + 1:
+            return self.tail.entry(index + 1).base_offset
         ends_run_at = self.terms.offset_at(index + 1)
         if ends_run_at >= 0:
             return ends_run_at
@@ -319,17 +318,6 @@ class DiskLog:
                 slices.end_offset = entry.base_offset + entry.records
         slices.bytes = total
         return slices
-
-    def index_of(self, offset: int) -> int:
-        if not self.start_offset <= offset < self.offset:
-            raise OffsetOutOfRange(f"offset {offset} not in [{self.start_offset}, {self.offset})")
-        found = self.tail.find_offset(offset)
-        if found:
-            return found
-        files, segments, end = self.files, self.segments, self.flushed_index + 1
-        return files.healing(
-            segments, end, lambda: files.index_of(segments, offset, self.first, end)
-        )
 
     # --- staging -----------------------------------------------------------------------------
     def stage(self, entries: Sequence[EntryLike], batch: Batch) -> None:

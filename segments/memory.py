@@ -221,7 +221,7 @@ class MemoryLog:
         slices = Slices(first_offset=offset, end_offset=offset)
         if offset == end_offset:
             return slices
-        first = self.index_of(offset)
+        first = self._index_of(offset)
         slices.first_offset = state.entries[first - state.first_index].base_offset
         for index in range(first, end_index + 1):
             entry = state.entries[index - state.first_index]
@@ -234,7 +234,7 @@ class MemoryLog:
             slices.end_offset = entry.base_offset + entry.records
         return slices
 
-    def index_of(self, offset: int) -> int:
+    def _index_of(self, offset: int) -> int:
         state = self.state
         if not state.start_offset <= offset < state.next_offset:
             raise OffsetOutOfRange(
@@ -452,6 +452,12 @@ class MemoryStore:
             ]
 
         self._cold(find, done)
+
+    def index_of_offset(
+        self, log: Log, offset: int, done: Callable[[int | StorageError], None]
+    ) -> None:
+        assert isinstance(log, MemoryLog), type(log)
+        self._cold(lambda: log._index_of(offset), done)
 
     def index_of_timestamp(
         self,

@@ -26,6 +26,7 @@ from segments.api import (
     HardState,
     Log,
     MetaBatch,
+    OffsetOutOfRange,
     SegmentLimits,
     SegmentSpan,
     Slices,
@@ -440,6 +441,18 @@ class DiskStore:
             return
         ahead = 0 if window is None else AHEAD_BYTES
         self._run_cold(log, cold.entries(log, first, end, bytes_max, ahead), give)
+
+    def index_of_offset(
+        self, log: Log, offset: int, done: Callable[[int | StorageError], None]
+    ) -> None:
+        assert isinstance(log, DiskLog), type(log)
+        answer: int | StorageError = log.tail.find_offset(offset)
+        if not log.start_offset <= offset < log.offset:
+            answer = OffsetOutOfRange(f"offset {offset} not in [{log.start_offset}, {log.offset})")
+        if answer:
+            self._workers.call_later(0, lambda: done(answer))
+        else:
+            self._run_cold(log, cold.index_of_offset(log, offset), done)
 
     def index_of_timestamp(
         self,

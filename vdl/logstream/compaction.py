@@ -5,13 +5,17 @@ behind the last checkpoint, but for a rest that lets a follower that was away fo
 without a snapshot. A group whose state is larger than a snapshot may be keeps its log whole.
 
 A partition's log is cut where its records were deleted, also never beyond the last checkpoint: a
-restart must find the state of everything that it cannot replay.
+restart must find the state of everything that it cannot replay. Where that is may take the disk to
+find.
 
 Must not know: when it is asked, what commands do, why records were deleted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import segments.api as storage
 from vdl.logstream.group import Group
 from vdl.logstream.snapshots import SNAPSHOT_BYTES_MAX
 
@@ -31,18 +35,28 @@ def trim_commands(group: Group, *, entries_kept: int) -> bool:
     return True
 
 
-def trim_records(group: Group, *, log_start_offset: int) -> bool:
-    """Stage the removal of entries all of whose records are below `log_start_offset`; False when
-    there is nothing to remove."""
+def find_deleted(
+    group: Group, *, log_start_offset: int, done: Callable[[int | storage.StorageError], None]
+) -> bool:
+    """Find the first entry with a record at or behind `log_start_offset`, the log's end if there is
+    none; False, and `done` is not called, when there is nothing to remove."""
     log = group.log
     covered = log.applied_index
     if log_start_offset <= log.log_start_offset or covered < log.first_index or log.installed_state:
         return False
-    if log_start_offset < log.offset_after(covered):
-        first = log.index_of(log_start_offset)
+    if log_start_offset < log.next_offset:
+        group.store.index_of_offset(log, log_start_offset, done)
     else:
-        first = covered + 1
-    if first <= log.first_index:
+        done(log.last_index + 1)
+    return True
+
+
+def trim_records(group: Group, *, first_index: int) -> bool:
+    """Stage the removal of entries below `first_index`, as far as the state after them is stored;
+    False when there is nothing to remove."""
+    log = group.log
+    first = min(first_index, log.applied_index + 1)
+    if first <= log.first_index or log.installed_state:
         return False
     group.store.trim_log(log, first_index=first)
     return True

@@ -16,7 +16,7 @@ from functools import partial
 import segments.api as storage
 from vdl.clock import MS, Clock
 from vdl.log import Log
-from vdl.logstream.compaction import trim_commands, trim_records
+from vdl.logstream.compaction import find_deleted, trim_commands, trim_records
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.forwarding import Forwarding
@@ -76,6 +76,8 @@ class Upkeep:
         self._log = log
         self._staged = staged
         self._retention_clock = RetentionClock(clock)
+        self._searching: set[int] = set()
+        """Groups for which it is being looked up where their log is to be cut."""
         self._closed = False
         self._stopping = False
         self.policy_of: Callable[[LogStream], RetentionPolicy] = lambda stream: KEEP
@@ -127,8 +129,24 @@ class Upkeep:
         for state_group in self._state_groups.values():
             self._cut(state_group.group, partial(trim_commands, entries_kept=kept))
         for stream in self._streams.values():
-            start = stream.state.log_start_offset
-            self._cut(stream.group, partial(trim_records, log_start_offset=start))
+            self._cut_deleted(stream.group, stream.state.log_start_offset)
+
+    def _cut_deleted(self, group: Group, log_start_offset: int) -> None:
+        """Cut the log where its records were deleted; one search at a time for each."""
+
+        def found(first: int | storage.StorageError) -> None:
+            self._searching.discard(group.group_id)
+            # A search that failed is made again a second later: what is damaged heals meanwhile.
+            if not isinstance(first, storage.StorageError) and self._is_here(group):
+                self._cut(group, partial(trim_records, first_index=first))
+
+        if group.group_id not in self._searching:
+            self._searching.add(group.group_id)
+            if not find_deleted(group, log_start_offset=log_start_offset, done=found):
+                self._searching.discard(group.group_id)
+
+    def _is_here(self, group: Group) -> bool:
+        return not self._closed and self._groups.get(group.group_id) is group
 
     def _cut(self, group: Group, trim: Callable[[Group], bool]) -> None:
         try:
