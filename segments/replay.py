@@ -16,7 +16,8 @@ blocks keep the last one young.
 What is read may be in the page cache only: the process died while it wrote, or its sync failed. So
 the journal goes on at the durable mark, and the blocks behind it are *carried*: written again, as
 they are, in the next file's first block before the store opens. A file whose own header lies behind
-the mark is left out of the chain altogether.
+the mark is left out of the chain altogether; so is one whose first block never arrived: what it was
+to carry is still in the file before.
 
 Must not know: segments, caches. It collects references to frames, not frames.
 """
@@ -287,12 +288,34 @@ class _Replayer:
         by_sequence = {file.sequence: file for file in found if file.header is not None}
         chain: list[_FoundFile] = []
         current = by_sequence.get(max(by_sequence, default=0))
+        while current is not None and not self._has_begun(current):
+            assert current.header is not None, current.path
+            if current.header.previous not in by_sequence:
+                break
+            del by_sequence[current.sequence]
+            current = by_sequence.get(max(by_sequence))
         while current is not None:
             chain.append(current)
             assert current.header is not None, current.path
             current = by_sequence.get(current.header.previous)
         chain.reverse()
         return chain
+
+    def _has_begun(self, found: _FoundFile) -> bool:
+        """Whether the file's first block is there, or was. The header goes out in the same write,
+        but a cut can come between them, and what a start carries over is in that block."""
+        header = found.header
+        assert header is not None, found.path
+        file = self._fs.open(found.path)
+        try:
+            size = file.size()
+            block, data = _read_block(file, header, header.bytes, size)
+            if block is not None and block.chain == header.chain and not _bad_frames(block, data):
+                return True
+            later = header.bytes + (block.padded if block is not None else PAGE_BYTES)
+            return _next_block(file, header, later, size, size) is not None
+        finally:
+            file.close()
 
     def _judge_unreadable(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
         """A newer file without a good header: torn with its first block, or damaged later?"""
