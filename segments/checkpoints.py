@@ -173,12 +173,13 @@ class Checkpoints:
                 )
             )
             size += chunk.ends[stop - 1] - position
-        cursor = log.cursor
+        cursor, has_scrap = log.cursor, log.has_scrap
+        log.has_scrap = True  # until it is known that all of this flush counts
         return FlushPlan(
             log.files, log.generation, first, last, log.offset_after(last), size,
             Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
             spans, log.limits or SegmentLimits(self._options.segment_bytes),
-            log.segments[-1].first_index if log.segments else 0,
+            log.segments[-1].first_index if log.segments else 0, has_scrap,
         )  # fmt: skip
 
     def _finished(self, result: Outcome | BaseException, commit: MetaCommit) -> None:
@@ -231,7 +232,7 @@ class Checkpoints:
         log.cursor = result.cursor
         log.flushed_index = plan.last
         log.flushed_offset = plan.next_offset
-        log.is_void = False
+        log.is_void = log.has_scrap = False
         log.rewritten = False
         log.unflushed -= plan.bytes
         self._cache.unflushed -= plan.bytes

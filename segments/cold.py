@@ -179,9 +179,9 @@ def _tail_span(log: DiskLog) -> SegmentSpan:
 
 
 def index_in_tail(log: DiskLog, timestamp_ms: int, first: int, end: int) -> int:
-    """The first entry of [first, end) in memory with a timestamp ≥ `timestamp_ms`, or `end`."""
-    first = max(first, log.first, log.tail.first)
-    for chunk, start, stop in log.tail.spans(first, min(end, log.last + 1)):
+    """The first of [first, end), which are all in memory, with a timestamp ≥ `timestamp_ms`, or
+    `end`."""
+    for chunk, start, stop in log.tail.spans(max(first, log.first), min(end, log.last + 1)):
         for n in range(start, stop):
             if chunk.entries[n].timestamp >= timestamp_ms:
                 return chunk.first + n

@@ -3,8 +3,8 @@
 On the loop a `FlushPlan` is made: which chunks, from where to where. In the pool `run_flush` writes
 it: long runs straight from the chunks, Idx beside them, a new segment whenever the next frame would
 pass the size limit, synced in steps of a mebibyte so that the journal's writes never wait behind a
-large sync. Nothing counts until the journal has a FLUSHED record; a crash before that leaves scrap
-which the same entries overwrite.
+large sync. Nothing counts until the journal has a FLUSHED record; a crash or a full disk before
+that leaves scrap, which the next flush removes before it begins.
 
 Must not know: the journal, when to flush.
 """
@@ -57,6 +57,8 @@ class FlushPlan:
     limits: SegmentLimits
     segment_first: int
     """First index of the segment that is being written; 0: there is none."""
+    has_scrap: bool
+    """Behind the cursor there may be what another flush has left."""
 
 
 @dataclass(slots=True)
@@ -105,6 +107,8 @@ class _Writer:
             self._allocated = self._file.size()
         else:
             make_durable_directory(plan.files.fs, plan.files.directory)
+        if plan.has_scrap:
+            plan.files.remove_scrap(cursor.segment, plan.first)
 
     def add(self, span: FlushSpan) -> None:
         """Write a span's frames and their Idx."""
@@ -191,10 +195,7 @@ class _Writer:
             failpoint.hit("flush.sealed")
             self.result.sealed.append((cursor.segment, cursor.max_timestamp))
         info = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
-        path = files.segment_path(info.number)
-        if files.fs.exists(path):
-            files.fs.unlink(path)  # scrap of a flush that a crash cut short
-        self._file = files.fs.open(path, create=True)
+        self._file = files.fs.open(files.segment_path(info.number), create=True)
         failpoint.hit("flush.created")
         self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
         self._allocated = self._unsynced = SEGMENT_HEADER_BYTES

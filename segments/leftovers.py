@@ -42,9 +42,12 @@ def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None
 
 
 def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str]) -> None:
-    """Remove what recovery found not to count."""
-    for path in files:
+    """Remove what recovery found not to count, durably: a file that came back could pass for one
+    that counts. Newest first, so that a crash leaves no gap before what is left."""
+    for path in sorted(files, reverse=True):
         if fs.exists(path):
             fs.unlink(path)
+    for parent in sorted({path.rpartition("/")[0] for path in files}):
+        fs.sync_directory(parent)
     for path in directories:
         fs.remove_tree(path)

@@ -137,6 +137,7 @@ class DiskLog:
         "generation",
         "group",
         "hard",
+        "has_scrap",
         "hole_ranges",
         "id",
         "install",
@@ -201,6 +202,7 @@ class DiskLog:
         self.is_void = True
         self.is_lost = False
         self.deleted = False
+        self.has_scrap = True
 
     # --- the contract ------------------------------------------------------------------------
     @property

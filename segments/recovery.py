@@ -21,6 +21,7 @@ from segments.cache import Cache
 from segments.frame import read_frame
 from segments.fs import File, FileSystem
 from segments.identity import Identity
+from segments.index import IndexDamaged
 from segments.journal import file_path
 from segments.log import Batch, DiskLog, Install, Run
 from segments.meta import Meta
@@ -186,7 +187,7 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
         if files.fs.exists(files.directory):
             found.stale_directories.append(files.directory)
         return []
-    segments, begun = files.segments()
+    segments, begun = files.segments(replayed.flushed_index)
     unused = [s for s in segments if s.first_index > replayed.flushed_index]
     segments = [s for s in segments if s.first_index <= replayed.flushed_index]
     while len(segments) > 1 and segments[1].first_index <= replayed.first_index:
@@ -201,15 +202,15 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
 
 
 def _cursor(files: LogFiles, last: int, numbers: set[int]) -> Cursor:
-    """Where the frame after entry `last` goes. Raises CorruptRecord."""
+    """Where the frame after entry `last` goes. Raises IndexDamaged when that cannot be right."""
     idx = files.idx(last)
     if idx.segment not in numbers:
-        raise CorruptRecord("segment missing", last, expected=idx.segment)
+        raise IndexDamaged("index names no segment", last, actual=idx.segment)
     cursor = Cursor(idx.segment, idx.position + idx.length, idx.max_timestamp)
     file = files.fs.open(files.segment_path(cursor.segment))
     try:
         if file.size() < cursor.position or cursor.position < SEGMENT_HEADER_BYTES:
-            raise CorruptRecord(
+            raise IndexDamaged(
                 "segment too short", last, expected=cursor.position, actual=file.size()
             )
     finally:

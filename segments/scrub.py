@@ -77,15 +77,15 @@ class Scrubber:
                 return hole.end, 0, [(hole.first, hole.end)]
 
         def done(result: tuple[int, int, list[tuple[int, int]]] | BaseException) -> None:
-            if isinstance(result, FileNotFoundError):
-                self._index = end  # trimmed or deleted meanwhile
+            if isinstance(result, FileNotFoundError) and log.deleted:
+                self._index = end
                 self._wait(0)
             elif isinstance(result, BaseException):
                 self._fail(result)
             else:
                 self._index, count, bad = result
                 after = log.generation, log.hole_ranges.repairs
-                self._note(log, count, bad if after == before else [])
+                self._note(log, count, bad if after == before and not log.deleted else [])
                 self._wait(count * 1000 // self._rate)
 
         self._workers.pool(job, done)
@@ -107,9 +107,10 @@ class Scrubber:
         self.bytes += count
         self._pass_bytes += count
         for first, end in bad:
-            self.errors += any(index not in log.hole_ranges for index in range(first, end))
-            log.hole_ranges.add(first, end)
-        log.hole_ranges.trim(log.first)
+            kept = range(max(first, log.first), end)  # the rest was trimmed meanwhile
+            self.errors += any(index not in log.hole_ranges for index in kept)
+            if kept:
+                log.hole_ranges.add(kept.start, kept.stop)
 
     def _end_pass(self) -> None:
         self.passes += 1

@@ -112,6 +112,30 @@ class LogFiles:
     def index_path(self, number: int) -> str:
         return f"{self.directory}/{number:010d}.index"
 
+    def remove_scrap(self, segment: int, first: int) -> None:
+        """Remove, durably, what a flush has left that did not count: files behind `segment` and Idx
+        from entry `first` on. Entries may be laid out differently next time, and what is left of an
+        earlier layout could pass for this one."""
+        fs = self.fs
+        index_number, position = place(first, self.index_entries)
+        last = {"log": segment, "index": index_number}
+        scrap = [
+            name for name in fs.list(self.directory)
+            if int(name.partition(".")[0]) > last[name.rpartition(".")[2]]
+        ]  # fmt: skip
+        for name in reversed(scrap):  # newest first: a crash leaves no gap before what is left
+            fs.unlink(f"{self.directory}/{name}")
+        if fs.exists(self.index_path(index_number)):
+            file = self.open_index(index_number, first)
+            try:
+                if file.size() > position:
+                    file.truncate(position)
+                    file.sync()
+            finally:
+                file.close()
+        if scrap:
+            fs.sync_directory(self.directory)
+
     def open_index(self, number: int, index: int) -> File:
         """Raises IndexDamaged when there is no such file."""
         try:
@@ -264,8 +288,11 @@ class LogFiles:
         return found
 
     def _bytes(self, number: int, start: int, length: int) -> memoryview:
-        """Bytes of a log segment; nothing where the medium cannot give them."""
-        file = self.fs.open(self.segment_path(number))
+        """Bytes of a log segment; nothing where there is none, or the medium cannot give them."""
+        try:
+            file = self.fs.open(self.segment_path(number))
+        except FileNotFoundError:
+            return memoryview(b"")
         try:
             return memoryview(file.pread(length, start))
         except OSError as error:
@@ -292,11 +319,12 @@ class LogFiles:
         return first + stop, length, bad
 
     # --- rebuilding ------------------------------------------------------------------------------
-    def segments(self) -> tuple[list[SegmentInfo], list[str]]:
-        """(log segments by number, files behind the last whose header is not good: begun, and cut
-        short by a crash). A header that is damaged is told by the first frame.
+    def segments(self, flushed_index: int) -> tuple[list[SegmentInfo], list[str]]:
+        """(log segments by number, files whose header is not good: begun, and cut short by a
+        crash). A header that is damaged is told by the first frame.
 
-        Raises CorruptRecord for a bad header between good ones."""
+        Raises CorruptRecord when one that holds entries up to `flushed_index` is behind such a
+        file."""
         found: list[SegmentInfo] = []
         begun: list[str] = []
         for name in self.fs.list(self.directory):
@@ -309,7 +337,7 @@ class LogFiles:
             except CorruptRecord:
                 begun.append(path)
             else:
-                if begun:
+                if begun and info.first_index <= flushed_index:
                     raise CorruptRecord("segment header", info.number)
                 found.append(info)
             finally:
@@ -340,11 +368,14 @@ class LogFiles:
 
         Raises EntriesDamaged where the frames break off before `end`.
         """
-        file = self.fs.open(self.segment_path(segment.number))
+        index = index or segment.first_index
+        try:
+            file = self.fs.open(self.segment_path(segment.number))
+        except FileNotFoundError:
+            raise EntriesDamaged(index, end, position) from None
         try:
             size = file.size()
             start = position
-            index = index or segment.first_index
             view = memoryview(b"")
             while index < end:
                 at = position - start

@@ -464,8 +464,14 @@ class DiskStore:
         assert isinstance(log, DiskLog), type(log)
         job, end = cold.index_of_timestamp(log, timestamp_ms, end_index)
 
+        generation = log.generation
+
         def found(index: int | StorageError) -> None:
-            if not isinstance(index, StorageError) and index >= end:
+            if not isinstance(index, StorageError) and end <= index <= end_index:
+                if log.generation != generation or end <= log.flushed_index:
+                    # What was in memory then has gone to segments, and perhaps left memory.
+                    self.index_of_timestamp(log, timestamp_ms, end_index, done)
+                    return
                 index = cold.index_in_tail(log, timestamp_ms, end, end_index + 1)
             done(index)
 
@@ -487,7 +493,10 @@ class DiskStore:
         before = _age(log)
 
         def finished(result: T | BaseException) -> None:
-            if isinstance(result, FileNotFoundError):
+            is_gone = isinstance(result, EntriesDamaged) and result.first < log.first
+            if isinstance(result, EntriesDamaged | FileNotFoundError) and (
+                is_gone or log.deleted or log.generation != before[0]
+            ):
                 done(Compacted("the segment was deleted meanwhile"))
             elif isinstance(result, OSError):
                 self._fail(result)

@@ -110,7 +110,7 @@ class Directory:
         if not self.fs.exists(files.directory):
             return []
         flushed = self.replay.logs[known.log_id].flushed_index
-        return [s for s in files.segments()[0] if s.first_index <= flushed]
+        return [s for s in files.segments(flushed)[0] if s.first_index <= flushed]
 
     def entries(self, known: LogIdentity) -> Iterator[StoredEntry | Hole]:
         """The log's committed entries in order: from segments, from the frames themselves, then
