@@ -16,6 +16,7 @@ Must not know: what a world does.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ VIOLATIONS_SHOWN = 10
 TAIL_SHOWN = 60
 RUNS_PER_SEED_MAX = 2
 """So many seeds are run at most for each that was asked for: needing more, they are drawn badly."""
+GC_THRESHOLDS = (50_000, 20, 20)
 FRESH_SEEDS = 1 << 40
 """Fresh seeds are drawn from above the ones that people name."""
 
@@ -133,8 +135,11 @@ def run_fresh(minutes: float, *, first: int = 0, processes: int = 0) -> Iterator
         yield from pool.run(takewhile(lambda _: time.monotonic() < until, itertools.count(first)))
 
 
-def _end_with_parent() -> None:
-    """In a worker: do not outlive the process that asked for seeds, whatever ends it."""
+def _begin_worker() -> None:
+    """In a worker: collect seldom, because worlds are all young objects; and do not outlive the
+    process that asked for seeds, whatever ends it."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     parent = multiprocessing.parent_process()
     assert parent is not None, "only workers are told"
 
@@ -157,7 +162,7 @@ class _Pool:
         if self._processes > 1:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(
-                self._processes, mp_context=context, initializer=_end_with_parent
+                self._processes, mp_context=context, initializer=_begin_worker
             )
         return self
 
