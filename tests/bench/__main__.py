@@ -1,74 +1,69 @@
-"""Run the benchmark and print its figures.
+"""Run one measurement and print its figures.
 
-    python -m tests.bench [--quick] [--rounds N] [--json FILE]
+    python -m tests.bench [MEASUREMENT] [--rounds N] [--json FILE] [its own options]
 
-With PEER=NAME in the environment, and the program that starts that system in PEER_COMMAND
-(tests/bench/systems.py says what it must answer), each round measures both, one after the other;
-figures are medians over the rounds, and the last column is VDL divided by the peer.
+Figures are medians over alternating rounds; the last columns are ratios to the baseline.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import os
-import statistics
+import signal
 import sys
-from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol, cast
 
-from tests.bench.systems import Peer, System, Vdl
-from tests.bench.workloads import FULL, QUICK, Bench, Figures
+from tests.bench.rounds import Comparison, alternate, medians, table
+
+DEFAULT = "workloads"
+MEASUREMENTS = (DEFAULT,)
+"""Each a module beside this one."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench", description="Measure a replica set.")
-    parser.add_argument("--quick", action="store_true", help="less data: about half a minute")
+class Measurement(Protocol):
+    """What such a module has."""
+
+    __doc__: str
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None: ...
+    def prepared(self, options: argparse.Namespace) -> AbstractContextManager[Comparison]:
+        """What all rounds share, and the runs; undone at the end."""
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, Measurement, argparse.Namespace]:
+    """(name, measurement, options); the default's options may stand without its name."""
+    named = arguments[:1] and arguments[0] in MEASUREMENTS
+    name = arguments[0] if named else DEFAULT
+    # A module is a `Measurement` by having its functions.
+    measurement = cast(Measurement, importlib.import_module(f"tests.bench.{name}"))
+    parser = argparse.ArgumentParser(
+        prog=f"bench {name}",
+        description=measurement.__doc__,
+        epilog=f"measurements: {', '.join(MEASUREMENTS)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    options = parser.parse_args()
-    size = QUICK if options.quick else FULL
-    rounds: dict[str, list[Figures]] = defaultdict(list)
-    for number in range(options.rounds):
-        for system in systems():
-            print(f"round {number + 1}: {system.name}", file=sys.stderr, flush=True)
-            rounds[system.name].append(Bench(system, size).run())
-    medians = {name: median(figures) for name, figures in rounds.items()}
-    show(medians)
+    measurement.add_options(parser)
+    return name, measurement, parser.parse_args(arguments[1:] if named else arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    name, measurement, options = parse(arguments)
+    # As ^C does: what was started is stopped, and its data removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with measurement.prepared(options) as comparison:
+        rounds = alternate(comparison, options.rounds)
+    print("\n".join(table(rounds, comparison.baseline)))
     if options.json is not None:
-        text = json.dumps({"medians": medians, "rounds": rounds}, indent=2)
-        options.json.write_text(f"{text}\n", encoding="utf-8")
+        found = {"measurement": name, "medians": medians(rounds), "rounds": rounds}
+        options.json.write_text(f"{json.dumps(found, indent=2)}\n", encoding="utf-8")
     return 0
 
 
-def systems() -> list[System]:
-    """Those to measure, new for each round."""
-    found: list[System] = [Vdl()]
-    peer = os.environ.get("PEER")
-    if peer:
-        command = os.environ.get("PEER_COMMAND")
-        if not command:
-            raise SystemExit("PEER needs PEER_COMMAND, the program that starts it")
-        found.append(Peer(peer, command))
-    return found
-
-
-def median(rounds: list[Figures]) -> Figures:
-    """Each figure's median over the rounds."""
-    return {name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]}
-
-
-def show(medians: dict[str, Figures]) -> None:
-    """One line a figure, one column a system, and the ratio where there are two."""
-    names = list(medians)
-    columns = [*names, f"{names[0]}/{names[1]}"] if len(names) > 1 else names
-    print(f"{'':<52}" + "".join(f"{column:>14}" for column in columns))
-    for figure in medians[names[0]]:
-        values = [medians[name][figure] for name in names]
-        if len(values) > 1:
-            values.append(values[0] / values[1] if values[1] else float("nan"))
-        print(f"{figure:<52}" + "".join(f"{value:>14,.2f}" for value in values))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -118,3 +118,13 @@ def rss_mb(pids: list[int]) -> float:
     """Resident memory of the largest of the processes."""
     pages = (Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1] for pid in pids)
     return max(int(count) for count in pages) * PAGE_BYTES / 1e6
+
+
+def io_bytes(pid: int, field: str) -> int:
+    """`read_bytes` or `write_bytes` of a process: what it caused to be read from a disk, or made
+    dirty in the page cache, whole pages; a page that is synced and written again counts twice."""
+    for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(": ")
+        if name == field:
+            return int(value)
+    raise KeyError(field)

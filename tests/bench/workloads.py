@@ -1,31 +1,38 @@
-"""What is measured, through librdkafka, with acks=all and three replicas.
+"""Throughput and latency of a replica set, beside a peer if there is one (the default measurement).
 
-Client and servers share the machine; nothing here is tuned for either side. Records are of 1,000
-bytes that do not compress. Every figure has its unit in its name.
+Client and servers share the machine; nothing here is tuned for either side. With PEER=NAME in the
+environment, and the program that starts that system in PEER_COMMAND (tests/bench/systems.py says
+what it must answer), each round measures both, one after the other.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.bench.systems import System, cpu_seconds, rss_mb
+from tests.bench.load import (
+    CALL_SECONDS_MAX,
+    RECORD_BYTES,
+    create_topic,
+    latency_producer,
+    paced,
+    raise_failed,
+    send,
+    throughput,
+    throughput_producer,
+)
+from tests.bench.rounds import Comparison, Figures, Run, percentiles
+from tests.bench.systems import Peer, System, Vdl, rss_mb
 
-RECORD_BYTES = 1_000
-CALL_SECONDS_MAX = 60.0
 WARM_UP_MB = 20
 CONSUME_BATCH = 10_000
-QUEUE_POLL_SECONDS = 0.01
-
-Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,24 @@ FULL = Size(megabytes=600, small_batch_megabytes=200, latency_seconds=15)
 QUICK = Size(megabytes=100, small_batch_megabytes=40, latency_seconds=4)
 
 SMALL_BATCHES = {"batch.size": 16_384, "linger.ms": 0}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="less data: about half a minute")
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
+    size = QUICK if options.quick else FULL
+    # A system is new in each round: both are measured cold.
+    runs: dict[str, Run] = {Vdl.name: lambda: Bench(Vdl(), size).run()}
+    peer = os.environ.get("PEER", "")
+    if peer:
+        command = os.environ.get("PEER_COMMAND")
+        if not command:
+            raise SystemExit("PEER needs PEER_COMMAND, the program that starts it")
+        runs[peer] = lambda: Bench(Peer(peer, command), size).run()
+    yield Comparison(runs, baseline=peer)
 
 
 @dataclass(slots=True)
@@ -74,40 +99,16 @@ class Bench:
         """From the command that starts the servers to the first acknowledged record."""
         began = time.monotonic()
         self.system.up()
-        self._create("first", 1)
+        create_topic(self.system.bootstrap, "first", 1)
         producer = Producer({"bootstrap.servers": self.system.bootstrap, "acks": "all"})
-        producer.produce("first", b"first", partition=0, on_delivery=_raise_failed)
+        producer.produce("first", b"first", partition=0, on_delivery=raise_failed)
         assert producer.flush(CALL_SECONDS_MAX) == 0, "the first record was not acknowledged"
         self.figures["start_seconds"] = time.monotonic() - began
         self.figures["rss_idle_mb"] = rss_mb(self.system.pids())
 
-    def _create(self, topic: str, partitions: int) -> None:
-        """A topic whose leaders are there. Also asked too early, while servers start."""
-        admin = AdminClient({"bootstrap.servers": self.system.bootstrap, "log_level": 0})
-        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=3)
-        deadline = time.monotonic() + CALL_SECONDS_MAX
-        while True:
-            try:
-                admin.create_topics([wanted])[topic].result(timeout=CALL_SECONDS_MAX)
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                    return
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(QUEUE_POLL_SECONDS)
-            else:
-                return
-
-    @contextmanager
-    def _measured(self, name: str, megabytes: float) -> Iterator[None]:
-        """Throughput and the servers' CPU time of what runs inside."""
-        pids = self.system.pids()
-        cpu_before, began = cpu_seconds(pids), time.monotonic()
-        yield
-        elapsed = time.monotonic() - began
-        self.figures[f"{name}_mb_per_second"] = megabytes / elapsed
-        used = cpu_seconds(pids) - cpu_before
-        self.figures[f"{name}_server_cpu_seconds_per_gb"] = used / (megabytes / 1_000)
+    def _measure(self, name: str, megabytes: float, work: Callable[[], None]) -> None:
+        measured = throughput(self.system.pids(), megabytes, work)
+        self.figures |= {f"{name}_{figure}": value for figure, value in measured.items()}
 
     def _produce(
         self,
@@ -117,19 +118,12 @@ class Bench:
         megabytes: int,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self._create(name, partitions)
-        producer = Producer(
-            {
-                "bootstrap.servers": self.system.bootstrap,
-                "acks": "all",
-                "delivery.report.only.error": True,
-                "on_delivery": _raise_failed,
-                **(settings or {}),
-            }
+        create_topic(self.system.bootstrap, name, partitions)
+        producer = throughput_producer(self.system.bootstrap, **(settings or {}))
+        send(producer, name, partitions, WARM_UP_MB)
+        self._measure(
+            f"produce_{name}", megabytes, lambda: send(producer, name, partitions, megabytes)
         )
-        _send(producer, name, partitions, WARM_UP_MB)
-        with self._measured(f"produce_{name}", megabytes):
-            _send(producer, name, partitions, megabytes)
 
     def _consume(self, topic: str) -> None:
         """Read one partition from its beginning."""
@@ -143,7 +137,8 @@ class Bench:
         try:
             where = TopicPartition(topic, 0, 0)
             end: int = consumer.get_watermark_offsets(where, timeout=CALL_SECONDS_MAX)[1]
-            with self._measured(f"consume_{topic}", end * RECORD_BYTES / 1e6):
+
+            def read() -> None:
                 consumer.assign([where])
                 left = end
                 while left > 0:
@@ -151,60 +146,16 @@ class Bench:
                     assert messages, f"{left} records did not come"
                     assert messages[0].error() is None, messages[0].error()
                     left -= len(messages)
+
+            self._measure(f"consume_{topic}", end * RECORD_BYTES / 1e6, read)
         finally:
             consumer.close()
 
     def _latency(self, name: str, *, rate: int) -> None:
         """From `produce` to its acknowledgement, one record at a time, no lingering."""
         topic = f"latency_{name}"
-        self._create(topic, 1)
-        producer = Producer(
-            {"bootstrap.servers": self.system.bootstrap, "acks": "all", "linger.ms": 0}
-        )
-        _paced(producer, topic, rate=rate, count=rate)
-        taken = _paced(producer, topic, rate=rate, count=rate * self.size.latency_seconds)
-        cuts = statistics.quantiles(taken, n=1_000, method="inclusive")
-        for percentile, index in (("p50", 499), ("p99", 989), ("p999", 998)):
-            self.figures[f"ack_{name}_{percentile}_ms"] = cuts[index]
-
-
-def _send(producer: Producer, topic: str, partitions: int, megabytes: int) -> None:
-    """Produce records round robin over the partitions; return when all are acknowledged."""
-    value = os.urandom(RECORD_BYTES)
-    produce = producer.produce
-    for number in range(megabytes * 1_000_000 // RECORD_BYTES):
-        while True:
-            try:
-                produce(topic, value, partition=number % partitions)
-                break
-            except BufferError:
-                producer.poll(QUEUE_POLL_SECONDS)
-    assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
-
-
-def _paced(producer: Producer, topic: str, *, rate: int, count: int) -> list[float]:
-    """Milliseconds from `produce` to the acknowledgement, of `count` records sent at `rate`."""
-    value = os.urandom(RECORD_BYTES)
-    taken: list[float] = []
-    due = time.monotonic()
-
-    def timed(sent: float) -> Callable[[KafkaError | None, Any], None]:
-        def delivered(error: KafkaError | None, message: Any) -> None:
-            _raise_failed(error, message)
-            taken.append((time.monotonic() - sent) * 1_000)
-
-        return delivered
-
-    for _ in range(count):
-        while (now := time.monotonic()) < due:
-            producer.poll(due - now)
-        producer.produce(topic, value, partition=0, on_delivery=timed(time.monotonic()))
-        due += 1 / rate
-    assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
-    return taken
-
-
-def _raise_failed(error: KafkaError | None, message: Any) -> None:
-    del message
-    if error is not None:
-        raise KafkaException(error)
+        create_topic(self.system.bootstrap, topic, 1)
+        producer = latency_producer(self.system.bootstrap)
+        paced(producer, topic, rate=rate, count=rate)
+        taken = paced(producer, topic, rate=rate, count=rate * self.size.latency_seconds)
+        self.figures |= percentiles(f"ack_{name}", taken)

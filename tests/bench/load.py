@@ -1,0 +1,121 @@
+"""What the servers are given to do: records through an unmodified librdkafka, with acks=all.
+
+Records are of 1,000 bytes that do not compress, spread round robin over the partitions. Nothing
+here is tuned for whoever is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.bench.rounds import Figures
+from tests.bench.systems import cpu_seconds
+
+RECORD_BYTES = 1_000
+CALL_SECONDS_MAX = 60.0
+QUEUE_POLL_SECONDS = 0.01
+
+
+def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
+    """A topic with replication 3, if there is none. Also asked too early, while servers start."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=3)
+    deadline = time.monotonic() + CALL_SECONDS_MAX
+    while True:
+        try:
+            admin.create_topics([wanted])[topic].result(timeout=CALL_SECONDS_MAX)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(QUEUE_POLL_SECONDS)
+        else:
+            return
+
+
+def throughput_producer(bootstrap: str, **settings: Any) -> Producer:
+    """One that fills its batches as it comes, librdkafka's defaults, and fails loudly."""
+    return Producer(
+        {
+            **_client(bootstrap),
+            "delivery.report.only.error": True,
+            "on_delivery": raise_failed,
+            **settings,
+        }
+    )
+
+
+def latency_producer(bootstrap: str) -> Producer:
+    """One that sends each record at once."""
+    return Producer({**_client(bootstrap), "linger.ms": 0})
+
+
+def _client(bootstrap: str) -> dict[str, Any]:
+    # Servers go before their clients do; what fails before that is raised by its report.
+    return {"bootstrap.servers": bootstrap, "acks": "all", "log_level": 0}
+
+
+def send(producer: Producer, topic: str, partitions: int, megabytes: float) -> None:
+    """As fast as it goes, the queue always full; returns when all is acknowledged."""
+    value = os.urandom(RECORD_BYTES)
+    produce = producer.produce
+    for number in range(int(megabytes * 1_000_000) // RECORD_BYTES):
+        while True:
+            try:
+                produce(topic, value, partition=number % partitions)
+                break
+            except BufferError:
+                producer.poll(QUEUE_POLL_SECONDS)
+    assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
+
+
+def paced(
+    producer: Producer, topic: str, *, rate: int, count: int, partitions: int = 1
+) -> list[float]:
+    """Milliseconds from `produce` to the acknowledgement, of `count` records sent at `rate`."""
+    value = os.urandom(RECORD_BYTES)
+    taken: list[float] = []
+    due = time.monotonic()
+
+    def timed(sent: float) -> Callable[[KafkaError | None, Any], None]:
+        def delivered(error: KafkaError | None, message: Any) -> None:
+            raise_failed(error, message)
+            taken.append((time.monotonic() - sent) * 1_000)
+
+        return delivered
+
+    for number in range(count):
+        while (now := time.monotonic()) < due:
+            producer.poll(due - now)
+        producer.produce(
+            topic, value, partition=number % partitions, on_delivery=timed(time.monotonic())
+        )
+        due += 1 / rate
+    assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
+    return taken
+
+
+def throughput(pids: list[int], megabytes: float, work: Callable[[], None]) -> Figures:
+    """Of `work`, which moves so many megabytes; and the CPU time the servers spend on it."""
+    cpu_before, began = cpu_seconds(pids), time.monotonic()
+    work()
+    elapsed = time.monotonic() - began
+    used = cpu_seconds(pids) - cpu_before
+    return {
+        "mb_per_second": megabytes / elapsed,
+        "server_cpu_seconds_per_gb": used / (megabytes / 1_000),
+    }
+
+
+def raise_failed(error: KafkaError | None, message: Any) -> None:
+    """A delivery report: nothing may fail here."""
+    del message
+    if error is not None:
+        raise KafkaException(error)

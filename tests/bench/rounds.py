@@ -1,0 +1,90 @@
+"""Runs that are compared: alternating rounds, their medians, and ratios to one of them.
+
+A machine that others use drifts by a quarter within minutes. So each round has every run once, the
+order turned round from one round to the next; what is told is the median over the rounds, and how
+it stands to the baseline's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Figures = dict[str, float]
+"""What one run measured; every name ends with its unit."""
+Run = Callable[[], Figures]
+
+PERCENTILES = (("p50", 499), ("p99", 989), ("p999", 998))
+"""Name, and which of 999 cuts it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs by the name of their column. `baseline` is the column the others are divided by; with a
+    single run there is none."""
+
+    runs: Mapping[str, Run]
+    baseline: str = ""
+
+
+_NAME_WIDTH = 52
+
+Rounds = dict[str, list[Figures]]
+"""Column → what each round measured."""
+
+
+def alternate(comparison: Comparison, count: int) -> Rounds:
+    """Run everything `count` times; says on stderr what is running."""
+    found: Rounds = {name: [] for name in comparison.runs}
+    for number in range(count):
+        names = list(comparison.runs)
+        for name in names if number % 2 == 0 else reversed(names):
+            print(f"round {number + 1} of {count}: {name}", file=sys.stderr, flush=True)
+            found[name].append(comparison.runs[name]())
+    return found
+
+
+def medians(rounds: Rounds) -> dict[str, Figures]:
+    """Column → each figure's median over the rounds."""
+    return {name: _fold(figures, statistics.median) for name, figures in rounds.items()}
+
+
+def _fold(rounds: Sequence[Figures], fold: Callable[[list[float]], float]) -> Figures:
+    return {name: fold([figures[name] for figures in rounds]) for name in rounds[0]}
+
+
+def table(rounds: Rounds, baseline: str) -> list[str]:
+    """One line a figure, one column a run, then the ratios; a single run also has its extremes, if
+    there was more than one round."""
+    columns = medians(rounds)
+    if len(columns) == 1:
+        (only,) = rounds.values()
+        if len(only) > 1:
+            columns |= {"least": _fold(only, min), "most": _fold(only, max)}
+        baseline = ""
+    others = [name for name in columns if baseline and name != baseline]
+    width = max(14, *(len(f"{name}/{baseline}") + 2 for name in columns))
+    heads = [*columns, *(f"{name}/{baseline}" for name in others)]
+    lines = [f"{'':<{_NAME_WIDTH}}" + "".join(f"{head:>{width}}" for head in heads)]
+    for figure in dict.fromkeys(name for figures in columns.values() for name in figures):
+        values = {name: figures.get(figure) for name, figures in columns.items()}
+        ratios = [_ratio(values[name], values.get(baseline)) for name in others]
+        cells = "".join(f"{_cell(value):>{width}}" for value in [*values.values(), *ratios])
+        lines.append(f"{figure:<{_NAME_WIDTH}}{cells}")
+    return lines
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def percentiles(name: str, taken_ms: Sequence[float]) -> Figures:
+    """`<name>_p50_ms` and so on, of at least two times taken."""
+    cuts = statistics.quantiles(taken_ms, n=1_000, method="inclusive")
+    return {f"{name}_{percentile}_ms": cuts[at] for percentile, at in PERCENTILES}
