@@ -20,7 +20,7 @@ from typing import Protocol, cast
 from tests.bench.rounds import Comparison, alternate, medians, table
 
 DEFAULT = "workloads"
-MEASUREMENTS = (DEFAULT,)
+MEASUREMENTS = (DEFAULT, "double_writing", "scale", "cold_reader", "idle", "recovery")
 """Each a module beside this one."""
 
 

@@ -1,0 +1,169 @@
+"""What a consumer far behind does to the acknowledgements of others.
+
+Three servers hold one partition with so many gigabytes, of which the tail cache has the last 128 MB
+at most. Producers append to that very partition at a steady rate (linger 0, acks=all), each round:
+
+* `alone`: nobody reads;
+* `warm`: a consumer in a process of its own reads from the beginning as fast as it is served, what
+  left the tail cache coming from the page cache: what a reader costs by its use of the CPU;
+* `cold`: the same, the system told to drop the data files' pages first (posix_fadvise).
+
+A reader that has come to the end begins again, after another drop in `cold`, so that there is one
+for as long as latencies are taken. What the leader had from the disk proves that it was cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.bench.load import (
+    CALL_SECONDS_MAX,
+    RECORD_BYTES,
+    create_topic,
+    latency_producer,
+    paced,
+    send,
+    throughput_producer,
+)
+from tests.bench.page_cache import forget
+from tests.bench.rounds import Comparison, Figures, Run, percentiles
+from tests.bench.servers import SETTLE_SECONDS, Servers
+from tests.bench.systems import io_bytes
+from tests.chaos.harness.cluster import leader
+
+BASELINE = "alone"
+TOPIC = "behind"
+WARM_UP_SECONDS = 2
+FETCH_RECORDS = 10_000
+POLL_SECONDS = 0.05
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="of payload; 5 in full")
+    parser.add_argument(
+        "--batch-bytes", type=int, default=1_000_000, help="batch.size of what is read cold"
+    )
+    parser.add_argument("--rates", type=int, nargs="+", default=[200, 1_000], help="a second")
+    parser.add_argument("--seconds", type=int, default=20, help="at each rate, in each run")
+    parser.set_defaults(rounds=5)
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
+    servers = Servers()
+    try:
+        servers.up()
+        create_topic(servers.bootstrap, TOPIC, 1)
+        records = int(options.gigabytes * 1e9) // RECORD_BYTES
+        producer = throughput_producer(servers.bootstrap, **{"batch.size": options.batch_bytes})
+        send(producer, TOPIC, 1, options.gigabytes * 1_000)
+        time.sleep(SETTLE_SECONDS)
+        take = partial(_latencies, servers, options.rates, options.seconds)
+        runs: dict[str, Run] = {
+            BASELINE: take,
+            "warm": lambda: _beside_reader(servers, records, take, is_cold=False),
+            "cold": lambda: _beside_reader(servers, records, take, is_cold=True),
+        }
+        yield Comparison(runs, BASELINE)
+    finally:
+        servers.down()
+
+
+def _latencies(servers: Servers, rates: list[int], seconds: int) -> Figures:
+    figures: Figures = {}
+    for rate in rates:
+        producer = latency_producer(servers.bootstrap)
+        paced(producer, TOPIC, rate=rate, count=rate * WARM_UP_SECONDS)
+        taken = paced(producer, TOPIC, rate=rate, count=rate * seconds)
+        figures |= percentiles(f"ack_at_{rate}", taken)
+    return figures
+
+
+def _beside_reader(servers: Servers, records: int, take: Run, *, is_cold: bool) -> Figures:
+    server_id = leader(servers.replica_set, TOPIC)
+    pid = servers.pid(server_id)
+    reader = Reader(servers.bootstrap, records, servers.store(server_id) if is_cold else None)
+    try:
+        reader.wait_reading()
+        read, disk, began = reader.records, io_bytes(pid, "read_bytes"), time.monotonic()
+        figures = take()
+        elapsed = time.monotonic() - began
+        read, disk = reader.records - read, io_bytes(pid, "read_bytes") - disk
+    finally:
+        reader.stop()
+    figures["reader_mb_per_second"] = read * RECORD_BYTES / 1e6 / elapsed
+    figures["leader_from_disk_mb_per_second"] = disk / 1e6 / elapsed
+    return figures
+
+
+@dataclass(slots=True)
+class Reader:
+    """A consumer in a process of its own, reading the first `count` records again and again;
+    `cold`: a directory whose pages are dropped before each pass."""
+
+    bootstrap: str
+    count: int
+    cold: Path | None
+    _read: Any = field(init=False)
+    _ends: Any = field(init=False)
+    _process: SpawnProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._read = context.Value("Q", 0)
+        self._ends = context.Event()
+        self._process = context.Process(
+            target=_read_until,
+            args=(self.bootstrap, self.count, self.cold, self._read, self._ends),
+            daemon=True,
+        )
+        self._process.start()
+
+    @property
+    def records(self) -> int:
+        """Read so far, over all passes."""
+        return int(self._read.value)
+
+    def wait_reading(self) -> None:
+        deadline = time.monotonic() + CALL_SECONDS_MAX
+        while not self.records:
+            assert self._process.is_alive(), "the reader ended"
+            assert time.monotonic() < deadline, "the reader reads nothing"
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        self._ends.set()
+        self._process.join(CALL_SECONDS_MAX)
+        assert self._process.exitcode == 0, f"the reader ended with {self._process.exitcode}"
+
+
+def _read_until(bootstrap: str, count: int, cold: Path | None, read: Any, ends: Any) -> None:
+    """The reader's process."""
+    while not ends.is_set():
+        if cold is not None:
+            forget(cold)
+        consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "behind", "enable.auto.commit": False}
+        )
+        try:
+            consumer.assign([TopicPartition(TOPIC, 0, 0)])
+            left = count
+            while left > 0 and not ends.is_set():
+                messages = consumer.consume(min(FETCH_RECORDS, left), timeout=1.0)
+                for message in messages[:1]:
+                    assert message.error() is None, message.error()
+                left -= len(messages)
+                read.value += len(messages)
+        finally:
+            consumer.close()

@@ -1,0 +1,61 @@
+"""What writing twice costs: this build, one that writes only its journal, one that syncs segments.
+
+Every record is written to the journal and later to a segment. Beside the servers as they are stand
+two variants (tests/bench/variants.py says what each leaves out): `journal_only` is the most that
+could be won if segments cost nothing; `segments_only` is the design without a journal, at its best.
+
+A run is three new servers, a topic, a warm-up, then records of 1,000 bytes as fast as librdkafka
+sends them, acks=all. Bytes written are what the servers' processes made dirty, divided by three
+times the payload: one is the least that three replicas can write. Up to a checkpoint's worth is
+written after the last acknowledgement, or before the first. CPU time of the kernel's own threads,
+which write pages back, is nobody's here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from tests.bench.load import create_topic, send, throughput, throughput_producer
+from tests.bench.rounds import Comparison, Figures
+from tests.bench.servers import COUNT, Servers
+
+BASELINE = "as_it_is"
+RUNS = (BASELINE, "journal_only", "segments_only")
+WARM_UP_MB = 300
+"""Until the journal goes round in the files it has, instead of filling new ones with zeros."""
+TOPIC = "written"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--megabytes", type=int, default=1_000, help="of payload, in each run")
+    parser.add_argument("--partitions", type=int, default=1)
+    parser.set_defaults(rounds=5)
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
+    runs = {name: partial(run, name, options.megabytes, options.partitions) for name in RUNS}
+    yield Comparison(runs, BASELINE)
+
+
+def run(variant: str, megabytes: int, partitions: int) -> Figures:
+    servers = Servers(variant)
+    try:
+        servers.up()
+        create_topic(servers.bootstrap, TOPIC, partitions)
+        producer = throughput_producer(servers.bootstrap)
+        send(producer, TOPIC, partitions, min(WARM_UP_MB, megabytes))
+        os.sync()
+        written_before = servers.written_bytes()
+        figures = throughput(
+            servers.pids(), megabytes, lambda: send(producer, TOPIC, partitions, megabytes)
+        )
+        written = servers.written_bytes() - written_before
+        figures["bytes_written_per_replica_and_byte"] = written / (COUNT * megabytes * 1e6)
+    finally:
+        servers.down()
+    return figures
