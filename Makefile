@@ -9,7 +9,8 @@
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
 #   make conformance DIR=../shared/raft-conformance
-#   make bench          throughput and latency of a replica set on this machine
+#   make bench          throughput and latency of a replica set on this machine; BENCH_ARGS=idle
+#                       and other measurements: docs/performance.md
 #   make setup          only the set-up, into .venv
 #   make clean          remove builds, caches and .venv; never data
 
@@ -41,7 +42,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-
 .PHONY: help setup up down test check fix gen conformance sim chaos mutants bench clean
 
 help:
-	@sed -n '3,17s/^# \{0,1\}//p' Makefile
+	@sed -n '3,18s/^# \{0,1\}//p' Makefile
 
 # --- set-up -------------------------------------------------------------------------------------
 # `make up` needs only what a server needs; the tests add the clients and tools of the `dev` extra.
