@@ -80,7 +80,7 @@ class Healing:
         self._turn = 0
         self._refusals: dict[tuple[int, int], int] = {}
         """How often a range (group, first index) was asked for in vain."""
-        self.known: set[int] = set()
+        self._known: set[int] = set()
         """Groups that were told of as damaged."""
 
     # --- asking --------------------------------------------------------------------------------
@@ -95,11 +95,15 @@ class Healing:
         if damaged:
             group, hole = damaged[self._turn % len(damaged)]
             self._ask(group, hole, now_ns)
+        else:
+            # Also of groups that were deleted with their holes.
+            self._refusals.clear()
+            self._known.clear()
 
     def _ask(self, group: Group, hole: tuple[int, int], now_ns: int) -> None:
         first, end = hole
-        if group.group_id not in self.known:
-            self.known.add(group.group_id)
+        if group.group_id not in self._known:
+            self._known.add(group.group_id)
             self._log.warning("entries_damaged", group=group.group_id, first=first, end=end)
         peers = sorted({server_of(r) for r in group.members} & self._alive.keys())
         if not peers:
@@ -155,7 +159,7 @@ class Healing:
     def _note_healed(self, group: Group) -> None:
         self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
         if not group.log.holes:
-            self.known.discard(group.group_id)
+            self._known.discard(group.group_id)
             self._log.info("entries_repaired", group=group.group_id)
         self._healed(group)
         self.look_around()
