@@ -178,6 +178,9 @@ class Healing:
             answer([])
             return
         log, end = group.log, min(wanted.end, group.commit + 1)
+        if end <= wanted.first:
+            answer([])  # it may be here, but is not known to be committed
+            return
         try:
             answer([as_entry(e) for e in log.entries(wanted.first, end, ANSWER_BYTES_MAX)])
         except storage.NotInMemory:
