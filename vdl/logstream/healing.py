@@ -138,6 +138,7 @@ class Healing:
             self._asked = None
             if error is not None:
                 self._log.warning("repair_refused", group=group.group_id, error=str(error))
+                self._note_refusal(group, asked.first)
             elif self._groups.get(group.group_id) is group:
                 self._note_healed(group)
 
