@@ -71,6 +71,15 @@ def rename(cluster: Any, times: int) -> None:
         cluster.propose(RegisterServer(1, directory, f"rack-{turn}", {}, True))
 
 
+def leave_behind(cluster: Any) -> None:
+    """Stop server 3; the others cut their logs behind commands that it has not seen."""
+    cluster.nodes[3].crash()
+    rename(cluster, 30)
+    for server_id in (1, 2):
+        cluster.nodes[server_id].store.checkpoint()
+    cluster.run(2_500)
+
+
 def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
     """Make a server lead; its stream."""
     group = cluster.leader(group_id).group
@@ -246,11 +255,7 @@ def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: A
 def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(forgetful: Any) -> None:
     """The catalog's log stays short; who is behind its start gets the state instead."""
     cluster = forgetful
-    cluster.nodes[3].crash()
-    rename(cluster, 30)
-    for server_id in (1, 2):
-        cluster.nodes[server_id].store.checkpoint()
-    cluster.run(2_500)
+    leave_behind(cluster)
     log = cluster.nodes[1].host.groups[0].log
     assert log.first_index > 10
     cluster.nodes[3].start()
@@ -330,11 +335,7 @@ def test_catalog_does_not_wait_for_partitions(cluster: Any) -> None:
 def test_installed_state_is_covered_by_the_next_checkpoint_after_a_crash(forgetful: Any) -> None:
     """Else the log would never be cut again."""
     cluster = forgetful
-    cluster.nodes[3].crash()
-    rename(cluster, 30)
-    for server_id in (1, 2):
-        cluster.nodes[server_id].store.checkpoint()
-    cluster.run(2_500)
+    leave_behind(cluster)
     cluster.nodes[3].start()
     cluster.run(3_000)
     assert cluster.nodes[3].host.groups[0].log.installed_state
