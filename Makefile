@@ -1,14 +1,16 @@
 # Everything a contributor runs. Each target does its own set-up; nothing is installed by hand.
 #
-#   make up             three servers on 127.0.0.1:9092-9094, data in ./data, until ^C
+#   make up             three servers on 127.0.0.1:9092-9094, until ^C; NODES=3, PORT=9092, DATA=data
+#   make down           stop the servers whose data is in DATA
 #   make test           all tests, stage by stage (.ci/budgets.toml); STAGES="unit codec" for some
 #   make check          format, lint, types, tidy, generated code; writes nothing
 #   make fix            format and repair what can be repaired
 #   make gen            regenerate the Kafka codec and the gRPC modules
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8]
-#   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20
+#   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
+#                       FAILOVERS=10 one kind only
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
-#   make conformance DIR=../shared/raft-conformance
+#   make conformance    the Raft core against the scripts and tables in DIR
 #   make bench          throughput and latency of a replica set on this machine; BENCH_ARGS=idle
 #                       and other measurements: docs/performance.md
 #   make setup          only the set-up, into .venv
@@ -42,7 +44,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-
 .PHONY: help setup up down test check fix gen conformance sim chaos mutants bench clean
 
 help:
-	@sed -n '3,18s/^# \{0,1\}//p' Makefile
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
 # --- set-up -------------------------------------------------------------------------------------
 # `make up` needs only what a server needs; the tests add the clients and tools of the `dev` extra.

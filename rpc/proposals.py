@@ -25,10 +25,8 @@ class ProposeOutcome(IntEnum):
     """What became of a forwarded command. All but ACCEPTED mean: it was never appended."""
 
     ACCEPTED = 0
-    NOT_LEADER = 1
-    BUSY = 2  # a limit or a leadership transfer; the same leader may take it later
+    NOT_LEADER = 1  # or a limit, or a leadership transfer: it may be sent again
     UNKNOWN_GROUP = 3
-    TOO_LARGE = 4
     REFUSED = 5  # not a command the leader knows; it is not to be sent again
 
 

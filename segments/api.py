@@ -189,7 +189,7 @@ class StoreOptions:
     idle_block_ms: int = 50
     meta_map_bytes: int = 1 << 30
     scrub_bytes_per_second: int = 4 << 20
-    """How fast sealed segments are read through, again and again; 0: never."""
+    """How fast segments are read through, again and again; 0: never."""
 
 
 class Timer(Protocol):

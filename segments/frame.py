@@ -28,7 +28,6 @@ from segments.api import Buffer, CorruptRecord, StoredEntry
 
 FRAME_BYTES = 48
 FRAME_VERSION = 1
-PAYLOAD_BYTES_MAX = (1 << 31) - 1
 
 HEADER = struct.Struct("<IIIIBBHIQQq")
 # Everything but the CRC, which is computed over these bytes and the payload in one call.

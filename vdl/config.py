@@ -116,11 +116,6 @@ class Config:
     store: StoreOptions = field(default_factory=StoreOptions)
     log: LogOptions = field(default_factory=LogOptions)
 
-    @property
-    def is_single(self) -> bool:
-        """Whether this server forms a cluster of its own."""
-        return not self.seeds
-
 
 @dataclass(frozen=True, slots=True)
 class Key:

@@ -72,6 +72,14 @@ HELP: dict[str, str] = {
     "vdl_server_client_connections_refused_total": "Client connections over a limit.",
     "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
     "vdl_store_logs_lost": "Replicas that lost what they may have acknowledged; they take no part.",
+    "vdl_store_holes": "Ranges of entries that are damaged here and not mended yet.",
+    "vdl_store_meta_salvaged_total": "Times applied state was copied out of a damaged file.",
+    "vdl_store_scrubbed_bytes_total": "Bytes of segments that the scrubber has read.",
+    "vdl_store_scrub_errors_total": "Damaged entries that the scrubber has found.",
+    "vdl_store_scrub_passes_total": "Times the scrubber has read all segments.",
+    "vdl_store_scrub_last_pass_bytes": "Bytes of the last whole pass of the scrubber.",
+    "vdl_store_scrub_last_pass_seconds_ago": "Time since it ended, -1 before the first.",
+    "vdl_store_failpoints": "Failpoints that are set: more than 0 only in tests.",
     "vdl_store_unflushed_bytes": "Bytes in the cache and not yet in a segment.",
     "vdl_store_cache_bytes": "Bytes of the tail cache in use.",
     "vdl_store_cache_misses_total": "Reads that had to go to disk.",
@@ -98,7 +106,8 @@ HELP: dict[str, str] = {
 STORE_COUNTERS = frozenset(
     {
         "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints", "flushed_bytes",
-        "journal_blocks", "journal_bytes",
+        "journal_blocks", "journal_bytes", "meta_salvaged", "read_ahead_hits", "scrub_errors",
+        "scrub_passes", "scrubbed_bytes",
     }
 )  # fmt: skip
 """What only grows, among the numbers that a store calls by plain names."""

@@ -83,7 +83,7 @@ def wait_healed(servers: DiskSet) -> float:
 
 def wait_scrubbed(servers: DiskSet) -> None:
     """Return when the victim has read all its segments once more, from beginning to end."""
-    name = "vdl_store_scrub_passes"
+    name = "vdl_store_scrub_passes_total"
     deadline = time.monotonic() + PASSES_SECONDS_MAX
     # The pass that runs may be past what was struck last.
     wanted = numbers(servers, VICTIM).get(name, 0.0) + 2

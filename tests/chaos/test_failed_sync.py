@@ -47,7 +47,6 @@ DISK_BYTES = 128 * MIB
 INJECTED = (("pwritev2", 40, ("EIO",)), ("fdatasync", 3, ("EIO", "ENOSPC")))
 """Calls, which of them at most, the errors. `pwritev2` are the journal's writes, which are durable
 when they return, and those to segments, which are not: for these a full disk is a state."""
-STRACE_ATTACH_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,16 @@ class Harness:
         assert self.acknowledged >= token, (self.acknowledged, token)
         return token
 
+    def collect(self, *batches):
+        """The next checkpoint stores these, once."""
+        waiting = list(batches)
+
+        def take():
+            taken, waiting[:] = list(waiting), []
+            return taken
+
+        self.store.collect_meta = take
+
     def checkpoint(self):
         done = []
         self.store.checkpoint(lambda: done.append(True))

@@ -43,13 +43,7 @@ def append(harness, log, count, size, *, term, commit):
 
 
 def checkpoint(harness, *batches):
-    waiting = list(batches)
-
-    def collect():
-        taken, waiting[:] = list(waiting), []
-        return taken
-
-    harness.store.collect_meta = collect
+    harness.collect(*batches)
     harness.checkpoint()
 
 

@@ -342,17 +342,15 @@ def test_meta_of_a_checkpoint_is_loaded_after_a_crash(harness, writer, hard_stat
     """collect_meta, load_meta: dirty keys of one checkpoint, all or none; clear drops the rest."""
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 10)
-    batches = [MetaBatch(log.log_id, 4, [(b"b", b"2"), (b"a", b"1"), (b"", b"empty")])]
-    harness.store.collect_meta = lambda: batches
+    harness.collect(MetaBatch(log.log_id, 4, [(b"b", b"2"), (b"a", b"1"), (b"", b"empty")]))
     harness.checkpoint()
     assert log.applied_index == 4
-    batches = [MetaBatch(log.log_id, 7, [(b"a", None), (b"c", b"3"), (b"b", b"22")])]
+    harness.collect(MetaBatch(log.log_id, 7, [(b"a", None), (b"c", b"3"), (b"b", b"22")]))
     harness.checkpoint()
     log = harness.reopen()
     assert log.applied_index == 7
     assert harness.store.load_meta(log) == (7, [(b"", b"empty"), (b"b", b"22"), (b"c", b"3")])
-    batches = [MetaBatch(log.log_id, 9, [(b"z", b"26")], clear=True)]
-    harness.store.collect_meta = lambda: batches
+    harness.collect(MetaBatch(log.log_id, 9, [(b"z", b"26")], clear=True))
     harness.checkpoint()
     log = harness.reopen()
     assert harness.store.load_meta(log) == (9, [(b"z", b"26")])

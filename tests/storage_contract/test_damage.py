@@ -14,16 +14,9 @@ import pytest
 from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, StoredEntry
 from segments.fs import RealFile
 from tests.storage_contract.conftest import SMALL
+from tests.storage_contract.damage import flip_bit
 
 COUNT = 260
-
-
-def flip(path, position, bit=0):
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ (1 << bit)]))
 
 
 def build(make_harness, tmp_path):
@@ -47,6 +40,22 @@ def build(make_harness, tmp_path):
 
 def folder(engine, log):
     return Path(engine.directory) / "logs" / f"{log.log_id:08x}"
+
+
+def segment_file(engine, number):
+    return folder(engine, engine.log) / f"{number:010d}.log"
+
+
+def index_slot(engine, index):
+    """Where an entry's Idx lies: the file, the position."""
+    number, slot = divmod(index, SMALL.index_segment_entries)
+    return folder(engine, engine.log) / f"{number:010d}.index", 64 + slot * 40
+
+
+def flip_in_frame(engine, index, at, bit=0):
+    """A bit of the byte `at` of an entry's frame in its segment, which is on disk."""
+    idx = engine.log.files.idx(index)
+    flip_bit(segment_file(engine, idx.segment), idx.position + at, bit)
 
 
 def read_all(engine, twin):
@@ -89,12 +98,10 @@ def test_damaged_frame_of_a_sealed_segment_is_a_hole_until_it_is_repaired(make_h
     """The range is named; what lies around it is served; the copy is durable."""
     engine, twin = build(make_harness, tmp_path)
     log = engine.log
-    segment = log.segments[1]
-    idx = log.files.idx(segment.first_index + 2)
-    flip(folder(engine, log) / f"{segment.number:010d}.log", idx.position + 60)
+    bad = log.segments[1].first_index + 2
+    flip_in_frame(engine, bad, 60)
     log = engine.reopen()
     assert log.holes == ()
-    bad = segment.first_index + 2
     with pytest.raises(EntriesDamaged) as caught:
         engine.entries(log, bad, bad + 5)
     assert (caught.value.first, caught.value.end) == (bad, bad + 1)
@@ -115,9 +122,8 @@ def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path)
     engine, twin = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[1].first_index + 1
-    idx = log.files.idx(bad)
-    path = folder(engine, log) / f"{idx.segment:010d}.log"
-    flip(path, idx.position + 50)
+    flip_in_frame(engine, bad, 50)
+    path = segment_file(engine, log.segments[1].number)
     with pytest.raises(EntriesDamaged):
         engine.entries(log, bad, bad + 1)
     before = path.read_bytes()
@@ -150,7 +156,7 @@ def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
         used = {p.name: size_in_use(engine, p) for p in files}
         for _ in range(1 + round_ % 2):
             path = rng.choice(files)
-            flip(path, rng.randrange(used[path.name]), rng.randrange(8))
+            flip_bit(path, rng.randrange(used[path.name]), rng.randrange(8))
         if round_ % 3 == 0:
             engine.reopen()
         assert not engine.log.lost
@@ -205,10 +211,9 @@ def test_hole_whose_index_is_damaged_too_is_repaired_by_walking(make_harness, tm
     engine, twin = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[2].first_index + 1
-    idx = log.files.idx(bad)
-    flip(folder(engine, log) / f"{idx.segment:010d}.log", idx.position + 5, 6)  # its length
-    number, position = bad // 16, 64 + bad % 16 * 40
-    flip(folder(engine, log) / f"{number:010d}.index", position + 3)
+    flip_in_frame(engine, bad, 5, 6)  # its length
+    path, position = index_slot(engine, bad)
+    flip_bit(path, position + 3)
     found = read_all(engine, twin)
     assert bad in found
     assert mend(engine, twin, found) is None
@@ -222,7 +227,7 @@ def test_segment_cut_short_is_filled_again(make_harness, tmp_path):
     """The end of a sealed segment is gone."""
     engine, twin = build(make_harness, tmp_path)
     log = engine.log
-    path = folder(engine, log) / f"{log.segments[1].number:010d}.log"
+    path = segment_file(engine, log.segments[1].number)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     found = read_all(engine, twin)
@@ -246,16 +251,14 @@ def test_flipped_bits_of_the_meta_are_found_or_harmless(make_harness, tmp_path):
     refused = 0
     for round_ in range(60):
         items = [(f"k{n}".encode(), rng.randbytes(rng.randrange(300))) for n in range(120)]
-        batches = [MetaBatch(log.log_id, round_ + 1, items, clear=True)]
-        engine.store.collect_meta = lambda batches=batches: batches
+        engine.collect(MetaBatch(log.log_id, round_ + 1, items, clear=True))
         engine.checkpoint()
-        engine.store.collect_meta = list
         assert engine.store.load_meta(log) == (round_ + 1, sorted(items))
         log = engine.reopen()  # the next journal file's header knows of this checkpoint
         assert engine.store.load_meta(log) == (round_ + 1, sorted(items))
         engine.crash()
         path = Path(engine.directory) / "meta" / "data.mdb"
-        flip(path, rng.randrange(path.stat().st_size), rng.randrange(8))
+        flip_bit(path, rng.randrange(path.stat().st_size), rng.randrange(8))
         engine.start()
         log = engine.log
         assert not log.lost
@@ -278,10 +281,9 @@ def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
     for segment in (log.segments[0], log.segments[3], log.segments[-1]):
         index = segment.first_index + 1
         assert index <= log.flushed_index
-        flip(folder(engine, log) / f"{segment.number:010d}.log", log.files.idx(index).position + 9)
+        flip_in_frame(engine, index, 9)
         bad.append(index)
-    number, position = (sealed - 2) // 16, 64 + (sealed - 2) % 16 * 40
-    flip(folder(engine, log) / f"{number:010d}.index", position)
+    flip_bit(*index_slot(engine, sealed - 2))
     engine.workers.advance(60_000)
     assert log.holes == tuple((index, index + 1) for index in bad)
     stats = engine.store.stats()
@@ -325,11 +327,12 @@ def test_bytes_that_the_medium_cannot_read_are_damage_and_not_the_end(
     """EIO from a segment is a hole, from an index a reason to write it anew."""
     engine, twin = build(make_harness, tmp_path)
     log = engine.log
-    segment = log.segments[1]
-    bad = segment.first_index
+    bad = log.segments[1].first_index
     idx = log.files.idx(bad)
-    sectors = {f"{segment.number:010d}.log": range(idx.position, idx.position + idx.length)}
-    sectors[f"{(bad + 40) // 16:010d}.index"] = range(64, 128)
+    sectors = {
+        segment_file(engine, idx.segment).name: range(idx.position, idx.position + idx.length),
+        index_slot(engine, bad + 40)[0].name: range(64, 128),
+    }
     real = RealFile.pread
 
     def pread(file, length, position):
@@ -361,9 +364,9 @@ def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_p
     bad = log.segments[2].first_index + 1
     idx = log.files.idx(bad)
     behind = log.files.idx(bad + 1).base_offset
-    flip(folder(engine, log) / f"{idx.segment:010d}.log", idx.position + 60)
-    for number in (bad // 16, (bad + 16) // 16):
-        (folder(engine, log) / f"{number:010d}.index").unlink(missing_ok=True)
+    flip_in_frame(engine, bad, 60)
+    for index in (bad, bad + SMALL.index_segment_entries):
+        index_slot(engine, index)[0].unlink(missing_ok=True)
     for offset in (idx.base_offset, behind):
         with pytest.raises(EntriesDamaged) as caught:
             engine.read(log, offset, log.commit_index, 3000)
@@ -385,10 +388,8 @@ def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
     path = Path(engine.directory) / "meta" / "data.mdb"
     for applied in (5, 9):
         older = path.read_bytes()
-        batches = [MetaBatch(log.log_id, applied, [(b"k", b"%d" % applied)], clear=True)]
-        engine.store.collect_meta = lambda batches=batches: batches
+        engine.collect(MetaBatch(log.log_id, applied, [(b"k", b"%d" % applied)], clear=True))
         engine.checkpoint()
-        engine.store.collect_meta = list
         log = engine.reopen()  # a new journal file, whose header knows of the checkpoint
     engine.crash()
     path.write_bytes(older)
@@ -397,10 +398,9 @@ def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
     assert not log.lost
     with pytest.raises(CorruptRecord):
         engine.store.load_meta(log)
-    engine.store.collect_meta = lambda: [MetaBatch(log.log_id, 19, [(b"k", b"19")], clear=True)]
+    engine.collect(MetaBatch(log.log_id, 19, [(b"k", b"19")], clear=True))
     engine.checkpoint()
     assert engine.store.load_meta(log) == (19, [(b"k", b"19")])
-    engine.store.collect_meta = list
     log = engine.reopen()
     assert engine.store.load_meta(log) == (19, [(b"k", b"19")])
     engine.crash()

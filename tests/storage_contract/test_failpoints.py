@@ -35,10 +35,8 @@ class Doing:
             create(self.store, step, lambda log: None)
             self.pump()
         elif step.kind == "checkpoint":
-            batches = applied(self.store, step)
-            self.store.collect_meta = lambda: batches
+            self.collect(*applied(self.store, step))
             self.checkpoint()
-            self.store.collect_meta = list
         else:
             stage(self.store, step)
             self.submit()

@@ -28,17 +28,6 @@ def fill(harness, log, writer, count, size=150):
         harness.submit()
 
 
-def collect(harness, *batches):
-    """The next checkpoints store these, once."""
-    waiting = list(batches)
-
-    def take():
-        taken, waiting[:] = list(waiting), []
-        return taken
-
-    harness.store.collect_meta = take
-
-
 def journal_files(harness):
     """How long the journal is; the twin has none."""
     return harness.store.stats().get("journal_files", 0)
@@ -46,7 +35,7 @@ def journal_files(harness):
 
 def cover(harness, log, applied=None):
     applied = log.first_index - 1 if applied is None else applied
-    collect(harness, MetaBatch(log.log_id, applied, [(b"k", b"new")], clear=True))
+    harness.collect(MetaBatch(log.log_id, applied, [(b"k", b"new")], clear=True))
     harness.checkpoint()
 
 
@@ -110,7 +99,7 @@ def test_checkpoint_of_changes_alone_does_not_cover_the_reset(harness, writer):
         MetaBatch(log.log_id, 499, [(b"a", b"1")]),
         MetaBatch(log.log_id, 20, [(b"a", b"2")], clear=True),
     ):
-        collect(harness, batch)
+        harness.collect(batch)
         harness.checkpoint()
         assert log.installed_state == STATE
     log = harness.reopen()
@@ -124,7 +113,7 @@ def test_checkpoint_collected_before_the_reset_does_not_cover_it(harness, writer
     """`clear` and a high applied index are not enough: the batch must come after."""
     log = harness.new_log()
     fill(harness, log, writer, 20)
-    collect(harness, MetaBatch(log.log_id, 20, [(b"old", b"1")], clear=True))
+    harness.collect(MetaBatch(log.log_id, 20, [(b"old", b"1")], clear=True))
     harness.store.checkpoint()
     reset(harness, log, 21, b"state at twenty")
     harness.submit()
@@ -138,7 +127,7 @@ def test_meta_of_a_reset_that_is_not_durable_waits_for_it(harness):
     a crash there finds the old log and the old state."""
     log = harness.new_log()
     reset(harness, log)
-    collect(harness, MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
+    harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
     harness.store.checkpoint()
     harness.pump()
     log = harness.reopen()
@@ -194,7 +183,7 @@ def test_state_stays_when_checkpoints_fail(make_harness, writer, tmp_path, reque
 
     request.addfinalizer(lambda: failpoint.arm(""))
     failpoint.arm("flush.written:enospc,meta.before_commit:enospc")
-    collect(harness, MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
+    harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
     for _ in range(5):
         fill(harness, log, writer, 40, size=700)
         harness.store.checkpoint()
@@ -221,12 +210,12 @@ def test_covering_state_of_a_failed_checkpoint_covers_with_the_next(
 
     request.addfinalizer(lambda: failpoint.arm(""))
     failpoint.arm("flush.written:enospc,meta.before_commit:enospc")
-    collect(harness, MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
+    harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
     harness.store.checkpoint()
     harness.pump()
     assert log.installed_state == STATE
     failpoint.arm("")
-    collect(harness, MetaBatch(log.log_id, 510, [(b"l", b"more")]))
+    harness.collect(MetaBatch(log.log_id, 510, [(b"l", b"more")]))
     harness.checkpoint()
     assert log.installed_state == b""
     log = harness.reopen()
@@ -318,7 +307,7 @@ def test_covering_state_that_was_late_does_not_cover_the_next_reset(
     reset(harness, log, state=b"first")
     harness.submit()
     failpoint.arm("meta.before_commit:enospc")
-    collect(harness, MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
+    harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
     harness.store.checkpoint()
     harness.pump()
     reset(harness, log, 600, state=b"second")

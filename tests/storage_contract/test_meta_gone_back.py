@@ -7,6 +7,7 @@ import pytest
 from segments.api import CorruptRecord, MetaBatch
 from segments.fs import RealFileSystem
 from segments.meta import Meta
+from tests.storage_contract.damage import flip_bit
 
 LOGS = (1, 2)
 ROUNDS = 13
@@ -37,12 +38,7 @@ def test_flipped_root_never_loses_a_key_silently(tmp_path, page, byte):
     want = {log_id: {} for log_id in LOGS}
     for round_ in range(ROUNDS):
         commit(meta, round_, want)
-    with (path / "data.mdb").open("r+b") as file:
-        at = page * 4096 + byte
-        file.seek(at)
-        flipped = file.read(1)[0] ^ 1 << random.Random(byte).randrange(8)
-        file.seek(at)
-        file.write(bytes([flipped]))
+    flip_bit(path / "data.mdb", page * 4096 + byte, random.Random(byte).randrange(8))
     for round_ in range(ROUNDS, ROUNDS + 3):
         commit(meta, round_, want)
     lost = meta.outdated

@@ -126,9 +126,8 @@ class Pair:
                     batches.append(MetaBatch(log.log_id, applied, items))
             # State machines apply only what is durable here.
             side.submit()
-            side.store.collect_meta = lambda batches=batches: batches
+            side.collect(*batches)
             side.checkpoint()
-            side.store.collect_meta = list
 
     def do_idle(self):
         for side in self.sides:
@@ -149,18 +148,15 @@ class Pair:
         for side in self.sides:
             if is_durable:
                 side.submit()
-            batches = [
+            side.collect(*(
                 MetaBatch(log.log_id, log.commit_index, [(b"all", b"of it")], clear=True)
                 for log in side.store.logs.values()
                 if is_durable or log.installed_state
-            ]
-            waiting = [batches]
-            side.store.collect_meta = lambda waiting=waiting: waiting.pop() if waiting else []
+            ))  # fmt: skip
             side.store.checkpoint()
             side.pump()
             side.submit()
             side.checkpoint()
-            side.store.collect_meta = list
 
     def do_trim(self, fraction):
         log = self.twin_log

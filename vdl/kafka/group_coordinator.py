@@ -161,14 +161,7 @@ class GroupCoordinator:
         if not isinstance(led, LedCoordinator):
             waiter.complete(Synced(led))
             return
-        error = led.machine.groups.check_sync(
-            command.group_id,
-            command.generation,
-            command.member_id,
-            command.group_instance_id,
-            protocol_type=command.protocol_type,
-            protocol_name=command.protocol_name,
-        )
+        error = led.machine.groups.check_sync(command)
         if error is not ErrorCode.NONE:
             waiter.complete(Synced(error))
             return

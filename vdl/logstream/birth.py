@@ -60,8 +60,6 @@ class BirthState(Enum):
     """Where a server without a record stands."""
 
     ASKING = "asking"
-    FOUNDER = "founder"
-    """This server writes the record: `Birth.found`."""
     NEWCOMER = "newcomer"
     """A cluster exists and does not know this directory: wait to be taken in."""
     BORN = "born"

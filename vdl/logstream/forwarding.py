@@ -28,7 +28,7 @@ from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.state_group import COMMAND_BYTES_MAX, NOT_APPENDED, Outcome, StateGroup
 
 WAITING_MAX = 10_000
-"""Commands of this server that wait for a catalog leader."""
+"""Commands of this server that wait for a catalog leader, or for what it made of them."""
 
 
 class Forwarded:
@@ -69,7 +69,7 @@ class Forwarding:
 
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
         """`done` once: applied here, certainly not appended, or unknown at the deadline."""
-        if len(self._waiting) >= WAITING_MAX:
+        if len(self._waiting) + len(self._sent) >= WAITING_MAX:
             done(NOT_APPENDED)
             return
         forwarded = Forwarded(command, deadline_ns, done)

@@ -80,7 +80,7 @@ class Healing:
         self._turn = 0
         self._refusals: dict[tuple[int, int], int] = {}
         """How often a range (group, first index) was asked for in vain."""
-        self.known: set[int] = set()
+        self._known: set[int] = set()
         """Groups that were told of as damaged."""
 
     # --- asking --------------------------------------------------------------------------------
@@ -95,11 +95,15 @@ class Healing:
         if damaged:
             group, hole = damaged[self._turn % len(damaged)]
             self._ask(group, hole, now_ns)
+        else:
+            # Also of groups that were deleted with their holes.
+            self._refusals.clear()
+            self._known.clear()
 
     def _ask(self, group: Group, hole: tuple[int, int], now_ns: int) -> None:
         first, end = hole
-        if group.group_id not in self.known:
-            self.known.add(group.group_id)
+        if group.group_id not in self._known:
+            self._known.add(group.group_id)
             self._log.warning("entries_damaged", group=group.group_id, first=first, end=end)
         peers = sorted({server_of(r) for r in group.members} & self._alive.keys())
         if not peers:
@@ -134,6 +138,7 @@ class Healing:
             self._asked = None
             if error is not None:
                 self._log.warning("repair_refused", group=group.group_id, error=str(error))
+                self._note_refusal(group, asked.first)
             elif self._groups.get(group.group_id) is group:
                 self._note_healed(group)
 
@@ -155,7 +160,7 @@ class Healing:
     def _note_healed(self, group: Group) -> None:
         self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
         if not group.log.holes:
-            self.known.discard(group.group_id)
+            self._known.discard(group.group_id)
             self._log.info("entries_repaired", group=group.group_id)
         self._healed(group)
         self.look_around()
@@ -174,6 +179,9 @@ class Healing:
             answer([])
             return
         log, end = group.log, min(wanted.end, group.commit + 1)
+        if end <= wanted.first:
+            answer([])  # it may be here, but is not known to be committed
+            return
         try:
             answer([as_entry(e) for e in log.entries(wanted.first, end, ANSWER_BYTES_MAX)])
         except storage.NotInMemory:

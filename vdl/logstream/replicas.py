@@ -1,4 +1,4 @@
-"""Which replicas this server holds, and how one comes to life.
+"""Which replicas this server holds: made, replaced and deleted as the catalog says.
 
 The founding replicas of the catalog and the coordinators come from the birth record; all others
 from the *applied* catalog, never from anything less: a replica is made when the catalog lists it

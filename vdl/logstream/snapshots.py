@@ -24,8 +24,9 @@ import cramjam
 import msgspec
 
 from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
+from segments.api import INSTALLED_STATE_BYTES_MAX
 
-SNAPSHOT_BYTES_MAX = 8 << 20
+SNAPSHOT_BYTES_MAX = INSTALLED_STATE_BYTES_MAX
 """The largest snapshot, compressed: it travels in one frame and is kept in one journal record. A
 group whose log was cut while its state was half as large, and has outgrown it since, cannot have a
 replica replaced; a coordinator gets there with some half a million committed offsets."""
@@ -106,8 +107,8 @@ def encode_snapshot(members: Members, items: Items) -> bytes:
 def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
     """Nothing in the result points into `data`. Raises DecodeError."""
     length = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else STATE_BYTES_MAX + 1
-    if length > STATE_BYTES_MAX:
-        raise DecodeError(f"a snapshot of {length} bytes")
+    if length > STATE_BYTES_MAX or len(data) > SNAPSHOT_BYTES_MAX:
+        raise DecodeError(f"a snapshot of {len(data)} bytes, {length} plain")
     plain = bytearray(length)
     try:
         cramjam.zstd.decompress_into(memoryview(data)[_LENGTH.size :], plain)

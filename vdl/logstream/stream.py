@@ -45,8 +45,6 @@ class Appended:
 
     error: ErrorCode
     base_offset: int = -1
-    log_append_time: int = -1
-    """Time the log put on the records (ms), -1 when they carry their producer's (KIP-32)."""
     log_start_offset: int = -1
 
 

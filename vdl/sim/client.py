@@ -37,6 +37,7 @@ from vdl.kafka.wire.header import (
 from vdl.kafka.wire.registry import FLEXIBLE_FROM
 from vdl.kafka.wire.runtime import WireError
 from vdl.sim.metadata import MetadataCache
+from vdl.sim.unsent import write_unsent
 
 Message = Any
 """A request or a response of `vdl.kafka.wire`."""
@@ -294,17 +295,8 @@ class _Link:
             return
         self._unsent.extend(self.connection.outgoing)
         self.connection.outgoing.clear()
-        while self._unsent and not self._blocked:
-            offered = list(self._unsent)
-            self._unsent.clear()
-            taken = self._stream.write(offered)
-            self._blocked = taken < sum(map(len, offered))
-            for buffer in offered:
-                if taken >= len(buffer):
-                    taken -= len(buffer)
-                else:
-                    self._unsent.append(memoryview(buffer)[taken:])
-                    taken = 0
+        if not self._blocked:
+            self._blocked = not write_unsent(self._stream, self._unsent)
 
     # --- StreamOwner ----------------------------------------------------------------------------
     def get_buffer(self) -> memoryview:

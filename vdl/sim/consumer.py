@@ -40,7 +40,7 @@ class Fetched:
     """One partition's part of a fetch: records from the position on, and where the log stood.
 
     `epochs` has the leader epoch of the batch each record came in; `leader_epoch` is the one the
-    server agreed to, -1 in versions that do not ask. Times are the client's clock.
+    server agreed to, -1 in versions that do not ask. `asked_ns` is the client's clock.
     """
 
     tp: TopicPartition
@@ -50,7 +50,6 @@ class Fetched:
     leader_epoch: int
     node: int
     asked_ns: int
-    answered_ns: int
     position: int
 
 
@@ -312,9 +311,8 @@ class Consumer:
             self._again()
             return
         fetched = Fetched(
-            want.tp, [], [], row.high_watermark, want.epoch, leader, asked_ns,
-            self.client.clock.now_ns(), want.position,
-        )  # fmt: skip
+            want.tp, [], [], row.high_watermark, want.epoch, leader, asked_ns, want.position
+        )
         for batch in split_batches(memoryview(_joined(row.records))):
             if not crc_matches(batch):
                 self.corrupt.append(f"{want.tp} from server {leader}")

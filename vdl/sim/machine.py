@@ -33,6 +33,7 @@ from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
 from vdl.sim.network import Network, SimDialer, SimStream
 from vdl.sim.trace import Trace
+from vdl.sim.unsent import write_unsent
 from vdl.sim.workers import SimWorkers
 
 KAFKA_PORT = 9092
@@ -406,17 +407,8 @@ class Edge:
         self._stream.resume_reading()
 
     def _flush(self) -> None:
-        while self._unsent and not self._blocked:
-            offered = list(self._unsent)
-            self._unsent.clear()
-            taken = self._stream.write(offered)
-            self._blocked = taken < sum(map(len, offered))
-            for buffer in offered:
-                if taken >= len(buffer):
-                    taken -= len(buffer)
-                else:
-                    self._unsent.append(memoryview(buffer)[taken:])
-                    taken = 0
+        if not self._blocked:
+            self._blocked = not write_unsent(self._stream, self._unsent)
             if self._blocked and self._session is not None:
                 self._session.pause_writing()
         if self._closing and not self._unsent:

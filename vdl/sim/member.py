@@ -37,9 +37,6 @@ from vdl.sim.consumer import Consumer
 from vdl.sim.subscription import TopicPartition
 
 _PROTOCOL = "range"
-_REJOIN = frozenset(
-    (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
-)
 _LOST_COORDINATOR = frozenset(
     (
         ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR,

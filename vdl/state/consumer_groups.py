@@ -247,44 +247,28 @@ class ConsumerGroups:
         return answer
 
     # --- the other commands ------------------------------------------------------------------
-    def check_sync(
-        self,
-        group_id: str,
-        generation: int,
-        member_id: str,
-        group_instance_id: str | None,
-        *,
-        protocol_type: str | None,
-        protocol_name: str | None,
-    ) -> ErrorCode:
+    def check_sync(self, command: commands.SyncGroup) -> ErrorCode:
         """Whether a member may sync: NONE in COMPLETING_REBALANCE and STABLE. KIP-559 for the
         protocol, None if the request does not say it."""
-        group = self.groups.get(group_id)
+        group = self.groups.get(command.group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        error = group.check_member(member_id, group_instance_id)
+        error = group.check_member(command.member_id, command.group_instance_id)
         if error is not ErrorCode.NONE:
             return error
-        if generation != group.generation:
+        if command.generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        if protocol_type is not None and protocol_type != group.protocol_type:
+        if command.protocol_type is not None and command.protocol_type != group.protocol_type:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if group.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
-        if protocol_name is not None and protocol_name != group.protocol_name:
+        if command.protocol_name is not None and command.protocol_name != group.protocol_name:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
 
     def sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
         """The leader's assignment makes the generation stable; once."""
-        error = self.check_sync(
-            command.group_id,
-            command.generation,
-            command.member_id,
-            command.group_instance_id,
-            protocol_type=command.protocol_type,
-            protocol_name=command.protocol_name,
-        )
+        error = self.check_sync(command)
         if error is not ErrorCode.NONE:
             return SyncAnswer(error)
         group = self.groups[command.group_id]

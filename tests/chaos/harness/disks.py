@@ -172,11 +172,6 @@ class Disk:
                 return source.removeprefix("/dev/")
         raise DiskError(f"{self.mount_point} is not mounted")
 
-    def bytes_free(self) -> int:
-        """What the file system says it has room for."""
-        found = os.statvfs(self.mount_point)
-        return found.f_bavail * found.f_frsize
-
 
 class Disks:
     """All disks of a test session. Use: `with`, or `close`."""

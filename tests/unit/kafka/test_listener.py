@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from struct import pack, unpack
 from typing import Any
@@ -15,33 +14,14 @@ from typing import Any
 import pytest
 
 from tests.unit.kafka.twin import LISTENER, TwinHost, TwinLog
-from vdl.clock import Timer
 from vdl.kafka import listener as listener_module
 from vdl.kafka.context import Context, KafkaOptions, ListenerOptions
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.listener import Listener, write_some
+from vdl.process import LoopClock
 from vdl.sim.clock import NodeClock, VirtualTime
 
 API_VERSIONS_V0 = pack(">ihhih", 10, 18, 0, 7, -1)
-
-
-class LoopClock:
-    """Time of the running loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer:
-        return self._loop.call_later(delay_ns / 1e9, fn)
-
-    def call_soon(self, fn: Callable[[], None]) -> None:
-        self._loop.call_soon(fn)
 
 
 class Edge:

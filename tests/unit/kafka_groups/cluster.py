@@ -290,10 +290,6 @@ class Cluster:
             self.pump()
         return call
 
-    def coordinator_of(self, group_id: str) -> int:
-        """The server that leads the coordinator of a group."""
-        return self.logs[self.servers[1].coordinator_group(group_id)].leader
-
     def machine(self, group_id: str) -> Coordinator:
         """The coordinator's applied state, at its leader."""
         number = self.servers[1].coordinator_group(group_id)

@@ -55,6 +55,31 @@ def restart(cluster: Any, server_id: int) -> None:
     cluster.nodes[server_id].start()
 
 
+def lose(cluster: Any, server_id: int, *group_ids: int) -> None:
+    """A server finds at its start that its replicas of these groups lost durable data."""
+    node = cluster.nodes[server_id]
+    node.crash()
+    for state in node.store.image.logs.values():
+        state.lost = state.group_id in group_ids
+    node.start()
+
+
+def rename(cluster: Any, times: int) -> None:
+    """Some commands of the catalog."""
+    for turn in range(times):
+        directory = cluster.nodes[1].store.directory_id
+        cluster.propose(RegisterServer(1, directory, f"rack-{turn}", {}, True))
+
+
+def leave_behind(cluster: Any) -> None:
+    """Stop server 3; the others cut their logs behind commands that it has not seen."""
+    cluster.nodes[3].crash()
+    rename(cluster, 30)
+    for server_id in (1, 2):
+        cluster.nodes[server_id].store.checkpoint()
+    cluster.run(2_500)
+
+
 def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
     """Make a server lead; its stream."""
     group = cluster.leader(group_id).group
@@ -67,6 +92,10 @@ def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
     return cluster.leader(group_id)
 
 
+THIRD_REPLACED = frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))
+"""The members of a group after server 3 was given a successor."""
+
+
 def test_wiped_server_takes_part_again_under_new_numbers(cluster: Any) -> None:
     """Every group, the catalog's own among them; all servers agree on the members."""
     group_id = cluster.create_topic()
@@ -76,9 +105,8 @@ def test_wiped_server_takes_part_again_under_new_numbers(cluster: Any) -> None:
     cluster.run(8_000)
     assert set(numbers(cluster, 3).values()) == {2}
     assert numbers(cluster, 3).keys() == numbers(cluster, 1).keys()
-    new = frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))
     for group in numbers(cluster, 1):
-        assert members(cluster, group) == {new}
+        assert members(cluster, group) == {THIRD_REPLACED}
     assert held(cluster, 3) == {2}
     assert cluster.nodes[3].host.is_known
     # It counts again: with another one down it is the second of two.
@@ -166,10 +194,7 @@ def test_lost_replica_is_replaced_in_its_own_directory(cluster: Any) -> None:
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(200)
-    cluster.nodes[3].crash()
-    for state in cluster.nodes[3].store.image.logs.values():
-        state.lost = state.group_id == group_id
-    cluster.nodes[3].start()
+    lose(cluster, 3, group_id)
     cluster.run(8_000)
     assert numbers(cluster, 3) == {g: 1 + (g == group_id) for g in numbers(cluster, 1)}
     assert len(cluster.nodes[3].store.logs) == len(numbers(cluster, 3))
@@ -180,10 +205,7 @@ def test_lost_replica_is_replaced_in_its_own_directory(cluster: Any) -> None:
 def test_lost_catalog_replica_is_replaced(cluster: Any) -> None:
     """Without it the server does not know its partitions: it asks its peers for the number."""
     group_id = cluster.create_topic()
-    cluster.nodes[3].crash()
-    for state in cluster.nodes[3].store.image.logs.values():
-        state.lost = True
-    cluster.nodes[3].start()
+    lose(cluster, 3, *cluster.nodes[3].host.groups)
     cluster.run(9_000)
     assert set(numbers(cluster, 3).values()) == {2}
     assert group_id in numbers(cluster, 3)
@@ -233,12 +255,7 @@ def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: A
 def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(forgetful: Any) -> None:
     """The catalog's log stays short; who is behind its start gets the state instead."""
     cluster = forgetful
-    cluster.nodes[3].crash()
-    for turn in range(30):
-        cluster.propose(RegisterServer(1, cluster.record.directory_of(1), f"rack-{turn}", {}, True))
-    for server_id in (1, 2):
-        cluster.nodes[server_id].store.checkpoint()
-    cluster.run(2_500)
+    leave_behind(cluster)
     log = cluster.nodes[1].host.groups[0].log
     assert log.first_index > 10
     cluster.nodes[3].start()
@@ -259,17 +276,16 @@ def test_members_learnt_by_replay_outlive_the_next_restart(cluster: Any) -> None
     group_id = cluster.create_topic()
     wipe(cluster, 3)
     cluster.run(8_000)
-    new = {frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))}
     restart(cluster, 1)
     cluster.run(3_000)
-    assert members(cluster, group_id) == new
+    assert members(cluster, group_id) == {THIRD_REPLACED}
     cluster.append(cluster.leader(group_id))
     cluster.run(500)
     cluster.nodes[1].store.checkpoint()
     cluster.run(500)
     restart(cluster, 1)
     cluster.run(10)
-    assert members(cluster, group_id) == new
+    assert members(cluster, group_id) == {THIRD_REPLACED}
 
 
 def test_group_of_successors_only_lives_after_restarts(cluster: Any) -> None:
@@ -319,11 +335,7 @@ def test_catalog_does_not_wait_for_partitions(cluster: Any) -> None:
 def test_installed_state_is_covered_by_the_next_checkpoint_after_a_crash(forgetful: Any) -> None:
     """Else the log would never be cut again."""
     cluster = forgetful
-    cluster.nodes[3].crash()
-    rename(cluster, 30)
-    for server_id in (1, 2):
-        cluster.nodes[server_id].store.checkpoint()
-    cluster.run(2_500)
+    leave_behind(cluster)
     cluster.nodes[3].start()
     cluster.run(3_000)
     assert cluster.nodes[3].host.groups[0].log.installed_state
@@ -337,13 +349,6 @@ def test_installed_state_is_covered_by_the_next_checkpoint_after_a_crash(forgetf
     log = cluster.nodes[3].host.groups[0].log
     assert not log.installed_state
     assert log.first_index > 40
-
-
-def rename(cluster: Any, times: int) -> None:
-    """Some commands of the catalog."""
-    for turn in range(times):
-        directory = cluster.nodes[1].store.directory_id
-        cluster.propose(RegisterServer(1, directory, f"rack-{turn}", {}, True))
 
 
 def test_stranger_in_the_place_of_a_live_server_is_not_let_in(cluster: Any) -> None:
@@ -385,9 +390,7 @@ def test_catalog_replica_that_was_given_up_makes_room_while_it_runs(cluster: Any
     cluster.propose(ReplaceReplicas(3, directory, [LostReplica(0, 1)]))
     cluster.run(8_000)
     assert numbers(cluster, 3)[0] == 2
-    assert members(cluster, 0) == {
-        frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))
-    }
+    assert members(cluster, 0) == {THIRD_REPLACED}
     assert cluster.nodes[3].host.catalog.items() == cluster.nodes[1].host.catalog.items()
 
 
@@ -410,10 +413,7 @@ def test_successor_in_the_same_directory_knows_who_leads(cluster: Any) -> None:
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(200)
-    cluster.nodes[3].crash()
-    for state in cluster.nodes[3].store.image.logs.values():
-        state.lost = state.group_id == group_id
-    cluster.nodes[3].start()
+    lose(cluster, 3, group_id)
     cluster.run(20_000)
     assert cluster.nodes[3].host.leader_of(group_id) == cluster.nodes[2].host.leader_of(group_id)
     assert cluster.nodes[3].host.groups[group_id].node.lead

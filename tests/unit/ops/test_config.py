@@ -28,7 +28,7 @@ def problem_of(text):
 def test_config_empty_file_is_a_single_complete_server():
     """With nothing said a server is a cluster of its own on loopback."""
     config = parse("")
-    assert config.is_single
+    assert config.seeds == {}
     assert config.peer is None
     assert [listener.port for listener in config.listeners] == [9092]
     assert config.listeners[0].host == "127.0.0.1"

@@ -1,6 +1,7 @@
 """What is deployed can be used: every shipped configuration parses, and tells the truth."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from vdl.config import KEYS, Config, load_config, parse_config
 
 ROOT = Path(__file__).resolve().parents[3]
+LISTENERS = {"listeners.name", "listeners.listen", "listeners.advertise"}
 SHIPPED = sorted((ROOT / "deploy").rglob("*.toml"))
 
 
@@ -26,7 +28,7 @@ def commented_defaults():
         heading = re.fullmatch(r"(?:# )?\[([a-z.]+)\]", line)
         if heading:
             table = heading[1]
-        elif setting := re.match(r"# ([a-z_.]+ = .+)$", line):
+        elif setting := re.match(r'# ("?[a-z_.]+"? = .+)$', line):
             yield table, setting[1]
 
 
@@ -43,5 +45,40 @@ def test_deploy_annotated_defaults_are_the_real_defaults():
 
 def test_deploy_annotated_file_names_only_known_keys():
     """And it names enough of them to be worth reading."""
-    named = {f"{table}.{setting.split(' =')[0]}" for table, setting in commented_defaults()}
+    named = {
+        f"{table}.{setting.partition(' =')[0]}".replace('"', "")
+        for table, setting in commented_defaults()
+    }
     assert named <= set(KEYS)
+
+
+def documented_keys():
+    """{key: default as it would stand in a file, empty where there is none to write}."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (?:`([^`|]+)`)?[^|]*\| [^|]*\|$", text, re.MULTILINE)
+    assert len(rows) == len(dict(rows)), "a key stands there twice"
+    return dict(rows)
+
+
+def test_documented_keys_are_all_there_are():
+    """None is missing, none was made up."""
+    assert set(documented_keys()) == set(KEYS) | LISTENERS | {"cluster.seeds"}
+
+
+def test_documented_defaults_are_the_real_defaults():
+    """Writing every default into a file gives the server that no file gives."""
+    documented = {key: default for key, default in documented_keys().items() if default}
+    listener = {key: documented.pop(key) for key in LISTENERS & set(documented)}
+    lines = []
+    for key, default in documented.items():
+        table, _, name = key.partition(".")
+        lines.append(f'{table}."{name}" = {default}')
+    lines.append("[[listeners]]")
+    lines += [f"{key.partition('.')[2]} = {default}" for key, default in listener.items()]
+    config = parse_config("\n".join(lines), source="documented", folder=Path.cwd())
+    silent = parse_config("", source="documented", folder=Path.cwd())
+    assert replace(config, listeners=silent.listeners) == silent
+    (found,), (default,) = config.listeners, silent.listeners
+    assert (found.name, found.host, found.port) == (default.name, default.host, default.port)
+    without = set(KEYS) - set(documented)
+    assert without == {"peer.listen", "peer.advertise", "admin.advertise"}

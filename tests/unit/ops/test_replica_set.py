@@ -75,7 +75,7 @@ def test_replica_set_of_one_is_a_single_server(tmp_path):
     """One server has no seeds: it is complete by itself."""
     made = make_replica_set(tmp_path, count=1, base_port=BASE_PORT)
     write_configs(made)
-    assert made.servers[0].config().is_single
+    assert made.servers[0].config().seeds == {}
 
 
 def test_replica_set_edited_configuration_is_kept(replica_set):

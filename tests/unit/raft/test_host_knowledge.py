@@ -88,7 +88,10 @@ def test_peers_heard_on_other_ways_keep_check_quorum() -> None:
 def test_stranger_heard_is_nothing() -> None:
     """No member, no progress."""
     network = Network()
-    network.elect(1).peer_heard(77)
+    leader = network.elect(1)
+    members = list(leader.raft.progress)
+    leader.peer_heard(77)
+    assert list(leader.raft.progress) == members
 
 
 # --- quiet_heartbeats --------------------------------------------------------------------------

@@ -337,24 +337,29 @@ def test_links_in_flight_bound_refuses_and_recovers() -> None:
     assert world[1].send(2, b"more")
 
 
+class Stranger:
+    """Reads what comes and says nothing. Why its stream ended goes to `ended`."""
+
+    def __init__(self, ended: list[str]) -> None:
+        self._ended = ended
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(bytearray(100))
+
+    def buffer_updated(self, received: int) -> None: ...
+    def writable(self) -> None: ...
+    def ended(self, cause: str) -> None:
+        self._ended.append(cause)
+
+
 def test_links_inbound_streams_that_say_nothing_are_bounded_and_closed() -> None:
     """Strangers can hold `inbound_max` streams for a second, not more."""
     world = World(1, options=LinkOptions(inbound_max=3))
     ended: list[str] = []
-
-    class Silent:
-        def get_buffer(self) -> memoryview:
-            return memoryview(bytearray(100))
-
-        def buffer_updated(self, received: int) -> None: ...
-        def writable(self) -> None: ...
-        def ended(self, cause: str) -> None:
-            ended.append(cause)
-
     for _ in range(4):
         stream = world.network.connect(9, address_of(1))
         assert stream is not None
-        stream.start(Silent())
+        stream.start(Stranger(ended))
     world.run(10)
     assert len(ended) == 1
     world.run(2_000)
@@ -365,19 +370,9 @@ def test_links_garbage_on_the_port_is_closed() -> None:
     """An HTTP request is not a frame."""
     world = World(1)
     ended: list[str] = []
-
-    class Stranger:
-        def get_buffer(self) -> memoryview:
-            return memoryview(bytearray(100))
-
-        def buffer_updated(self, received: int) -> None: ...
-        def writable(self) -> None: ...
-        def ended(self, cause: str) -> None:
-            ended.append(cause)
-
     stream = world.network.connect(9, address_of(1))
     assert stream is not None
-    stream.start(Stranger())
+    stream.start(Stranger(ended))
     stream.write([b"GET / HTTP/1.1\r\n\r\n"])
     world.run(1)
     assert ended == ["closed by the peer"]

@@ -81,22 +81,8 @@ class Bench:
         ]
 
 
-def flip(file, position, bit=3):
-    """Flip one bit of a file."""
-    with file.open("r+b") as handle:
-        handle.seek(position)
-        byte = handle.read(1)[0]
-        handle.seek(position)
-        handle.write(bytes([byte ^ (1 << bit)]))
-
-
 @pytest.fixture
 def bench(tmp_path):
     made = Bench(tmp_path / "data")
     yield made
     made.store.abandon()
-
-
-@pytest.fixture
-def flip_bit():
-    return flip

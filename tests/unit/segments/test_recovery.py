@@ -9,6 +9,7 @@ from segments.api import CorruptRecord, DirectoryInUse, HardState, MetaBatch, St
 from segments.block import decode_file_header
 from segments.fs import RealFileSystem
 from segments.meta import Meta
+from tests.storage_contract.damage import flip_bit
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem
@@ -77,7 +78,7 @@ def test_journal_goes_on_after_a_cut(bench):
 
 
 @pytest.mark.parametrize("where", ["frame", "table", "header", "chain"])
-def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, flip_bit, where):
+def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, where):
     """A bad block with a good one behind it had been durable: what it held may have been
     acknowledged, so its replica never votes or serves again."""
     first, second = bench.create(2)
@@ -100,7 +101,7 @@ def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, flip_bit, wh
     assert not store.logs[2].lost
 
 
-def test_lost_replica_stays_lost_when_the_evidence_is_gone(bench, flip_bit):
+def test_lost_replica_stays_lost_when_the_evidence_is_gone(bench):
     """The identity file remembers it."""
     first, second = bench.create(2)
     bench.append(first, 3)
@@ -118,7 +119,7 @@ def test_lost_replica_stays_lost_when_the_evidence_is_gone(bench, flip_bit):
     assert not store.logs[2].lost
 
 
-def test_flip_in_the_last_block_is_proved_by_the_idle_block(bench, flip_bit):
+def test_flip_in_the_last_block_is_proved_by_the_idle_block(bench):
     """After a quiet spell an empty block is written, so that damage to the last one shows."""
     (log,) = bench.create()
     bench.append(log, 3)
@@ -152,7 +153,7 @@ def test_recovery_repeated_without_writes_keeps_everything(bench):
     assert len(contents(bench, store.logs[1])) == 4
 
 
-def test_index_files_missing_short_or_wrong_are_rebuilt(bench, flip_bit):
+def test_index_files_missing_short_or_wrong_are_rebuilt(bench):
     """An index holds nothing that its log segments do not."""
     (log,) = bench.create()
     bench.append(log, 150, size=300)
@@ -169,7 +170,7 @@ def test_index_files_missing_short_or_wrong_are_rebuilt(bench, flip_bit):
     assert [log.term(n) for n in (1, 70, 150)] == [1, 1, 1]
 
 
-def test_damaged_frame_in_a_segment_is_never_returned(bench, flip_bit):
+def test_damaged_frame_in_a_segment_is_never_returned(bench):
     """Every byte read from disk is checked; the rest of the log is served."""
     (log,) = bench.create()
     bench.append(log, 100, size=300)
@@ -201,7 +202,7 @@ def test_directory_held_by_another_is_refused(bench):
         type(bench)(bench.path)
 
 
-def test_identity_damaged_is_refused(bench, flip_bit):
+def test_identity_damaged_is_refused(bench):
     """Who this directory is cannot be guessed."""
     bench.create()
     bench.store.abandon()

@@ -8,6 +8,7 @@ import pytest
 from segments.api import DirectoryInUse
 from segments.fs import RealFileSystem
 from segments.tool import Directory, dump, rebuild_index, verify
+from tests.storage_contract.damage import flip_bit
 from vdl.commands.app import run_app
 
 
@@ -41,7 +42,7 @@ def test_dump_of_a_directory_in_use_is_refused(bench):
         look(bench.path)
 
 
-def test_verify_names_the_copy_that_is_wrong(bench, flip_bit, tmp_path):
+def test_verify_names_the_copy_that_is_wrong(bench, tmp_path):
     """Three directories: the first entry that differs, and which copy."""
     filled(bench)
     copies = [bench.path]
@@ -73,7 +74,7 @@ def test_verify_names_the_copy_that_is_wrong(bench, flip_bit, tmp_path):
     bench.open()
 
 
-def test_command_names_the_first_offset_and_the_wrong_copy(bench, flip_bit, tmp_path, capsys):
+def test_command_names_the_first_offset_and_the_wrong_copy(bench, tmp_path, capsys):
     """`vdl log verify DIR...`: 0 when all is well, else 1, in words and as JSON."""
     filled(bench)
     copies = [bench.path, tmp_path / "two", tmp_path / "three"]

@@ -354,9 +354,8 @@ def test_timeout_with_only_absent_static_members_starts_over(script: Script) -> 
 
 def test_sync_is_checked_against_member_generation_and_protocol(script: Script) -> None:
     """25, 22, 23, 82, and 27 while a rebalance is being prepared."""
-    assert script.machine.groups.check_sync(
-        G, 1, "m", None, protocol_type=None, protocol_name=None
-    ) is (ErrorCode.UNKNOWN_MEMBER_ID)
+    unknown = commands.SyncGroup(G, 1, "m", None, None, None, [])
+    assert script.machine.groups.check_sync(unknown) is ErrorCode.UNKNOWN_MEMBER_ID
     leader = script.join(group_instance_id="i").member_id
     assert script.sync("nobody", {}).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert script.sync(leader, {}, generation=7).error is ErrorCode.ILLEGAL_GENERATION

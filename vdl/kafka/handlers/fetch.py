@@ -44,7 +44,6 @@ _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
 _READ_COMMITTED = 1
-_MAX_INT32 = (1 << 31) - 1
 
 
 class _Target:

@@ -1,0 +1,67 @@
+"""Catalog commands on their way to the catalog's leader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vdl.logstream import forwarding
+from vdl.logstream.forwarding import Forwarding
+from vdl.logstream.state_group import NOT_APPENDED, Outcome
+
+
+class FollowingCatalog:
+    """A catalog replica that does not lead."""
+
+    is_running = True
+    serving = False
+
+    def __init__(self) -> None:
+        self.leader_server = 0
+        self.expected: dict[int, Callable[[Outcome], None]] = {}
+        self._seq = 0
+
+    def envelope(self, command: Any) -> tuple[int, bytes]:
+        self._seq += 1
+        return self._seq, command
+
+    def expect(self, seq: int, _deadline_ns: int, done: Callable[[Outcome], None]) -> None:
+        self.expected[seq] = done
+
+
+class Wire:
+    """Takes every frame."""
+
+    def send(self, _server_id: int, _frame_type: Any, _buffers: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("leader", [0, 2], ids=["waiting", "sent"])
+def test_commands_beyond_the_limit_are_refused(
+    monkeypatch: pytest.MonkeyPatch, leader: int
+) -> None:
+    """Whether they wait for a leader or for its answer; each that ends makes room for one."""
+    monkeypatch.setattr(forwarding, "WAITING_MAX", 3)
+    catalog: Any = FollowingCatalog()
+    catalog.leader_server = leader
+    wire: Any = Wire()
+    commands = Forwarding(1, catalog, wire, lambda: leader)
+    outcomes: list[Outcome] = []
+
+    def propose() -> None:
+        commands.propose(b"x", deadline_ns=50, done=outcomes.append)
+
+    for _ in range(3):
+        propose()
+    assert outcomes == []
+    propose()
+    assert outcomes == [NOT_APPENDED]
+    if leader:
+        catalog.expected[2](NOT_APPENDED)
+    else:
+        commands.retry(50)
+    before = len(outcomes)
+    propose()
+    assert len(outcomes) == before

@@ -1,0 +1,112 @@
+"""What a replica answers to those that ask it for entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from raft.types import Entry, EntryKind
+from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
+from segments.api import Compacted, CorruptRecord, StoredEntry
+from vdl.logstream.healing import Healing
+from vdl.logstream.turn import replica_id_of
+from vdl.sim.clock import NodeClock, VirtualTime
+
+GROUP = 7
+
+
+class Log:
+    """Entries 3 to 9 in memory; a range that is none is a mistake of whoever asks."""
+
+    holes: Sequence[tuple[int, int]] = ()
+
+    def entries(self, first: int, end: int, _bytes_max: int) -> list[StoredEntry]:
+        assert first < end, (first, end)
+        if first < 3:
+            raise Compacted(f"index {first} is below 3")
+        return [StoredEntry(1, n, EntryKind.NORMAL, b"x", n, 1, 0) for n in range(first, end)]
+
+
+@dataclass
+class Replica:
+    """A group whose entries up to `commit` are known to be committed."""
+
+    commit: int = 6
+    log: Log = field(default_factory=Log)
+    group_id: int = GROUP
+    members: Sequence[int] = (replica_id_of(1, 1), replica_id_of(2, 1), replica_id_of(3, 1))
+
+
+@dataclass
+class Wire:
+    """What was sent, and to whom."""
+
+    frames: list[bytes] = field(default_factory=list)
+    servers: list[int] = field(default_factory=list)
+
+    def send(self, server_id: int, _frame_type: Any, buffers: Sequence[Any]) -> bool:
+        self.frames.append(b"".join(bytes(buffer) for buffer in buffers))
+        self.servers.append(server_id)
+        return True
+
+
+class Refusing:
+    """A store to which no copy is the right one; and a log of events that nobody reads."""
+
+    def repair(self, _log: Any, _entries: Any, done: Any) -> None:
+        done(CorruptRecord("copy of an entry", 4))
+
+    def warning(self, _event: str, **_fields: Any) -> None: ...
+    def error(self, _event: str, **_fields: Any) -> None: ...
+
+
+def healing_of(group: Any, wire: Any, **parts: Any) -> Healing:
+    nobody: Any = None
+    made = {"alive": {}, "store": nobody, "clock": nobody, "log": nobody} | parts
+    return Healing(
+        server_id=1, groups={GROUP: group}, transport=wire, healed=lambda _: None, **made
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "answered"),
+    [
+        (4, 6, [4, 5]),
+        (5, 99, [5, 6]),
+        (7, 9, []),
+        (9, 10, []),
+        (2, 5, []),
+    ],
+    ids=["all", "up to the commit index", "just behind it", "far behind it", "cut off"],
+)
+def test_asked_for_entries_gives_committed_ones_only(
+    first: int, end: int, answered: list[int]
+) -> None:
+    """What is here and not known to be committed is not given, nor is it looked at."""
+    wire = Wire()
+    healing = healing_of(Replica(), wire)
+    (asked,) = encode_range(RangeRequest(12, GROUP, first, end))
+    healing.asked(2, memoryview(bytes(asked)))
+    (frame,) = wire.frames
+    request, entries = decode_entries(memoryview(frame))
+    assert (request, [entry.index for entry in entries]) == (12, answered)
+
+
+def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
+    """As it does when there is none: one that is wrong must not stand before one that is right."""
+    replica, wire, refusing = Replica(), Wire(), Refusing()
+    replica.log.holes = ((4, 5),)
+    healing = healing_of(
+        replica, wire, alive={2: None, 3: None}, store=refusing, log=refusing,
+        clock=NodeClock(VirtualTime()),
+    )  # fmt: skip
+    for _ in range(3):
+        healing.look_around()
+        request = decode_range(memoryview(wire.frames[-1])).request
+        copy = Entry(term=1, index=4, data=b"x")
+        frame = b"".join(map(bytes, encode_entries(request, GROUP, [copy])))
+        healing.answered(memoryview(frame))
+    assert wire.servers == [2, 3, 2]
