@@ -25,7 +25,14 @@ from segments.index import IndexDamaged
 from segments.journal import file_path
 from segments.log import Batch, DiskLog, Install, Run
 from segments.meta import Meta
-from segments.replay import FrameRef, Replay, ReplayedLog, replay_journal
+from segments.replay import (
+    FrameRef,
+    Progress,
+    Replay,
+    ReplayedLog,
+    no_progress,
+    replay_journal,
+)
 from segments.segment import SEGMENT_HEADER_BYTES, Cursor, LogFiles, SegmentInfo
 from segments.terms import TermRuns
 
@@ -60,14 +67,16 @@ def recover(
     cache: Cache,
     meta: Meta,
     index_entries: int,
+    progress: Progress = no_progress,
 ) -> Recovered:
     """Read everything back. Blocks. Writes nothing but indexes that must be rebuilt."""
     journal_directory = f"{directory}/journal"
-    replay = replay_journal(fs, journal_directory, identity.logs)
+    replay = replay_journal(fs, journal_directory, identity.logs, progress)
     found = Recovered(_carry(replay), replay=replay)
     carried_from = replay.carried_from
     reader = JournalReader(fs, journal_directory)
-    for log_id, replayed in replay.logs.items():
+    for n, (log_id, replayed) in enumerate(replay.logs.items()):
+        progress("logs", n, len(replay.logs))
         known = identity.logs[log_id]
         files = LogFiles(
             fs, log_directory(directory, log_id), log_id, known.group_id, index_entries

@@ -24,6 +24,7 @@ Must not know: segments, caches. It collects references to frames, not frames.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from crc32c import crc32c
@@ -179,13 +180,33 @@ class Replay:
     damaged_blocks: int = 0
 
 
-def replay_journal(fs: FileSystem, directory: str, identities: dict[int, LogIdentity]) -> Replay:
+Progress = Callable[[str, int, int], None]
+"""What is being read, and how many of how many are done."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+def replay_journal(
+    fs: FileSystem,
+    directory: str,
+    identities: dict[int, LogIdentity],
+    progress: Progress = no_progress,
+) -> Replay:
     """Read the whole journal of `directory`. Blocks; changes nothing on disk."""
-    return _Replayer(fs, directory, identities).run()
+    return _Replayer(fs, directory, identities, progress).run()
 
 
 class _Replayer:
-    def __init__(self, fs: FileSystem, directory: str, identities: dict[int, LogIdentity]) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        identities: dict[int, LogIdentity],
+        progress: Progress,
+    ) -> None:
+        self._progress = progress
         self._fs = fs
         self._directory = directory
         self.result = Replay()
@@ -227,6 +248,7 @@ class _Replayer:
                 if mark.log_id in self._logs:
                     self._logs[mark.log_id].applied = mark.applied
         for n, current in enumerate(chain):
+            self._progress("journal_files", n, len(chain))
             following = chain[n + 1].header if n + 1 < len(chain) else None
             stop = following.start_lsn if following is not None else None
             result.carried.clear()

@@ -53,6 +53,7 @@ from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
 from segments.repair import copy_of, repair
+from segments.replay import Progress, no_progress
 from segments.retention import remove_below
 from segments.roster import Roster
 from segments.scrub import Scrubber
@@ -124,8 +125,10 @@ class DiskStore:
         rng: random.Random,
         *,
         now_ns: Callable[[], int] = lambda: 0,
+        progress: Progress = no_progress,
     ) -> DiskStore:
-        """Recover the directory, or make one; blocks. `now_ns` is only for sync latencies.
+        """Recover the directory, or make one; blocks. `now_ns` is only for sync latencies;
+        `progress` is told how far recovery is.
 
         Raises DirectoryInUse, CorruptRecord (identity), OSError.
         """
@@ -142,7 +145,9 @@ class DiskStore:
             meta = Meta(fs, f"{directory}/meta", options.meta_map_bytes)
             fs.sync_directory(directory)
             cache = Cache(options.cache_bytes_max)
-            recovered = recover(fs, directory, identity, cache, meta, options.index_segment_entries)
+            recovered = recover(
+                fs, directory, identity, cache, meta, options.index_segment_entries, progress
+            )
             if recovered.newly_lost:
                 for log_id in recovered.newly_lost:
                     identity.logs[log_id].lost = True

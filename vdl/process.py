@@ -43,6 +43,7 @@ from vdl.metrics import (
     peer_samples,
     store_numbers,
 )
+from vdl.recovery_progress import RecoveryProgress
 from vdl.server import ADMIN_LISTENER, Server, ServerState
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Process:
             loop.call_soon_threadsafe,
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
         )
+        recovery = RecoveryProgress(self._log, time.monotonic_ns)
         store = DiskStore.open(
             RealFileSystem(),
             str(config.data_dir),
@@ -115,7 +117,9 @@ class Process:
             config.store,
             self._rng,
             now_ns=time.monotonic_ns,
+            progress=recovery.told,
         )
+        recovery.ended(len(store.logs))
         store.on_fatal = self._disk_failed
         self.server = server = Server(
             config,

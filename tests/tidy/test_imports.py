@@ -14,7 +14,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.cli",),
     ("vdl.commands",),
     ("vdl.sim", "vdl.process"),
-    ("vdl.administration",),
+    ("vdl.administration", "vdl.recovery_progress"),
     ("vdl.server",),
     ("vdl.config",),
     ("vdl.config_values",),

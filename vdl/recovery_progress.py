@@ -1,0 +1,37 @@
+"""How a start goes on, for whoever waits for it: a line a second once it takes long, and one after.
+
+Must not know: what is recovered, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vdl.log import Log
+
+SHOWN_AFTER_NS = 2_000_000_000
+SHOWN_EVERY_NS = 1_000_000_000
+
+
+class RecoveryProgress:
+    """Made when recovery begins."""
+
+    __slots__ = ("_began_ns", "_log", "_next_ns", "_now_ns")
+
+    def __init__(self, log: Log, now_ns: Callable[[], int]) -> None:
+        self._log = log
+        self._now_ns = now_ns
+        self._began_ns = now_ns()
+        self._next_ns = self._began_ns + SHOWN_AFTER_NS
+
+    def told(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` are behind us. Blocks no longer than a line in the log does."""
+        now_ns = self._now_ns()
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + SHOWN_EVERY_NS
+            self._log.info("recovering", reading=what, done=done, of=total)
+
+    def ended(self, logs: int) -> None:
+        """All is read, and the store is open."""
+        seconds = (self._now_ns() - self._began_ns) / 1e9
+        self._log.info("recovered", logs=logs, seconds=round(seconds, 3))
