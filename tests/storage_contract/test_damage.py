@@ -15,6 +15,8 @@ from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, St
 from segments.fs import RealFile
 from tests.storage_contract.conftest import SMALL
 from tests.storage_contract.damage import flip_bit
+from tests.storage_contract.test_scrap import LARGE, FullFileSystem
+from tests.storage_contract.test_scrap import Engine as SmallEngine
 
 COUNT = 260
 
@@ -404,3 +406,19 @@ def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
     log = engine.reopen()
     assert engine.store.load_meta(log) == (19, [(b"k", b"19")])
     engine.crash()
+
+
+def test_index_that_cannot_be_rebuilt_for_want_of_room_is_rebuilt_later(tmp_path):
+    """A read meets it: the reader is told, and the server goes on."""
+    fs = FullFileSystem()
+    engine = SmallEngine(fs, str(tmp_path / "data"))
+    engine.put(200)
+    engine.flush(LARGE)
+    (tmp_path / "data/logs/00000001/0000000001.index").unlink()
+    failures = []
+    engine.store.on_fatal = failures.append
+    fs.refuses = lambda path, position: path.endswith(".index")
+    assert isinstance(engine.cold(engine.store.entries_cold, 70, 80, 1 << 20), CorruptRecord)
+    assert not failures
+    fs.refuses = lambda path, position: False
+    engine.assert_whole()
