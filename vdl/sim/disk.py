@@ -12,6 +12,8 @@ Code runs on the disk in two ways. Outside a job every operation takes effect at
 but each operation is also a *step*: what it made durable becomes so only when the job completes,
 and when the process or the machine dies in between, the steps from a random point on are taken back
 as if they had never been issued. So "write, sync, rename" is cut anywhere, but never reordered.
+The step that was under way had been issued and had not returned: what it did can be read, and is as
+volatile as what was never synced, so that a power cut tears a durable write like any other.
 
 A failed sync behaves as Linux does: the pages are marked clean though they never reached the disk,
 so a second sync succeeds and the data is gone after a power cut.
@@ -51,6 +53,11 @@ class Step:
 
     harden: Callable[[], None] | None
     undo: Callable[[], None] | None
+
+    @property
+    def is_durable_write(self) -> bool:
+        """Whether it changes something and makes just that durable before it returns."""
+        return self.harden is not None and self.undo is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -105,11 +112,6 @@ class MetaStore:
         self.items: dict[bytes, bytes] = {}
         self.durable: dict[bytes, bytes] = {}
         self.pending: list[list[tuple[bytes, bytes | None]]] = []
-
-    def sync(self) -> None:
-        """Everything that can be read is durable."""
-        self.durable = dict(self.items)
-        self.pending.clear()
 
     def power_cut(self, rng: Random) -> None:
         for transaction in self.pending:
@@ -372,18 +374,34 @@ class SimDisk:
 
         self.step(harden, undo)
 
+    def sync_meta(self, meta: MetaStore) -> None:
+        """Make durable what can be read. Takes no time: it is done at starts only."""
+        committed = list(meta.pending)
+
+        def harden() -> None:
+            for puts in committed:
+                _apply(meta.durable, puts)
+            meta.pending[:] = [p for p in meta.pending if not any(p is one for one in committed)]
+
+        self.step(harden, None)
+
     # --- death --------------------------------------------------------------------------------
     def cut_jobs(self, jobs: Sequence[list[Step]]) -> None:
         """The process died while these jobs ran: each got to a random step, and no further."""
         for steps in jobs:
-            reached = self.rng.randint(0, len(steps))
-            for step in steps[:reached]:
-                if step.harden is not None:
-                    step.harden()
-            # steps[reached] had been issued and not completed: what it wrote stays volatile.
-            for step in reversed(steps[reached + 1 :]):
-                if step.undo is not None:
-                    step.undo()
+            self.cut_job(steps, reached=self.rng.randint(0, len(steps)))
+        self.locks.clear()
+
+    def cut_job(self, steps: Sequence[Step], *, reached: int) -> None:
+        """The process died during this job: `reached` steps are complete, the next one was under
+        way, and none was issued after it."""
+        for step in steps[:reached]:
+            if step.harden is not None:
+                step.harden()
+        # steps[reached] had been issued and not completed: what it wrote stays volatile.
+        for step in reversed(steps[reached + 1 :]):
+            if step.undo is not None:
+                step.undo()
         self.locks.clear()
 
     def power_cut(self) -> None:

@@ -5,6 +5,9 @@ option that sets each one's rate; a new fault is one class and one row. Nearly n
 leave a majority: durable data survives it, and what cannot be served is refused. Only what takes
 durable data away for good, `Wipe` and `Damage`, asks the atlas first.
 
+A start that is cut (`Options.cuts_in_start`) has no class here: it is a chance that every start
+has, whoever asks for it, until everything is healed (`machine`).
+
 Must not know: what the servers store, how they are checked.
 """
 
@@ -447,6 +450,8 @@ class Nemesis:
         """Let nothing happen any more, and end what is under way."""
         self._healed = True
         self._world.frames.active = False
+        for machine in self._world.machines:
+            machine.cuts_in_start = 0.0
         for number in sorted(self._active):
             self._over(number)
         self._world.network.heal_all()

@@ -64,7 +64,7 @@ class SimMeta:
         self._disk.commit_meta(self._store, list(puts))
 
     def sync(self) -> None:
-        self._store.sync()
+        self._disk.sync_meta(self._store)
 
     def close(self) -> None:
         """Nothing is held."""

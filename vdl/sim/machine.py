@@ -4,6 +4,11 @@ A life is assembled from the production parts exactly as `vdl.process` does it; 
 system, streams and luck are the only things swapped. A life ends by being killed, by a power cut,
 by a disk that failed, or by stopping in order; the disk stays.
 
+Opening a store takes no virtual time, so nothing hits it by itself. Instead some starts are drawn
+to be cut (`cuts_in_start`): such a process opens its store as a job of the disk, which is then cut
+at some step, by a kill or by a power cut, often in the middle of a durable write. Nothing else is
+left of it: it never was a `Life`. It is started again soon, and that start may be cut as well.
+
 Must not know: why a machine dies, what clients do.
 """
 
@@ -19,7 +24,7 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
-from segments.api import Buffer
+from segments.api import Buffer, Workers
 from segments.store import DiskStore
 from vdl.clock import MS
 from vdl.config import Config
@@ -34,7 +39,7 @@ from vdl.sim.frame_faults import FrameFaults, FrameWeather
 from vdl.sim.network import Network, SimDialer, SimStream
 from vdl.sim.trace import Trace
 from vdl.sim.unsent import write_unsent
-from vdl.sim.workers import SimWorkers
+from vdl.sim.workers import NoWorkers, SimWorkers
 
 KAFKA_PORT = 9092
 PEER_PORT = 9192
@@ -45,7 +50,8 @@ DISK_ERRORS = frozenset((errno.EIO, errno.ENOSPC))
 """What a disk may answer; a process that nothing saves from it ends itself."""
 
 RESTART_NS = 500 * MS
-"""How long an init system waits before it starts a failed process again."""
+"""How long an init system waits before it starts a failed process again; and how long a machine
+whose start was cut stays without power, if that was why."""
 
 
 class Condition(Enum):
@@ -59,8 +65,17 @@ class Condition(Enum):
     """No power."""
 
 
+class StartCut(Enum):
+    """What ends a process that has not opened its store yet."""
+
+    KILL = "killed"
+    POWER = "power cut"
+    IN_WRITE = "power cut in a write"
+    """At a step that is a durable write: of what it writes some sectors are there."""
+
+
 class Life:
-    """One process, from its start to its end."""
+    """One process that has opened its store, until its end."""
 
     def __init__(self, machine: Machine, number: int) -> None:
         self.machine = machine
@@ -74,9 +89,7 @@ class Life:
             drift_ppm=machine.drift_ppm,
         )
         self.workers = SimWorkers(self.clock, machine.disk)
-        self.store = DiskStore.open(
-            SimFileSystem(machine.disk), "data", self.workers, machine.config.store, rng
-        )
+        self.store = machine.open_store(self.workers, rng)
         self.store.on_fatal = self._disk_failed
         self.rng = rng
         self.server = Server(
@@ -159,11 +172,13 @@ class Machine:
         network: Network,
         disk: SimDisk,
         rng: Random,
+        start_rng: Random,
         trace: Trace,
         turn_ns: int,
         wall_base_ms: int,
         drift_ppm: int,
         frames: FrameWeather,
+        cuts_in_start: float,
     ) -> None:
         self.config = config
         self.server_id = config.server_id
@@ -172,16 +187,22 @@ class Machine:
         self.network = network
         self.disk = disk
         self.rng = rng
+        self.start_rng = start_rng
+        """Draws which starts are cut, and where; what does not concern those is drawn elsewhere."""
         self.trace = trace
         self.turn_ns = turn_ns
         self.wall_base_ms = wall_base_ms
         self.drift_ppm = drift_ppm
         self.frames = frames
+        self.cuts_in_start = cuts_in_start
+        """Chance that a start is cut."""
         self.condition = Condition.DOWN
         self.life: Life | None = None
         self.lives = 0
+        """Starts, those that were cut too."""
         self.crashes = 0
         """Lives that did not end in order."""
+        self.starts_cut = 0
         self.on_start: Callable[[Life], None] = _ignore
         self.on_down: Callable[[Life], None] = _ignore
         self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
@@ -206,14 +227,14 @@ class Machine:
         """Power on if need be, and start the process."""
         if self.condition not in {Condition.DOWN, Condition.OFF}:
             return
-        self.network.machine_up(self.name)
-        self.condition = Condition.DOWN
-        self.lives += 1
-        self.note(f"starts, life {self.lives}")
+        if self.cuts_in_start and self.start_rng.random() < self.cuts_in_start:
+            self.start_and_cut(self.start_rng.choice(tuple(StartCut)))
+            return
+        self._begin_start()
         try:
             life = Life(self, self.lives)
         except OSError as error:
-            if error.errno not in DISK_ERRORS:
+            if not _is_disk_error(error):
                 raise
             self.note(f"does not start: {error}")
             self.disk.cut_jobs(())
@@ -225,6 +246,38 @@ class Machine:
         self.time.enter(life.clock)
         life.start()
         self.time.enter(None)
+
+    def _begin_start(self) -> None:
+        self.network.machine_up(self.name)
+        self.condition = Condition.DOWN
+        self.lives += 1
+        self.note(f"starts, life {self.lives}")
+
+    def start_and_cut(self, how: StartCut) -> None:
+        """Start the process, lose it before its store is open, and start it again in a while."""
+        assert self.life is None, f"{self.name} runs"
+        self._begin_start()
+        disk, rng = self.disk, self.start_rng
+        luck = Random(rng.getrandbits(64))
+        opened, steps, _ = disk.run_job(lambda: self.open_store(NoWorkers(), luck))
+        if isinstance(opened, BaseException) and not _is_disk_error(opened):
+            raise opened
+        writes = [n for n, step in enumerate(steps) if step.is_durable_write]
+        if how is StartCut.IN_WRITE and writes:
+            reached = rng.choice(writes)
+        else:
+            reached = rng.randint(0, len(steps))
+        disk.cut_job(steps, reached=reached)
+        self.note(f"{how.value} in its start, at step {reached} of {len(steps)}")
+        self.starts_cut += 1
+        if how is not StartCut.KILL:
+            self.network.power_cut(self.name)
+            disk.power_cut()
+            self.condition = Condition.OFF
+        self._start_again()
+
+    def open_store(self, workers: Workers, rng: Random) -> DiskStore:
+        return DiskStore.open(SimFileSystem(self.disk), "data", workers, self.config.store, rng)
 
     def kill(self) -> None:
         """kill -9: the page cache stays."""
@@ -295,14 +348,18 @@ class Machine:
     def _supervise(self, error: BaseException) -> None:
         """A process that a full disk has ended is started again and again, as init systems do;
         after a failed sync someone has a look first."""
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """In a while, unless someone else starts it first."""
         number = self.lives
 
         def again() -> None:
-            if self.condition is Condition.DOWN and self.lives == number:
+            if self.lives == number:
                 self.start()
 
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            self.time.after(RESTART_NS, again)
+        self.time.after(RESTART_NS, again)
 
     def stop(self, *, transfer: bool) -> None:
         """SIGTERM or SIGINT."""
@@ -439,6 +496,10 @@ class TraceLog:
 def machine_name(server_id: int) -> str:
     """The host name of a server's machine."""
     return f"s{server_id}"
+
+
+def _is_disk_error(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in DISK_ERRORS
 
 
 def _line(event: str, fields: dict[str, Value]) -> str:

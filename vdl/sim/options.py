@@ -47,6 +47,8 @@ class Options:
     power_cuts: float = 0.0
     cuts_in_write: float = 0.0
     """Power cuts that hit a journal write."""
+    cuts_in_start: float = 0.0
+    """Chance that a start, whatever came before it, is cut by a kill or a power cut: no rate."""
     stops: float = 0.0
     pauses: float = 0.0
     partitions_cut: float = 0.0
@@ -160,4 +162,6 @@ def draw(rng: Random) -> Options:
         record_bytes_max=spread(20, 4_000),
         topic_churn=rate(0.0, 0.3),
         old_clients=rng.random() < 0.3,
+        # Drawn last, so that what older knobs are in a seed does not depend on it.
+        cuts_in_start=fault(0.1, 0.6),
     )

@@ -2,7 +2,8 @@
 
 A job does its work when it starts and is complete when its virtual time is over: only then are its
 effects durable and its caller told (see `disk`). A process that dies takes its callbacks with it;
-how far the jobs it was running got is drawn by the disk.
+how far the jobs it was running got is drawn by the disk. A process that dies before it has opened
+its store has `NoWorkers`.
 
 Must not know: what the jobs do.
 """
@@ -19,6 +20,26 @@ from vdl.sim.disk import SimDisk, Step
 
 T = TypeVar("T")
 POOL_WORKERS = 4
+
+
+class NoWorkers:
+    """`segments.api.Workers` of a process that does not live until one of them gets to work."""
+
+    def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """It does not begin."""
+
+    def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """It does not begin."""
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> NoTimer:
+        return NoTimer()
+
+
+class NoTimer:
+    """A timer whose time does not come."""
+
+    def cancel(self) -> None:
+        """There is nothing to stop."""
 
 
 class SimWorkers:

@@ -112,7 +112,7 @@ class World:
         root = Random(f"vdl {seed}")
         self._rng = {
             name: Random(root.getrandbits(64))
-            for name in ("net", "disk", "server", "client", "nemesis")
+            for name in ("net", "disk", "server", "client", "nemesis", "start")
         }
         weather = Weather(
             options.delay_us * 1_000, options.jitter_us * 1_000, options.loss, options.split
@@ -154,11 +154,13 @@ class World:
             network=self.network,
             disk=SimDisk(Random(self._rng["disk"].getrandbits(64)), profile),
             rng=Random(rng.getrandbits(64)),
+            start_rng=Random(self._rng["start"].getrandbits(64)),
             trace=self.trace,
             turn_ns=options.turn_us * 1_000,
             wall_base_ms=WALL_BASE_MS + rng.randint(-50, 50),
             drift_ppm=rng.randint(-options.drift_ppm, options.drift_ppm),
             frames=self.frames,
+            cuts_in_start=options.cuts_in_start,
         )
 
     def _client_clock(self) -> NodeClock:
