@@ -10,7 +10,7 @@ import pytest
 
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.disk import SECTOR_BYTES, DiskProfile, SimDisk
-from vdl.sim.filesystem import SimFileSystem
+from vdl.sim.filesystem import SimFile, SimFileSystem
 from vdl.sim.workers import SimWorkers
 
 SEEDS = range(60)
@@ -207,6 +207,53 @@ def test_kill_inside_a_job_takes_back_what_was_not_issued() -> None:
         assert fs.open("f").pread(4000, 0) in {b"old!" * 1000, b"new!" * 1000}
         if fs.exists("f.new"):
             assert fs.open("f").pread(4, 0) == b"old!"
+
+
+def test_cut_job_leaves_what_was_complete_and_what_was_under_way() -> None:
+    """At every step: those before it are durable, it can be read and may be lost, later ones never
+    were."""
+    for reached in range(4):
+        under_way = set[bytes]()
+        for seed in SEEDS:
+            disk, fs = a_disk(seed)
+            file = fs.open("f", create=True)
+            file.pwrite([bytes(3 * SECTOR_BYTES)], 0)
+            file.sync()
+            fs.sync_directory("")
+
+            def job(file: SimFile = file) -> None:
+                for n, letter in enumerate((b"a", b"b", b"c")):
+                    file.pwrite([letter * SECTOR_BYTES], n * SECTOR_BYTES, durable=True)
+
+            _, steps, _ = disk.run_job(job)
+            assert [step.is_durable_write for step in steps] == [True, True, True]
+            disk.cut_job(steps, reached=reached)
+            letters = file.pread(3 * SECTOR_BYTES, 0)[::SECTOR_BYTES]
+            assert letters == b"abc"[: reached + 1].ljust(3, b"\0")
+            disk.power_cut()
+            letters = fs.open("f").pread(3 * SECTOR_BYTES, 0)[::SECTOR_BYTES]
+            assert letters[:reached] == b"abc"[:reached]
+            assert not any(letters[reached + 1 :])
+            under_way.add(letters[reached : reached + 1])
+        assert under_way == ({b"\0", b"abc"[reached : reached + 1]} if reached < 3 else {b""})
+
+
+def test_synced_meta_survives_only_where_the_sync_was_reached() -> None:
+    """A start that was cut before it has made nothing durable by it."""
+    for reached in (0, 1):
+        found = set[bytes | None]()
+        for seed in SEEDS:
+            disk, fs = a_disk(seed)
+            meta = fs.open_meta("meta", 1 << 20)
+            fs.sync_directory("")
+            _, steps, _ = disk.run_job(lambda meta=meta: meta.commit([(b"a", b"1")]))  # type: ignore[misc]
+            disk.cut_job(steps, reached=0)
+            assert meta.get(b"a") == b"1"
+            _, steps, _ = disk.run_job(meta.sync)
+            disk.cut_job(steps, reached=reached)
+            disk.power_cut()
+            found.add(fs.open_meta("meta", 1 << 20).get(b"a"))
+        assert found == ({b"1"} if reached else {b"1", None})
 
 
 def test_journal_jobs_run_one_at_a_time_in_order() -> None:
