@@ -2,7 +2,8 @@
 
 `campaign` is how a replica stands for leader: in two rounds with pre-vote (would you vote for me,
 then: vote for me), in one without, or when the old leader hands over. A candidate's vote for itself
-is a message like the others: it counts once its own disk holds it.
+is a message like the others: it counts once its own disk holds it. With `durable_campaign` nobody
+else is asked before.
 
 Voting is here too, because granting and counting votes are two sides of one rule; every role votes.
 """
@@ -110,11 +111,14 @@ def _request_votes(
     transfer: bool,
 ) -> None:
     log = raft.log
+    # A pre-vote promises nothing, neither for who asks nor for who answers: it need not wait.
+    waits = raft.durable_campaign and request is MsgVote
+    queue = raft.msgs_after_append if waits else raft.msgs
     for voter in sorted(raft.membership.voters()):
         if voter == raft.id:
             raft.msgs_after_append.append(response(voter, raft.id, term))
         else:
-            raft.msgs.append(request(voter, raft.id, term, log.last_term, log.last_index, transfer))
+            queue.append(request(voter, raft.id, term, log.last_term, log.last_index, transfer))
 
 
 def _has_unapplied_conf_change(raft: Raft) -> bool:

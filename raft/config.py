@@ -1,6 +1,6 @@
 """Settings of one node of one group.
 
-The defaults behave exactly as etcd's raft does. The last two settings are VDL's own: they change
+The defaults behave exactly as etcd's raft does. The last three settings are VDL's own: they change
 when messages leave, never what they mean.
 """
 
@@ -59,6 +59,11 @@ class Config:
     batch_appends: bool = False
     """Put off MsgApps, and fold acknowledgements, to the next Ready: what one turn proposed and
     committed leaves in one message a peer."""
+    durable_campaign: bool = False
+    """With asynchronous storage writes, ask for votes only once the own term and vote, and the log
+    they are asked for, are durable here (Figure 2). Else the others may elect a replica that a
+    crash takes back to before its candidacy: it may lead the same term again, with other entries,
+    and a vote given for a log that is lost may be counted for what is left of it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""

@@ -173,6 +173,15 @@ class ClusterInvariants:
             if voter == node.id and is_lost:
                 del self._votes[voter, term]
         _require(node.term >= durable.term, "a restart keeps the term", id=node.id, term=node.term)
+        led = max((term for term, who in self._leaders.items() if who == node.id), default=0)
+        _require(
+            node.term > led or (node.term, node.raft.vote) == (led, node.id) or not led,
+            "a leader's term and vote are durable (Figure 2)",
+            id=node.id,
+            term=node.term,
+            vote=node.raft.vote,
+            led=led,
+        )
         self._seen.pop(node.id, None)
         self.observe(node)
 

@@ -5,7 +5,8 @@ has no opinion: `raft.follower`, `raft.candidate` and `raft.leader` are function
 a role, and `raft.node` decides which of them gets a message.
 
 Two outgoing queues, because durability differs: `msgs` may leave at once; `msgs_after_append`
-(acknowledgements and votes) only after everything appended before them is on disk.
+(acknowledgements, votes, and with `durable_campaign` requests for votes) only after everything
+appended before them is on disk.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Raft:
         "cold_reads",
         "disable_conf_change_validation",
         "disable_proposal_forwarding",
+        "durable_campaign",
         "election_elapsed",
         "election_ticks",
         "heartbeat_elapsed",
@@ -107,6 +109,7 @@ class Raft:
         self.max_inflight_bytes = config.max_inflight_bytes
         self.quiet_heartbeats = config.quiet_heartbeats
         self.batch_appends = config.batch_appends
+        self.durable_campaign = config.durable_campaign
 
         hard_state, conf_state = config.storage.initial_state()
         self.log = RaftLog(

@@ -4,7 +4,8 @@ The core says what is to be done (`Ready`); this file does it, for one group, in
 turn. Rules:
 
 * What a replica tells anybody about its own log, term or vote leaves only when the journal block
-  that holds it is durable; a leader counts itself the same way (thesis §10.2.1).
+  that holds it is durable, and so do its requests for votes; a leader counts itself the same way
+  (thesis §10.2.1).
 * Entries are staged before messages are encoded, so that peers are sent the one copy in the cache.
 * Timers are lazy: ticks are made up for when a message arrives or something falls due.
 
@@ -171,6 +172,7 @@ class Group:
                 check_quorum=True,
                 quiet_heartbeats=True,
                 batch_appends=True,
+                durable_campaign=True,
                 disable_proposal_forwarding=True,
                 max_size_per_msg=options.message_bytes_max,
                 max_committed_size_per_ready=options.apply_bytes_max,

@@ -28,7 +28,7 @@ from zlib import crc32
 from raft.errors import Compacted
 from raft.invariants import ClusterInvariants, InvariantViolation, check_node
 from raft.membership import Membership
-from raft.messages import MsgAppResp, MsgVoteResp
+from raft.messages import MsgAppResp, MsgVote, MsgVoteResp
 from raft.node import RawNode
 from raft.ready import Ready
 from raft.state import LEADER, Raft
@@ -512,22 +512,40 @@ class RaftWatch:
             elif kind is MsgVoteResp:
                 assert isinstance(message, MsgVoteResp), message
                 if not message.reject:
-                    self._voted(life, self.group(group_id), message)
+                    self._voted(life, self.group(group_id), message, message.to)
+            elif kind is MsgVote:
+                assert isinstance(message, MsgVote), message
+                self._asked_for_votes(life, self.group(group_id), message)
 
-    def _voted(self, life: Life, seen: GroupWatch, message: MsgVoteResp) -> None:
+    def _voted(
+        self, life: Life, seen: GroupWatch, message: MsgVoteResp | MsgVote, candidate: NodeId
+    ) -> None:
         past = seen.past_of(message.from_)
         term = message.term
-        before = past.votes.setdefault(term, message.to)
+        before = past.votes.setdefault(term, candidate)
         past.term = max(past.term, term)
         name = f"group {seen.group_id} on {life.machine.name}, term {term}"
-        if before != message.to:
-            self.broken(seen, "two-votes", f"{name}: for {before} and {message.to}")
+        if before != candidate:
+            self.broken(seen, "two-votes", f"{name}: for {before} and {candidate}")
         durable = self._durable_log(seen.group_id, message.from_)
         is_durable = durable is not None and (
-            durable.term > term or (durable.term, durable.vote) == (term, message.to)
+            durable.term > term or (durable.term, durable.vote) == (term, candidate)
         )
         if not is_durable:
-            self.broken(seen, "vote-not-durable", f"{name}: vote for {message.to}")
+            self.broken(seen, "vote-not-durable", f"{name}: vote for {candidate}")
+
+    def _asked_for_votes(self, life: Life, seen: GroupWatch, message: MsgVote) -> None:
+        """Who asks has voted for itself, and has the log that it names (§5.4.1)."""
+        self._voted(life, seen, message, message.from_)
+        durable = self._durable_log(seen.group_id, message.from_)
+        index = message.index
+        if durable is not None and index >= durable.first:
+            ever = durable.ever.get(index, ())
+            if message.log_term not in ever:
+                self.broken(
+                    seen, "candidate-not-durable", f"group {seen.group_id} on {life.machine.name},"
+                    f" entry {index} of term {message.log_term}: {sorted(ever)}",
+                )  # fmt: skip
 
     def _acknowledged(self, life: Life, seen: GroupWatch, message: MsgAppResp) -> None:
         index, term = message.index, message.term

@@ -25,9 +25,10 @@ from tests.unit.raft.network import ELECTION_TICKS, Network
 EVENTS = 3_000
 SETTINGS: dict[str, dict[str, Any]] = {
     "synchronous": {},
-    "asynchronous": {"async_storage_writes": True},
+    "asynchronous": {"async_storage_writes": True, "durable_campaign": True},
     "production": {
         "async_storage_writes": True,
+        "durable_campaign": True,
         "pre_vote": True,
         "check_quorum": True,
         "batch_appends": True,

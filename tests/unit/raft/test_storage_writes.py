@@ -9,9 +9,11 @@ from raft.messages import (
     MsgApp,
     MsgAppResp,
     MsgHeartbeat,
+    MsgPreVote,
     MsgStorageAppend,
     MsgStorageAppendResp,
     MsgStorageApplyResp,
+    MsgTimeoutNow,
     MsgVote,
     MsgVoteResp,
 )
@@ -53,6 +55,72 @@ def test_vote_leaves_only_after_its_write() -> None:
     [work] = network.hosts[2].append_work
     assert (work.term, work.vote, work.must_sync) == (1, 1, True)
     assert work.responses == [MsgVoteResp(1, 2, 1)]
+
+
+def test_request_for_votes_leaves_only_after_its_write() -> None:
+    """Figure 2: currentTerm and votedFor are durable before anybody is asked to act on them."""
+    network = Network(async_storage_writes=True, durable_campaign=True)
+    network.node(1).campaign()
+    assert network.hosts[1].take_ready() == []
+    [work] = network.hosts[1].append_work
+    assert (work.term, work.vote, work.must_sync) == (1, 1, True)
+    assert [message.to for message in work.responses] == [1, 2, 3]
+    assert work.responses[1:] == [MsgVote(2, 1, 1, 1, 1), MsgVote(3, 1, 1, 1, 1)]
+
+
+def test_pre_vote_request_does_not_wait_for_the_disk() -> None:
+    """Thesis §9.6: it is only a question; nothing of it is written."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.node(1).campaign()
+    assert [type(message) for message in network.hosts[1].take_ready()] == [MsgPreVote, MsgPreVote]
+
+
+def test_handed_over_leadership_is_asked_for_only_after_its_write() -> None:
+    """Thesis §3.10: an election without the question before it is one like the others."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.elect(1)
+    network.step(MsgTimeoutNow(2, 1, network.node(1).term))
+    assert network.hosts[2].take_ready() == []
+    assert network.hosts[2].append_work[0].responses[0] == MsgVote(1, 2, 2, 1, 2, True)
+
+
+def test_term_is_never_led_twice_whatever_a_crash_takes_back() -> None:
+    """§5.2: the others' disks are quick, the candidate's own is not; then its power fails."""
+    network = Network(async_storage_writes=True, durable_campaign=True)
+    network.node(1).campaign()
+    network.collect(1)
+    network.settle(2, 3)
+    while network.messages:
+        network.deliver()
+    assert not network.node(1).is_leader
+    network.crash(1)
+    assert network.node(1).term == 0
+    network.elect(1)
+    network.crash(1)
+    assert (network.node(1).term, network.node(1).vote) == (1, 1)
+
+
+def test_vote_for_a_log_that_was_lost_does_not_count_for_what_is_left() -> None:
+    """§5.4.1: a granted vote is about the log it was asked for, which must still be there."""
+    network = Network(async_storage_writes=True, durable_campaign=True)
+    network.step(MsgApp(1, 2, 1, 1, 1, [Entry(1, 2)], 1))
+    network.settle(1)
+    network.messages.clear()
+    network.step(MsgApp(1, 2, 1, 1, 2, [Entry(1, 3)], 2))
+    network.step(MsgApp(3, 2, 1, 1, 1, [Entry(1, 2), Entry(1, 3)], 3))
+    network.settle(3)
+    network.messages.clear()
+    network.node(1).campaign()  # its entry 3 is on its way to the disk
+    network.collect(1)
+    network.settle(3)
+    answers = list(network.messages)
+    network.crash(1)
+    network.messages.clear()
+    network.node(1).campaign()
+    network.settle(1)
+    for message in answers:
+        network.step(message)
+    assert not network.node(1).is_leader
 
 
 def test_heartbeat_answer_does_not_wait_for_the_disk() -> None:
