@@ -188,7 +188,8 @@ class LogStream(Protocol):
         """Delete everything below `offset`, -1 for everything committed (KIP-107)."""
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(largest epoch ≤ `epoch`, where it ends), (-1, -1) when there is none (KIP-101)."""
+        """(largest epoch ≤ `epoch`, where it ends); (`epoch`, log start) when that is deleted;
+        (-1, -1) when `epoch` is above all there are (KIP-101)."""
 
 
 class Host(Protocol):

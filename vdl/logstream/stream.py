@@ -410,12 +410,20 @@ class LogStream:
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(largest epoch ≤ `epoch` in the log, offset where the next larger one starts); (-1, -1)
-        when the log knows no such epoch (KIP-101, KIP-279)."""
+        when `epoch` is above all there are (KIP-101, KIP-279). Use: on a leader that serves.
+
+        An epoch that is deleted ended at the log's start at the latest: that is answered under its
+        own number, as Kafka does. A consumer that has read to the end of what was deleted later is
+        where it should be; told of no such epoch, it would take its position for truncated.
+        """
         group = self.group
         log = group.log
+        term = group.node.term
+        if epoch == term:
+            return term, self.high_watermark
+        if not 0 <= epoch < term:
+            return -1, -1
         first, end = log.first_index, group.commit + 1
-        if epoch >= group.node.term:
-            return (group.node.term, self.high_watermark) if epoch == group.node.term else (-1, -1)
         while first < end:  # the first index whose term is above `epoch`
             middle = (first + end) // 2
             if log.term(middle) > epoch:
@@ -423,9 +431,12 @@ class LogStream:
             else:
                 first = middle + 1
         last = first - 1
-        if last < log.first_index:
-            return -1, -1
-        return log.term(last), log.offset_after(last)
+        end_offset = log.offset_after(last)
+        # By what may be read, not by what is still on this replica's disk: all answer alike.
+        log_start = self.log_start_offset
+        if end_offset <= log_start:
+            return epoch, log_start
+        return log.term(last), end_offset
 
     # --- the group's owner -------------------------------------------------------------------
     @property

@@ -232,6 +232,24 @@ def test_fetch_after_a_truncated_epoch_is_told_where_it_diverges() -> None:
     assert part.diverging_epoch is None
 
 
+def test_fetch_whose_last_epoch_was_deleted_is_served() -> None:
+    """KIP-595, KIP-107: a reader at the log's start has read all that was deleted, not what was
+    truncated."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 2)
+    stream.term = 8
+    fill(stream, 3)
+    stream.log_start_offset = 2
+    for last_epoch in (3, 5, 8):
+        (part,) = parts(world.client().ask(FETCH, 12, fetch(2, last_epoch=last_epoch)))
+        assert part.error_code == ErrorCode.NONE
+        assert part.diverging_epoch is None
+        assert part.records
+    answer = world.client().ask(FETCH, 12, fetch(2, last_epoch=9))
+    assert error_of(answer) == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
 def test_fetch_before_the_leader_serves_is_held() -> None:
     """A new leader does not yet know what is committed: readers wait for its own-term entry."""
     world = World()

@@ -114,7 +114,14 @@ def test_offset_for_leader_epoch_tells_where_an_epoch_ends(version: int) -> None
     fill(stream, 2)
     stream.term = 8
     fill(stream, 3)
-    for epoch, expected in ((5, (5, 2)), (7, (5, 2)), (8, (8, 5)), (3, (-1, -1))):
+    for epoch, expected in (
+        (3, (3, 0)),
+        (5, (5, 2)),
+        (7, (5, 2)),
+        (8, (8, 5)),
+        (9, (-1, -1)),
+        (-1, (-1, -1)),
+    ):
         found = epoch_end(world, epoch, version=version)
         assert (found.leader_epoch, found.end_offset) == expected
     assert epoch_end(world, 5, current=7).error_code == ErrorCode.FENCED_LEADER_EPOCH

@@ -218,9 +218,11 @@ class TwinStream:
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         if epoch == self.term:
             return epoch, self.high_watermark
-        older = [batch for batch in self.batches if batch.term <= epoch]
-        if epoch > self.term or not older:
+        if not 0 <= epoch < self.term:
             return -1, -1
+        older = [batch for batch in self.batches if batch.term <= epoch]
+        if not older or older[-1].end_offset <= self.log_start_offset:
+            return epoch, self.log_start_offset
         return older[-1].term, older[-1].end_offset
 
 

@@ -180,3 +180,57 @@ def test_deletion_whose_leader_is_deposed_has_an_open_fate(cluster: Any) -> None
     leader.delete_records(2, deadline_ns=cluster.deadline(60_000), done=answers.append)
     cluster.run(5_000)
     assert answers == [ErrorCode.REQUEST_TIMED_OUT]
+
+
+def led_again(cluster: Any, group_id: int) -> int:
+    """Hand the leadership of a partition to another server; its term there."""
+    stream = cluster.leader(group_id)
+    server = stream.leader_server
+    heir = cluster.nodes[server % 3 + 1].host.groups[group_id]
+    stream.group.node.transfer_leader(heir.replica_id)
+    cluster.nodes[server].host.mark_dirty(stream.group)
+    cluster.run(300)
+    term = cluster.leader(group_id).term
+    assert isinstance(term, int)
+    return term
+
+
+def test_epoch_ends_where_the_next_one_with_records_begins(cluster: Any) -> None:
+    """KIP-101, KIP-279: of each epoch up to the present one, also those without a record."""
+    group_id = written(cluster, 4)
+    first = cluster.leader(group_id).term
+    led_again(cluster, group_id)
+    last = led_again(cluster, group_id)
+    stream = cluster.leader(group_id)
+    cluster.append(stream)
+    cluster.run(50)
+    assert stream.end_offset_for_epoch(first) == (first, 4)
+    assert stream.end_offset_for_epoch(last - 1) == (last - 1, 4)
+    assert stream.end_offset_for_epoch(last) == (last, 5)
+    assert stream.end_offset_for_epoch(last + 1) == (-1, -1)
+    assert stream.end_offset_for_epoch(-1) == (-1, -1)
+
+
+def test_deleted_epoch_ended_at_the_logs_start(cluster: Any) -> None:
+    """Who has read to there has read no truncated record: the answer is the same before the entries
+    are cut from the log, after it, and when all that is left is cut too (KIP-101, KIP-107)."""
+    group_id = written(cluster, 10)
+    old = cluster.leader(group_id).term
+    led_again(cluster, group_id)
+    stream = cluster.leader(group_id)
+    assert stream.end_offset_for_epoch(old) == (old, 10)
+    assert delete(cluster, group_id, -1) == [ErrorCode.NONE]
+    assert stream.end_offset_for_epoch(old) == (old, 10)
+    led_again(cluster, group_id)
+    for _ in range(2):
+        for node in cluster.nodes.values():
+            node.store.checkpoint()
+        cluster.run(2_500)
+    stream = cluster.leader(group_id)
+    assert stream.group.log.term(stream.group.log.first_index - 1) > old
+    assert stream.end_offset_for_epoch(old) == (old, 10)
+    cluster.append(stream)
+    cluster.run(50)
+    assert stream.end_offset_for_epoch(old) == (old, 10)
+    assert stream.end_offset_for_epoch(old - 1) == (old - 1, 10)
+    assert stream.end_offset_for_epoch(stream.term) == (stream.term, 11)

@@ -242,6 +242,8 @@ class _Poll:
             return
         epoch, end = stream.end_offset_for_epoch(last_epoch)
         if epoch < 0:
+            # Ahead of this leader: it may have been deposed. Kafka answers OFFSET_OUT_OF_RANGE,
+            # which would make a reader start over.
             target.error = ErrorCode.UNKNOWN_LEADER_EPOCH
         elif epoch < last_epoch or end < target.asked.fetch_offset:
             target.diverging = EpochEndOffset(epoch, end)
