@@ -357,9 +357,19 @@ class Group:
         turn.after_append.append((self, True, [message]))
 
     def apply(self, message: MsgStorageApply) -> None:
-        """Apply committed entries, in order."""
-        entries = message.entries
+        """Apply committed entries, in order; not those that were held until a snapshot, which
+        always stands for more than what was committed before, had brought what comes of them."""
         self._held = max(0, self._held - 1)
+        if message.entries[-1].index > self.applied:
+            self._apply(message.entries)
+        else:
+            last, first_index = message.entries[-1].index, self.log.first_index
+            assert last < first_index, (self.group_id, last, first_index, self.applied)
+        for response in message.responses:
+            self.node.step(response)
+        self.reads.applied(self.applied)
+
+    def _apply(self, entries: Sequence[Entry]) -> None:
         assert entries[0].index == self.applied + 1, (self.group_id, entries[0].index, self.applied)
         own = for_the_owner(entries, self.reflects)
         if own:
@@ -369,9 +379,6 @@ class Group:
             for entry in entries:
                 if entry.index > self.reflects and entry.kind in CONF_CHANGE_KINDS:
                     self.node.apply_conf_change(entry)
-        for response in message.responses:
-            self.node.step(response)
-        self.reads.applied(self.applied)
 
     def _read_cold(self, want: ColdRead, turn: Turn) -> None:
         """Entries a peer, or this replica's own applier, needs that left memory."""

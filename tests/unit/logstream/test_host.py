@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+from raft.messages import MsgSnap
 from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
 from vdl.clock import MS
@@ -13,6 +14,7 @@ from vdl.state.commands import (
     CompleteJoin,
     DeleteTopics,
     Envelope,
+    RegisterServer,
     encode,
 )
 
@@ -272,6 +274,43 @@ def test_oversized_command_is_refused_and_ends_nobody(cluster: Any) -> None:
         )
     cluster.run(100)
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.NOT_APPENDED] * 2
+
+
+def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> None:
+    """What was held is in the snapshot: it is not applied to it once more (§7)."""
+    node = cluster.nodes[2]
+    group, leading = node.host.groups[0], cluster.nodes[1].host.groups[0]
+
+    def propose() -> None:
+        directory_id = cluster.record.directory_of(1)
+        command = RegisterServer(1, directory_id, "rack", {}, True)
+        cluster.nodes[1].host.propose_catalog(
+            command, deadline_ns=cluster.deadline(), done=lambda outcome: None
+        )
+
+    last = group.applied + 1
+    propose()
+    while group.node.stable < last:
+        cluster.run(0.01)
+    node.workers.hold()
+    cluster.run(5)
+    assert (group.applied, group.commit) == (last - 1, last)
+    cluster.network.cut(1, 2)
+    for _ in range(2):
+        propose()
+        cluster.run(20)
+    snapshot = leading._snapshot()
+    assert snapshot.index == last + 2
+    group.node.step(MsgSnap(group.replica_id, leading.replica_id, leading.node.term, snapshot))
+    node.host.mark_dirty(group)
+    cluster.run(1)
+    node.workers.release()
+    cluster.run(50)
+    assert group.applied == group.node.applied == snapshot.index
+    cluster.network.heal(1, 2)
+    propose()
+    cluster.run(500)
+    assert group.applied == leading.applied == snapshot.index + 1
 
 
 def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
