@@ -313,6 +313,26 @@ def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> Non
     assert group.applied == leading.applied == snapshot.index + 1
 
 
+def test_candidate_whose_disk_hangs_asks_nobody(cluster: Any) -> None:
+    """Figure 2: while its term and its own vote are not durable, nobody else leaves theirs."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    cluster.run(500)
+    leader, term = stream.leader_server, stream.term
+    heir = cluster.nodes[leader % 3 + 1]
+    group = heir.host.groups[group_id]
+    heir.workers.hold()
+    stream.group.node.transfer_leader(group.replica_id)
+    cluster.nodes[leader].host.mark_dirty(stream.group)
+    cluster.run(100)
+    terms = {node.id: node.host.groups[group_id].node.term for node in cluster.nodes.values()}
+    assert terms == dict.fromkeys((1, 2, 3), term) | {heir.id: term + 1}
+    heir.workers.release()
+    cluster.run(100)
+    assert cluster.leader(group_id).leader_server == heir.id
+    assert cluster.leader(group_id).term == term + 1
+
+
 def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
     """Power fails right after a replica was deleted: the restart knows of the deletion, or the
     replica would be made again, with no memory of what it voted for."""
