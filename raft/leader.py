@@ -89,7 +89,7 @@ def tick(raft: Raft, ticks: int) -> None:
         raft.lead_transferee = NONE
     if raft.heartbeat_elapsed >= raft.heartbeat_ticks:
         raft.heartbeat_elapsed = 0
-        _send_heartbeats(raft, raft.pending_reads.last_context)
+        _send_heartbeats(raft, raft.pending_reads.last_round)
 
 
 def _keep_quorum(raft: Raft) -> bool:
@@ -112,7 +112,7 @@ def ticks_until_due(raft: Raft, never: int) -> int:
         due = raft.election_ticks - raft.election_elapsed
     if (
         not raft.quiet_heartbeats
-        or raft.pending_reads.last_context
+        or raft.pending_reads.last_round
         or not all(is_in_step(raft, progress) for _, progress in raft.peers)
     ):
         due = min(due, raft.heartbeat_ticks - raft.heartbeat_elapsed)
@@ -435,9 +435,9 @@ def _begin_read(raft: Raft, requester: NodeId, context: bytes) -> None:
     if raft.read_only_option is ReadOnlyOption.LEASE_BASED:
         _answer_read(raft, requester, context, raft.log.committed)
         return
-    raft.pending_reads.add(context, requester, raft.log.committed)
-    raft.pending_reads.acknowledge(raft.id, context)
-    _send_heartbeats(raft, context)
+    name = raft.pending_reads.add(context, requester, raft.log.committed)
+    raft.pending_reads.acknowledge(raft.id, name)
+    _send_heartbeats(raft, name)
 
 
 def _release_postponed_reads(raft: Raft) -> None:
@@ -449,11 +449,11 @@ def _release_postponed_reads(raft: Raft) -> None:
             read_index(raft, requester, context)
 
 
-def _confirm_reads(raft: Raft, node: NodeId, context: bytes) -> None:
-    acks = raft.pending_reads.acknowledge(node, context)
+def _confirm_reads(raft: Raft, node: NodeId, name: bytes) -> None:
+    acks = raft.pending_reads.acknowledge(node, name)
     membership = raft.membership
     if joint_vote(membership.incoming, membership.outgoing, acks) is VoteResult.WON:
-        for read in raft.pending_reads.confirm(context):
+        for read in raft.pending_reads.confirm(name):
             _answer_read(raft, read.requester, read.context, read.index)
 
 

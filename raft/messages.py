@@ -116,7 +116,7 @@ class MsgHeartbeat:
     commit: Index
     """Never above what the peer is known to have."""
     context: bytes = b""
-    """Newest read index request this round confirms."""
+    """The newest read index request that answers confirm: its round (`raft.reads`)."""
 
 
 @dataclass(slots=True)

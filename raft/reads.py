@@ -3,7 +3,8 @@
 A read request is given the commit index of the moment it arrives at the leader; it may be answered
 once the leader knows that at that moment it was still the leader: when a quorum has answered a
 heartbeat sent afterwards. Requests wait in one queue; a heartbeat carries the newest request's
-context, and its answers confirm that request and all older ones.
+round, and its answers confirm that request and all older ones. A round is named by who asked and
+the context it asked with: two who happen to use equal contexts are two requests.
 
 `PendingReads` is that queue and nothing else; who sends what is the leader's business.
 """
@@ -25,7 +26,7 @@ class PendingRead:
     index: Index
     """Commit index when the request arrived."""
     acks: dict[NodeId, bool] = field(default_factory=dict)
-    """Who answered a heartbeat with this context."""
+    """Who answered a heartbeat of this round."""
 
 
 class PendingReads:
@@ -35,35 +36,38 @@ class PendingReads:
 
     def __init__(self) -> None:
         self._queue: dict[bytes, PendingRead] = {}
+        """By round."""
         self.postponed: list[tuple[NodeId, bytes]] = []
         """(requester, context) of requests from before the term's first commit: until then the
         leader does not know what is committed (§8)."""
 
     @property
-    def last_context(self) -> bytes:
-        """Context of the newest request, which heartbeats carry; empty if none waits."""
+    def last_round(self) -> bytes:
+        """Round of the newest request, which heartbeats carry; empty if none waits."""
         return next(reversed(self._queue), b"")
 
-    def add(self, context: bytes, requester: NodeId, index: Index) -> None:
-        """A request arrived. One with a context already waiting is the same request again."""
-        self._queue.setdefault(context, PendingRead(context, requester, index))
+    def add(self, context: bytes, requester: NodeId, index: Index) -> bytes:
+        """A request arrived; its round. One of the same requester with a context already waiting is
+        the same request again."""
+        name = requester.to_bytes(8, "big") + context
+        self._queue.setdefault(name, PendingRead(context, requester, index))
+        return name
 
-    def acknowledge(self, peer: NodeId, context: bytes) -> dict[NodeId, bool]:
-        """`peer` answered the heartbeat with `context`; everyone who has, {} if none waits."""
-        read = self._queue.get(context)
+    def acknowledge(self, peer: NodeId, name: bytes) -> dict[NodeId, bool]:
+        """`peer` answered the heartbeat of a round; everyone who has, {} if none waits."""
+        read = self._queue.get(name)
         if read is None:
             return {}
         read.acks[peer] = True
         return read.acks
 
-    def confirm(self, context: bytes) -> list[PendingRead]:
-        """Remove and return the request with `context` and all older ones."""
+    def confirm(self, name: bytes) -> list[PendingRead]:
+        """Remove and return the request of a round and all older ones."""
         confirmed: list[PendingRead] = []
-        if context not in self._queue:
+        if name not in self._queue:
             return confirmed
-        for read in list(self._queue.values()):
-            del self._queue[read.context]
-            confirmed.append(read)
-            if read.context == context:
+        for older in list(self._queue):
+            confirmed.append(self._queue.pop(older))
+            if older == name:
                 break
         return confirmed

@@ -38,6 +38,23 @@ def test_read_at_a_follower_is_forwarded() -> None:
     assert network.hosts[3].read_states == [ReadState(leader.commit, b"r1")]
 
 
+def test_equal_contexts_of_two_requesters_are_two_reads() -> None:
+    """Each is answered, at the index of its own arrival: contexts are unique to who asks."""
+    network = Network()
+    leader = network.elect(1)
+    leader.read_index(b"r1")
+    network.collect(1)
+    network.messages.clear()
+    [entry] = network.propose(b"x")
+    network.settle()
+    assert network.node(3).read_index(b"r1")
+    assert network.node(2).read_index(b"r1")
+    network.settle()
+    assert network.hosts[1].read_states == [ReadState(entry.index - 1, b"r1")]
+    assert network.hosts[2].read_states == [ReadState(entry.index, b"r1")]
+    assert network.hosts[3].read_states == [ReadState(entry.index, b"r1")]
+
+
 def test_deposed_leader_answers_no_read() -> None:
     """§8: a leader must check that it was not deposed before it answers."""
     network = Network()
@@ -63,7 +80,7 @@ def test_read_before_the_first_commit_of_the_term_waits_for_it() -> None:
     assert network.node(1).is_leader
     network.node(1).read_index(b"early")
     network.tick(1)
-    assert not network.node(1).raft.pending_reads.last_context
+    assert not network.node(1).raft.pending_reads.last_round
     network.settle()
     assert network.hosts[1].read_states == [ReadState(2, b"early")]
 
