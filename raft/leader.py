@@ -362,8 +362,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         # It is in, but the log was cut behind it meanwhile: the next one.
         progress.become_probe()
     if _maybe_commit(raft):
-        _release_postponed_reads(raft)
-        _broadcast(raft)
+        _commit_moved(raft)
     elif node != raft.id and progress.can_bump_commit(raft.log.committed):
         if raft.batch_appends:
             raft.broadcast_due = True
@@ -397,6 +396,13 @@ def _maybe_commit(raft: Raft) -> bool:
         return False
     log.commit_to(index)
     return True
+
+
+def _commit_moved(raft: Raft) -> None:
+    """The commit index moved, by whatever it was counted: reads may wait for it, and all want to
+    know."""
+    _release_postponed_reads(raft)
+    _broadcast(raft)
 
 
 def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
@@ -479,7 +485,7 @@ def membership_changed(raft: Raft) -> None:
             become_follower(raft, raft.term, NONE)
         return
     if _maybe_commit(raft):
-        _broadcast(raft)
+        _commit_moved(raft)
     else:
         for node, progress in raft.peers:
             _maybe_send_append(raft, node, progress, send_if_empty=False)

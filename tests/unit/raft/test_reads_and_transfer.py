@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from raft.errors import DropReason, InvalidConfig, ProposalDropped
+from raft.membership import encode_conf_change
 from raft.messages import MsgHeartbeat, MsgTimeoutNow, MsgTransferLeader, MsgVoteResp
 from raft.types import (
     ConfChange,
     ConfChangeSingle,
+    ConfChangeTransition,
     ConfChangeType,
+    Entry,
+    EntryKind,
     ReadOnlyOption,
     ReadState,
 )
@@ -83,6 +87,32 @@ def test_read_before_the_first_commit_of_the_term_waits_for_it() -> None:
     assert not network.node(1).raft.pending_reads.last_round
     network.settle()
     assert network.hosts[1].read_states == [ReadState(2, b"early")]
+
+
+def test_postponed_read_is_released_by_a_change_of_members_that_commits() -> None:
+    """§8, §6: a smaller quorum may commit the term's first entry without another answer."""
+    network = Network()
+    network.node(1).campaign()
+    network.collect(1)
+    network.step(MsgVoteResp(1, 2, 1))
+    leader = network.node(1)
+    leader.read_index(b"early")
+    network.isolate(1)
+    network.settle()
+    assert leader.is_leader
+    assert not leader.own_term_committed
+    removal = ConfChange(
+        (
+            ConfChangeSingle(ConfChangeType.REMOVE_NODE, 2),
+            ConfChangeSingle(ConfChangeType.REMOVE_NODE, 3),
+        ),
+        ConfChangeTransition.AUTO,
+    )
+    leader.apply_conf_change(Entry(1, 2, EntryKind.CONF_CHANGE_V2, encode_conf_change(removal)))
+    leader.apply_conf_change(Entry(1, 3, EntryKind.CONF_CHANGE_V2))
+    network.settle()
+    assert leader.own_term_committed
+    assert [state.context for state in network.hosts[1].read_states] == [b"early"]
 
 
 def test_later_round_confirms_earlier_reads() -> None:
