@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raft.errors import DropReason, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raft.membership import encode_conf_change
 from raft.messages import (
     Message,
     MsgApp,
@@ -17,7 +18,14 @@ from raft.messages import (
     MsgVote,
     MsgVoteResp,
 )
-from raft.types import ConfChange, ConfChangeSingle, ConfChangeType, Entry, StateType
+from raft.types import (
+    ConfChange,
+    ConfChangeSingle,
+    ConfChangeType,
+    Entry,
+    EntryKind,
+    StateType,
+)
 from tests.unit.raft.network import ELECTION_TICKS, Network
 
 FOLLOWER, PRE_CANDIDATE, CANDIDATE, LEADER = StateType
@@ -240,6 +248,57 @@ def test_node_with_unapplied_membership_change_does_not_campaign() -> None:
     network.settle(2)
     host.node.campaign()
     assert host.node.state is CANDIDATE
+
+
+def test_earlier_of_two_membership_changes_is_applied_before_a_campaign() -> None:
+    """Thesis §4.1: the later one proves it committed, also where a crash lost the commit index.
+    With members two changes old, 1 and 2 would be a majority, while 3, 4 and 5 are one too."""
+    network = Network(async_storage_writes=True)
+    changes = [
+        Entry(1, 2, EntryKind.NOOP),
+        *(
+            Entry(
+                1,
+                index,
+                EntryKind.CONF_CHANGE_V2,
+                encode_conf_change(
+                    ConfChange((ConfChangeSingle(ConfChangeType.ADD_NODE, index + 1),))
+                ),
+            )
+            for index in (3, 4)
+        ),
+    ]
+    for node in (2, 3):
+        network.step(MsgApp(node, 1, 1, 1, 1, list(changes), 1))
+        network.settle(node)
+    network.messages.clear()
+    network.crash(2)
+    node = network.node(2)
+    assert (node.commit, node.last_index) == (1, 4)
+    node.campaign()
+    assert node.state is FOLLOWER
+    assert node.commit == 3
+    network.settle(2)
+    assert network.hosts[2].storage.initial_state()[0].commit == 3
+    assert node.voters() == {1, 2, 3, 4}
+    node.campaign()
+    assert node.state is CANDIDATE
+    network.add(4)
+    network.settle(2, 3, 4)
+    assert node.is_leader
+    assert node.voters() == {1, 2, 3, 4, 5}
+
+
+def test_single_uncommitted_membership_change_is_no_reason_to_wait() -> None:
+    """Whether it is committed nobody knows but who commits it: this candidate, perhaps."""
+    network = Network()
+    change = ConfChange((ConfChangeSingle(ConfChangeType.ADD_NODE, 4),))
+    entry = Entry(1, 2, EntryKind.CONF_CHANGE_V2, encode_conf_change(change))
+    network.step(MsgApp(2, 1, 1, 1, 1, [entry], 1))
+    network.settle(2)
+    network.node(2).campaign()
+    assert network.node(2).commit == 1
+    assert network.node(2).state is CANDIDATE
 
 
 # --- Pre-vote ----------------------------------------------------------------------------------
