@@ -4,9 +4,10 @@ ListOffsets: v1 one offset a partition (KIP-79), v2 isolation levels, v4 leader 
 flexible. Later versions each add a special timestamp (largest timestamp, tiers) that this server
 does not know, so they are not spoken.
 
-Both answer only after a quorum confirmed that this server still leads: the end of a deposed
-leader's log would make a consumer skip records, and its epochs would make one believe that what it
-read was truncated. There are no transactions: the end is the same under both isolation levels.
+Both answer only after a quorum confirmed that this server still leads: the start of a deposed
+leader's log, or of one that has not applied yet what the last one deleted, would show deleted
+records, its end would make a consumer skip records, and its epochs would make one believe that what
+it read was truncated. There are no transactions: the end is the same under both isolation levels.
 """
 
 from __future__ import annotations
@@ -111,9 +112,7 @@ def _find_offset(
     timestamp: int,
     answer: offsets_wire.ListOffsetsPartitionResponse,
 ) -> None:
-    if timestamp == EARLIEST:
-        answer.offset = stream.log_start_offset
-    elif timestamp >= LATEST:
+    if timestamp >= EARLIEST:
         pending.confirm(stream, partial(_confirmed_end, pending, stream, timestamp, answer))
     else:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
@@ -128,6 +127,8 @@ def _confirmed_end(
 ) -> None:
     if not confirmed:
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    elif timestamp == EARLIEST:
+        answer.offset = stream.log_start_offset
     elif timestamp == LATEST:
         answer.offset = stream.high_watermark
         if pending.ctx.api_version >= _EPOCHS_FROM:
