@@ -318,10 +318,11 @@ def _read_sized(view: memoryview, position: int, end: int) -> tuple[bytes | None
     return view[position : position + length].tobytes(), position + length
 
 
-def first_at_or_after(batch: memoryview, timestamp: int) -> Record | None:
-    """The first record whose timestamp is `timestamp` or later. Raises CorruptBatch."""
+def first_at_or_after(batch: memoryview, timestamp: int, first_offset: int = 0) -> Record | None:
+    """The first record from `first_offset` on whose timestamp is `timestamp` or later. Raises
+    CorruptBatch."""
     for record in iter_records(batch):
-        if record.timestamp >= timestamp:
+        if record.timestamp >= timestamp and record.offset >= first_offset:
             return record
     return None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from struct import Struct
 
 import segments.api as storage
@@ -358,16 +358,24 @@ class LogStream:
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
-        """The least committed offset whose timestamp is ≥ `timestamp_ms` (KIP-79)."""
+        """The least committed offset, of those not deleted, whose timestamp is ≥ `timestamp_ms`
+        (KIP-79)."""
+        group = self.group
 
         def found(answer: TimedOffset | storage.StorageError) -> None:
             if isinstance(answer, TimedOffset) and 0 <= answer.offset < self.log_start_offset:
-                # It is deleted. The next one is at least as late, for all that the index knows.
-                answer = replace(answer, offset=self.log_start_offset)
-            done(answer)
+                # It was deleted while it was looked for. What the next one's time is, nobody knows.
+                self.offset_for_time(timestamp_ms, done)
+            else:
+                done(answer)
 
         find_offset_for_time(
-            self.group.log, self.group.store, timestamp_ms, self.group.commit, found
+            group.log,
+            group.store,
+            timestamp_ms,
+            start_offset=self.log_start_offset,
+            commit=group.commit,
+            done=found,
         )
 
     # --- delete ------------------------------------------------------------------------------

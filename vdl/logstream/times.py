@@ -1,7 +1,8 @@
 """Which offset belongs to a time: ListOffsets by timestamp (KIP-79).
 
 The index knows the largest timestamp of every batch; the exact record is found by walking the one
-batch that must hold it.
+batch that must hold it. Where the index leads to a deleted record, the batches from the log's start
+on are looked at one after the other.
 
 Must not know: requests, leadership.
 """
@@ -26,36 +27,44 @@ class TimedOffset:
 
 NO_OFFSET = TimedOffset(-1, -1, -1)
 
+WALK_BYTES = 1 << 20
+"""How much is read at a time where one batch after the other has to be looked at."""
+
 Done = Callable[[TimedOffset | storage.StorageError], None]
 
 
 def find_offset_for_time(
-    log: storage.Log, store: storage.Store, timestamp_ms: int, commit: int, done: Done
+    log: storage.Log,
+    store: storage.Store,
+    timestamp_ms: int,
+    *,
+    start_offset: int,
+    commit: int,
+    done: Done,
 ) -> None:
-    """The first record up to index `commit` whose timestamp is ≥ `timestamp_ms`."""
+    """The first record from `start_offset` up to index `commit` whose timestamp is ≥
+    `timestamp_ms`. The log may hold deleted records below `start_offset`."""
 
-    def walk(entry: storage.EntryLike) -> None:
+    def walk(entry: storage.EntryLike) -> bool:
         """Batches are found by their largest timestamp, which their header may overstate: a batch
         without such a record after all passes the question on to the next."""
         try:
-            record = first_at_or_after(memoryview(entry.data), timestamp_ms)
+            record = first_at_or_after(memoryview(entry.data), timestamp_ms, start_offset)
         except CorruptBatch:
             # The records are the producer's own business; the best answer left is the batch.
-            done(TimedOffset(entry.base_offset, entry.timestamp, entry.term))
-            return
+            first = max(entry.base_offset, start_offset)
+            done(TimedOffset(first, entry.timestamp, entry.term))
+            return True
         if record is not None:
             done(TimedOffset(record.offset, record.timestamp, entry.term))
-        elif entry.index < commit:
-            fetch(entry.index + 1)
-        else:
-            done(NO_OFFSET)
+        return record is not None
 
-    def fetch(index: int) -> None:
-        """The next entry from `index` that holds records up to the time."""
+    def fetch(index: int, bytes_max: int) -> None:
+        """Entries from `index` on."""
         try:
-            found(list(log.entries(index, index + 1, 1)))
-        except storage.NotInMemory:
-            store.entries_cold(log, index, index + 1, 1, found)
+            found(list(log.entries(index, commit + 1, bytes_max)))
+        except storage.NotInMemory as missing:
+            store.entries_cold(log, index, min(missing.end, commit + 1), bytes_max, found)
         except storage.StorageError as error:
             done(error)
 
@@ -65,13 +74,26 @@ def find_offset_for_time(
         if isinstance(entries, storage.StorageError):
             done(entries)
             return
-        entry = entries[0]
-        if entry.records and entry.timestamp >= timestamp_ms:
-            walk(entry)
-        elif entry.index < commit:
-            fetch(entry.index + 1)
+        for entry in entries:
+            if not entry.records:
+                continue
+            if entry.base_offset + entry.records <= start_offset:
+                # Deleted, and so is all before the log's start: on from there.
+                store.index_of_offset(log, start_offset, started)
+                return
+            if entry.timestamp >= timestamp_ms and walk(entry):
+                return
+        last = entries[-1].index
+        if last < commit:
+            fetch(last + 1, WALK_BYTES)
         else:
             done(NO_OFFSET)
+
+    def started(index: int | storage.StorageError) -> None:
+        if isinstance(index, storage.OffsetOutOfRange):
+            done(NO_OFFSET)  # all there is, is deleted
+        else:
+            located(index)
 
     def located(index: int | storage.StorageError) -> None:
         if isinstance(index, storage.StorageError):
@@ -79,6 +101,6 @@ def find_offset_for_time(
         elif index > commit:
             done(NO_OFFSET)
         else:
-            fetch(index)
+            fetch(index, 1)
 
     store.index_of_timestamp(log, timestamp_ms, commit, located)

@@ -12,6 +12,7 @@ import pytest
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.memory import Network
+from segments.api import StorageError
 from segments.inline import InlineWorkers
 from segments.memory import MemoryStore
 from vdl.clock import MS
@@ -46,7 +47,15 @@ class DelayWorkers:
         self._clock.call_later(self._free_at - now_ns, lambda: done(job()))
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        self._clock.call_later(SYNC_NS, lambda: done(job()))
+        def run() -> None:
+            result: T | BaseException
+            try:
+                result = job()
+            except StorageError as error:  # a worker hands failures to its owner
+                result = error
+            done(result)
+
+        self._clock.call_later(SYNC_NS, run)
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> SimTimer:
         return self._clock.call_later(delay_ms * MS, fn)

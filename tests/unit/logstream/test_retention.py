@@ -13,6 +13,8 @@ from vdl.logstream.retention import (
     RetentionPolicy,
     retention_start,
 )
+from vdl.logstream.times import NO_OFFSET, TimedOffset
+from vdl.records import Record, build_batch, read_header
 
 SPANS = [SegmentSpan(10, 100, 1_000), SegmentSpan(20, 100, 2_000), SegmentSpan(25, 50, 3_000)]
 
@@ -234,3 +236,66 @@ def test_deleted_epoch_ended_at_the_logs_start(cluster: Any) -> None:
     assert stream.end_offset_for_epoch(old) == (old, 10)
     assert stream.end_offset_for_epoch(old - 1) == (old - 1, 10)
     assert stream.end_offset_for_epoch(stream.term) == (stream.term, 11)
+
+
+def at_time(cluster: Any, group_id: int, timestamp: int) -> TimedOffset:
+    found: list[Any] = []
+    cluster.leader(group_id).offset_for_time(timestamp, found.append)
+    cluster.run(100)
+    (answer,) = found
+    assert isinstance(answer, TimedOffset)
+    return answer
+
+
+def test_time_finds_no_deleted_record(cluster: Any) -> None:
+    """KIP-79, KIP-107: the first record that is left with that time or a later one, and its own
+    time; the records before are still on disk."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    for timestamp in (100, 900, 200, 300, 950, 400):
+        cluster.append(stream, timestamp=timestamp)
+        cluster.run(5)
+    epoch = stream.term
+    assert at_time(cluster, group_id, 150) == TimedOffset(1, 900, epoch)
+    assert delete(cluster, group_id, 3) == [ErrorCode.NONE]
+    assert stream.group.log.first_index == 1
+    assert at_time(cluster, group_id, 0) == TimedOffset(3, 300, epoch)
+    assert at_time(cluster, group_id, 150) == TimedOffset(3, 300, epoch)
+    assert at_time(cluster, group_id, 350) == TimedOffset(4, 950, epoch)
+    assert at_time(cluster, group_id, 951) == NO_OFFSET
+    assert delete(cluster, group_id, 5) == [ErrorCode.NONE]
+    assert at_time(cluster, group_id, 500) == NO_OFFSET
+    assert delete(cluster, group_id, -1) == [ErrorCode.NONE]
+    assert at_time(cluster, group_id, 0) == NO_OFFSET
+
+
+def test_time_finds_no_deleted_record_of_a_batch_that_is_left(cluster: Any) -> None:
+    """The log starts inside a batch: its first records count as deleted."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    batch = build_batch([Record(value=b"v", timestamp=at) for at in (300, 100, 200)])
+    header = read_header(batch)
+    stream.append(
+        memoryview(batch), header, deadline_ns=cluster.deadline(), done=lambda appended: None
+    )
+    cluster.run(5)
+    assert at_time(cluster, group_id, 50).offset == 0
+    assert delete(cluster, group_id, 1) == [ErrorCode.NONE]
+    assert at_time(cluster, group_id, 50) == TimedOffset(1, 100, stream.term)
+    assert at_time(cluster, group_id, 150) == TimedOffset(2, 200, stream.term)
+    assert at_time(cluster, group_id, 250) == NO_OFFSET
+
+
+def test_record_deleted_while_it_was_looked_for_is_not_found(cluster: Any) -> None:
+    """The search goes through the disk; meanwhile the log's start moves."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    for timestamp in (100, 200, 300):
+        cluster.append(stream, timestamp=timestamp)
+        cluster.run(5)
+    found: list[Any] = []
+    stream.offset_for_time(50, found.append)
+    assert found == []
+    stream.state.log_start_offset = 2
+    cluster.run(100)
+    assert found == [TimedOffset(2, 300, stream.term)]
