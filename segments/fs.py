@@ -275,6 +275,18 @@ def make_durable_directory(fs: FileSystem, path: str) -> None:
         fs.sync_directory(parent or slash or ".")
 
 
+def sync_names_above(fs: FileSystem, path: str) -> None:
+    """Make durable that `path` is there: who made it may have died before. What is not ours to
+    open was not made by us."""
+    while path:
+        parent, slash, _ = path.rpartition("/")
+        try:
+            fs.sync_directory(parent or slash or ".")
+        except PermissionError:
+            return
+        path = parent
+
+
 class RealFileSystem:
     """The operating system's files. Private to the user that runs the server."""
 

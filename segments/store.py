@@ -39,7 +39,7 @@ from segments.block import TRIM, Mark
 from segments.cache import Cache
 from segments.checkpoints import Checkpoints
 from segments.chores import Chore, Chores
-from segments.fs import FileSystem, Lock, make_durable_directory
+from segments.fs import FileSystem, Lock, make_durable_directory, sync_names_above
 from segments.identity import (
     Identity,
     LogIdentity,
@@ -134,6 +134,7 @@ class DiskStore:
         """
         for name in ("journal", "logs", "deleted"):
             make_durable_directory(fs, f"{directory}/{name}")
+        sync_names_above(fs, directory)
         lock = fs.lock(f"{directory}/lock")
         meta: Meta | None = None
         try:

@@ -155,12 +155,7 @@ def test_recovery_and_the_blocks_agree_after_starts_cut_at_every_step(power: boo
     assert steps >= 4, "syncs of meta and of names, and the first block"
 
 
-_SKIPPED_SYNC = pytest.mark.xfail(
-    strict=True, reason="a directory that is there is not synced into the one above it"
-)
-
-
-@pytest.mark.parametrize("power", [pytest.param(False, marks=_SKIPPED_SYNC), True])
+@pytest.mark.parametrize("power", [False, True])
 def test_first_start_may_be_cut_at_every_step(power: bool) -> None:
     """What a directory holds was made durable by the start that went on with it, whoever made it:
     nothing of it goes with a power cut."""
