@@ -285,6 +285,7 @@ class Group:
     def _stage(self, message: MsgStorageAppend, turn: Turn) -> None:
         store = self.store
         if message.snapshot is not None:
+            self._note_role()  # it may have led at the turn's beginning: an owner stops first
             self._install(message.snapshot)
             turn.urgent = True
         if message.entries:

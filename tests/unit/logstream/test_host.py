@@ -1,5 +1,6 @@
 """Elections, failover, forwarding and the life of replicas, over three real hosts."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -331,6 +332,31 @@ def test_candidate_whose_disk_hangs_asks_nobody(cluster: Any) -> None:
     cluster.run(100)
     assert cluster.leader(group_id).leader_server == heir.id
     assert cluster.leader(group_id).term == term + 1
+
+
+class Told:
+    """An observer that remembers what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.told.append(name)
+
+
+def test_leader_that_is_sent_a_snapshot_stops_leading_before_it_is_installed(cluster: Any) -> None:
+    """Deposed and overtaken in one turn: timers and waiters of a leader do not meet the state."""
+    node = cluster.nodes[1]
+    group, observer = node.host.groups[0], Told()
+    assert group.serving
+    group.owner.observers.append(observer)
+    term = group.node.term + 1
+    newer = replace(group._snapshot(), index=group.log.last_index + 3, term=term)
+    sender = cluster.nodes[2].host.groups[0].replica_id
+    group.node.step(MsgSnap(group.replica_id, sender, term, newer))
+    node.host.mark_dirty(group)
+    cluster.run(1)
+    assert observer.told == ["on_stopped_serving", "on_installed"]
 
 
 def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
