@@ -17,7 +17,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -197,7 +197,6 @@ _LMDB_DAMAGE = (
     lmdb.BadValsizeError,
     lmdb.InvalidError,
     lmdb.MapResizedError,
-    lmdb.PanicError,
     lmdb.VersionMismatchError,
 )
 """What LMDB says when its pages make no sense."""
@@ -214,15 +213,24 @@ def _reading() -> Iterator[None]:
 
 class LmdbFile:
     """An LMDB environment. Never `writemap` (a stray pointer would write to the file), always
-    synced."""
+    synced.
 
-    __slots__ = ("_environment",)
+    A commit writes pages, syncs them, and then writes and syncs the page that names them; LMDB
+    reports want of room in any of these with the same error. Room for all pages that a transaction
+    can add is therefore had beforehand, which may be refused. After that there is no full disk: a
+    commit that fails is a failed sync.
+    """
+
+    __slots__ = ("_environment", "_fd", "_map_bytes", "_reserved")
 
     def __init__(self, path: str, map_bytes: int) -> None:
+        self._map_bytes = map_bytes
+        self._reserved = 0
         try:
             self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             raise CorruptRecord("meta file", 0) from error
+        self._fd = os.open(f"{path}/data.mdb", os.O_RDWR | os.O_CLOEXEC)
 
     def get(self, key: bytes) -> bytes | None:
         with _reading(), self._environment.begin() as transaction:
@@ -241,16 +249,34 @@ class LmdbFile:
 
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         try:
+            self._reserve(puts)
             with self._environment.begin(write=True) as transaction:
                 for key, value in puts:
                     if value is None:
                         transaction.delete(key)
                     else:
                         transaction.put(key, value)
-        except (lmdb.MapFullError, lmdb.DiskError) as error:
+        except lmdb.MapFullError as error:
+            # Met while pages are given out, before one is written that counts.
             raise OSError(errno.ENOSPC, "meta is full") from error
+        except lmdb.DiskError as error:
+            raise SyncFailed(OSError(errno.ENOSPC, str(error))) from error
         except (*_LMDB_DAMAGE, lmdb.PageFullError) as error:
             raise CorruptRecord("meta page", 0) from error
+        except lmdb.Error as error:
+            raise SyncFailed(OSError(errno.EIO, str(error))) from error
+
+    def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        """Have room for the pages that `puts` can add to the file. Raises OSError (ENOSPC)."""
+        found = self._environment.stat()
+        page_bytes = found["psize"]
+        used = (self._environment.info()["last_pgno"] + 1) * page_bytes
+        sizes = [len(key) + len(value or b"") for key, value in puts]
+        end = used + page_bytes * _pages_added(found, sizes)
+        end = min(end, self._map_bytes - self._map_bytes % page_bytes)
+        if end > self._reserved:
+            os.posix_fallocate(self._fd, 0, end)
+            self._reserved = end
 
     def sync(self) -> None:
         try:
@@ -260,6 +286,30 @@ class LmdbFile:
 
     def close(self) -> None:
         self._environment.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _pages_added(tree: Mapping[str, int], sizes: Sequence[int]) -> int:
+    """The most pages that a transaction which puts items of these sizes can add to an environment.
+
+    LMDB never writes to a page in use: each page on the way to an item is copied once, at most all
+    that there are. Items of more than a third of a page have pages of their own. The others split a
+    full leaf once each, or lie three or more to a page; a split adds an item to the page above,
+    which may split in turn, and the tree may grow by a level. The pages given up are listed, eight
+    bytes each, in a tree of the same kind.
+    """
+    page_bytes = tree["psize"]
+    third = page_bytes // 3
+    pages = tree["branch_pages"] + tree["leaf_pages"]
+    large = sum(-(-(size + 64) // page_bytes) for size in sizes if size + 64 > third)
+    small_bytes = sum(min(size + 64, third) for size in sizes)
+    splits = min(len(sizes), tree["leaf_pages"]) + 3 * small_bytes // page_bytes + 1
+    copied = min(pages, len(sizes) * tree["depth"])
+    given_up = copied + splits + tree["overflow_pages"] + large
+    lists = 8 + 4 * (8 * given_up // page_bytes + 1)
+    return copied + large + 2 * splits + tree["depth"] + 1 + lists
 
 
 def make_durable_directory(fs: FileSystem, path: str) -> None:

@@ -300,10 +300,16 @@ class SimDisk:
 
     def _wait_for_sync(self, inode: Inode, ranges: list[Range]) -> None:
         """Charge for one sync; when it is to fail, forget the pages as Linux does."""
+        try:
+            self._wait_for_any_sync()
+        except OSError:
+            _forget(inode.dirty, ranges)
+            raise
+
+    def _wait_for_any_sync(self) -> None:
         self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
         if self.fail_syncs > 0:
             self.fail_syncs -= 1
-            _forget(inode.dirty, ranges)
             raise OSError(errno.EIO, "simulated sync failure")
 
     # --- names ----------------------------------------------------------------------------------
@@ -331,10 +337,7 @@ class SimDisk:
         self.step(None, undo)
 
     def sync_directory(self, directory: Directory) -> None:
-        self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
-        if self.fail_syncs > 0:
-            self.fail_syncs -= 1
-            raise OSError(errno.EIO, "simulated sync failure")
+        self._wait_for_any_sync()
         # A change that shares a directory with a later one cannot be overtaken by it.
         touched = {id(directory)}
         chosen: list[NameChange] = []
@@ -358,7 +361,7 @@ class SimDisk:
         needs = sum(len(key) + len(value or b"") for key, value in puts)
         if self.room is not None and self._take_room(needs) < needs:
             raise _no_space()
-        self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
+        self._wait_for_any_sync()
         before = [(key, meta.items.get(key)) for key, _ in puts]
         _apply(meta.items, puts)
         meta.pending.append(puts)
