@@ -316,7 +316,12 @@ class Store(Protocol):
     @property
     def accepts_appends(self) -> bool:
         """False while new entries should be refused: what is appended nevertheless is staged, and
-        may have to wait until there is room."""
+        may have to wait until there is room, with everything behind it."""
+
+    def entry_room(self, *, is_essential: bool) -> int:
+        """Bytes of entries that a full disk still takes, where they cannot be refused without
+        harm. A part of the reserve is kept from them for votes and notes, and a part of the rest
+        for those that are essential."""
 
     on_durable: Callable[[int], None]
     """Called on the loop with the largest durable token, after each journal write."""

@@ -14,7 +14,11 @@ File header (64 bytes, then one mark of 88 bytes for every log of the directory)
     40 previous     8  sequence of the file before, 0 for none
     48 chain        4  CRC of the last block before this file
     52 logs         4  number of marks
-    56 zero         8
+    56 replaced     8  how many bytes of the journal, up to the start LSN, this file stands for:
+                       the file before counts up to there only, and what followed it not at all
+
+A file that stands for others is one of a full disk, where they are too dear. Its marks say what
+they said; its first block repeats what they are still needed for: without that it is no file.
 
 Block header (64 bytes), table (32 bytes a record), then the frames of its records, in order:
 
@@ -92,6 +96,8 @@ OPENING = 2
 
 MARK_VOID = 1
 """Mark flag: the log was reset and has written no segment since; files it may have are stale."""
+MARK_INSTALLED = 2
+"""Mark flag, in a file that stands for others: the installed state of files before still counts."""
 
 
 @dataclass(slots=True)
@@ -124,6 +130,12 @@ class FileHeader:
     chain: int
     marks: list[Mark] = field(default_factory=list)
     bytes: int = 0
+    replaced: int = 0
+
+    @property
+    def begin_lsn(self) -> int:
+        """Up to where the file before counts."""
+        return self.start_lsn - self.replaced
 
 
 @dataclass(slots=True)
@@ -155,7 +167,7 @@ def encode_file_header(header: FileHeader) -> bytes:
     out = bytearray(padded(length))
     FILE_HEADER.pack_into(
         out, 0, FILE_MAGIC, 0, length, header.sequence, header.salt, header.start_lsn,
-        header.previous, header.chain, len(header.marks), 0,
+        header.previous, header.chain, len(header.marks), header.replaced,
     )  # fmt: skip
     for n, mark in enumerate(header.marks):
         MARK.pack_into(
@@ -181,12 +193,16 @@ def decode_file_header(data: bytes) -> FileHeader | None:
     length = header_length(data)
     if length < FILE_HEADER_BYTES or length > len(data):
         return None
-    _, crc, _, sequence, salt, start_lsn, previous, chain, count, _ = FILE_HEADER.unpack_from(data)
+    _, crc, _, sequence, salt, start_lsn, previous, chain, count, replaced = (
+        FILE_HEADER.unpack_from(data)
+    )
     if crc32c(memoryview(data)[12:length]) != crc:
         return None
     if FILE_HEADER_BYTES + count * MARK.size != length:
         return None
-    header = FileHeader(sequence, salt, start_lsn, previous, chain, bytes=padded(length))
+    header = FileHeader(
+        sequence, salt, start_lsn, previous, chain, bytes=padded(length), replaced=replaced
+    )
     for n in range(count):
         values = MARK.unpack_from(data, FILE_HEADER_BYTES + n * MARK.size)
         header.marks.append(Mark(*values[:5], *values[6:]))

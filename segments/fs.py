@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import lmdb
 
@@ -269,7 +269,7 @@ class LmdbFile:
     def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         """Have room for the pages that `puts` can add to the file. Raises OSError (ENOSPC)."""
         found = self._environment.stat()
-        page_bytes = found["psize"]
+        page_bytes: int = found["psize"]
         used = (self._environment.info()["last_pgno"] + 1) * page_bytes
         sizes = [len(key) + len(value or b"") for key, value in puts]
         end = used + page_bytes * _pages_added(found, sizes)
@@ -291,7 +291,7 @@ class LmdbFile:
             os.close(fd)
 
 
-def _pages_added(tree: Mapping[str, int], sizes: Sequence[int]) -> int:
+def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
     """The most pages that a transaction which puts items of these sizes can add to an environment.
 
     LMDB never writes to a page in use: each page on the way to an item is copied once, at most all
@@ -300,16 +300,17 @@ def _pages_added(tree: Mapping[str, int], sizes: Sequence[int]) -> int:
     which may split in turn, and the tree may grow by a level. The pages given up are listed, eight
     bytes each, in a tree of the same kind.
     """
-    page_bytes = tree["psize"]
+    page_bytes, depth = int(tree["psize"]), int(tree["depth"])
+    leaf_pages, overflow_pages = int(tree["leaf_pages"]), int(tree["overflow_pages"])
     third = page_bytes // 3
-    pages = tree["branch_pages"] + tree["leaf_pages"]
+    pages = int(tree["branch_pages"]) + leaf_pages
     large = sum(-(-(size + 64) // page_bytes) for size in sizes if size + 64 > third)
     small_bytes = sum(min(size + 64, third) for size in sizes)
-    splits = min(len(sizes), tree["leaf_pages"]) + 3 * small_bytes // page_bytes + 1
-    copied = min(pages, len(sizes) * tree["depth"])
-    given_up = copied + splits + tree["overflow_pages"] + large
+    splits = min(len(sizes), leaf_pages) + 3 * small_bytes // page_bytes + 1
+    copied = min(pages, len(sizes) * depth)
+    given_up = copied + splits + overflow_pages + large
     lists = 8 + 4 * (8 * given_up // page_bytes + 1)
-    return copied + large + 2 * splits + tree["depth"] + 1 + lists
+    return copied + large + 2 * splits + depth + 1 + lists
 
 
 def make_durable_directory(fs: FileSystem, path: str) -> None:

@@ -8,6 +8,10 @@ there is one. A file's header goes out in the same write as its first block.
 An idle block follows a quiet spell, so that the last block that mattered is proved durable; blocks
 that carry only commit indexes need no proof.
 
+On a full disk the next file is made from the reserve, as large as what waits for it, and takes the
+place of the newest ones as far as it can, so that they can be given back: votes and notes need no
+more room however many there are. Entries leave the last pieces to them.
+
 A failed write ends the journal: `on_fatal`, and nothing is written after.
 
 Must not know: logs' contents, which files are still needed.
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,61 +30,45 @@ from segments.api import Buffer, StoreOptions, Workers
 from segments.block import (
     BLOCK_HEADER_BYTES,
     CLOSING,
-    FRAMED,
     OPENING,
     PAGE_BYTES,
-    RECORD_BYTES,
     FileHeader,
     Mark,
     encode_block,
     encode_file_header,
     padded,
 )
-from segments.fs import DISK_FULL_RETRY_MS, File, FileSystem, is_disk_full
+from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full
+from segments.journal_files import JournalFile, JournalFiles, Prepared
 from segments.log import Batch
-from segments.reserve import Reserve
+from segments.split import block_bytes, split
 
-_ZEROS = bytes(1 << 20)
 _PADDING = bytes(PAGE_BYTES)
 PREPARED_FILES_MAX = 2
-PIECE_BYTES_MIN = 64 << 10
+PIECES_KEPT = 2
+"""Of the reserve: for votes and notes, and the small blocks that come with an election."""
+SMALL_BLOCK_BYTES = 16 << 10
 
 
 class JournalOwner(Protocol):
     """What the journal asks of the store."""
 
-    def journal_marks(self) -> list[Mark]:
-        """State of every log, for a file header."""
+    def journal_marks(self, *, before: int = 0) -> list[Mark]:
+        """State of every log, for a file header; `before`: of one that stands for the files from
+        that sequence on."""
+
+    def journal_carry_over(
+        self, live: Sequence[int], inside: Container[int], batch: Batch, bytes_max: int
+    ) -> int:
+        """See `carry.carry_over`."""
+
+    def journal_placed(self, batch: Batch) -> None:
+        """The batch is durable as a whole, in the files from `batch.sequence` on."""
 
     def journal_written(self, batch: Batch | None) -> None:
-        """The batch is durable as a whole; None: an empty block was written."""
+        """It was placed, and may be acknowledged; None: an empty block was written."""
 
     def journal_failed(self, error: BaseException) -> None: ...
-
-
-@dataclass(slots=True)
-class JournalFile:
-    """A file being written, or prepared to be. Start LSN and salt are set at its first block.
-    `is_piece`: a small one, made from the reserve."""
-
-    sequence: int
-    path: str
-    file: File
-    capacity: int
-    start_lsn: int = 0
-    salt: int = 0
-    position: int = 0
-    is_piece: bool = False
-
-
-@dataclass(slots=True)
-class Prepared:
-    """What a look at files to come has brought. `is_full`: a file, or the reserve, was refused for
-    want of room; `pieces` of the reserve are left."""
-
-    file: JournalFile | None = None
-    is_full: bool = False
-    pieces: int = 0
 
 
 @dataclass(slots=True)
@@ -91,6 +79,8 @@ class Position:
     chain: int
     next_sequence: int
     previous: int
+    replaced: int = 0
+    """Not 0: the file before counts only up to so many bytes before `lsn`."""
 
 
 class Journal:
@@ -131,14 +121,21 @@ class Journal:
         self._prepared: deque[JournalFile] = deque()
         self._preparing = False
         self._reuse = ""
-        self._reserve = Reserve(fs, f"{directory}.reserve", _piece_bytes(options))
+        self._begins: dict[int, int] = {}
+        self._replaced: list[int] = []
+        self._split: list[tuple[int, int]] = []
+        """(first, last) file of each batch that lies in several: its entries are noted as of the
+        first."""
+        self._returned: list[str] = []
+        self._under_way_bytes = 0
+        self._files = JournalFiles(fs, directory, options)
+        self._reserve = self._files.reserve
         self._is_reserve_whole = False
         self._pieces_left = 0
         self._is_retrying = False
         self.is_full = False
         self.is_blocked = False
         self._paths: dict[int, str] = {}
-        self._replayed = 0
         self.blocks = 0
         self.bytes = 0
         self.write_started_ns = 0
@@ -152,11 +149,13 @@ class Journal:
         live: Sequence[tuple[int, str]],
         spare: Sequence[tuple[int, str]],
         carried: Batch,
+        begins: Mapping[int, int],
     ) -> None:
         """Begin a new file after recovery and write its first block, with what is `carried` over;
-        blocks.
+        blocks. Raises OSError (ENOSPC) when not even the reserve has room for it.
 
-        `live` are the files recovery replayed, `spare` those prepared and never used.
+        `live` are the files recovery replayed, `spare` those prepared and never used, `begins` the
+        LSNs up to which the files before each of `live` count.
         """
         # Names that the process before had changed, and may have died before making durable.
         self._fs.sync_directory(self._directory)
@@ -164,31 +163,58 @@ class Journal:
         self._chain = position.chain
         self._next_sequence = position.next_sequence
         self._paths = dict(live)
-        self._replayed = position.previous
+        self._begins = {sequence: begins[sequence] for sequence in self._paths}
         for sequence, path in spare:
             handle = self._fs.open(path)
-            self._prepared.append(JournalFile(sequence, path, handle, handle.size()))
+            if handle.size() == self._options.journal_file_bytes:
+                self._prepared.append(JournalFile(sequence, path, handle, handle.size()))
+            else:
+                handle.close()
+                self._reserve.give(path)  # made from it for a block that was never written
         if not self._prepared:
-            self._prepared.append(self._first_file())
+            self._prepared.append(self._first_file(carried))
+        if carried.marks is None and position.replaced:
+            # The file that stood for others is repeated by this one, which stands for them now.
+            carried.stands_for = position.previous + 1
+            self._begins[carried.stands_for] = position.lsn - position.replaced
+            carried.marks = self._owner.journal_marks(before=carried.stands_for)
         buffers, file, end = self._build(carried, OPENING)
+        self._begins = {n: self._begins[n] for n in (*self._paths, file.sequence)}
+        if end > file.capacity:
+            file.file.allocate(end)
         file.file.pwrite(buffers, 0, durable=True)
         self._advance(file, end)
         self._pieces_left = self._reserve.pieces()
+        if self._replaced:
+            self._unproved = True
+            self._arm_idle()
         self._prepare()
 
-    def _first_file(self) -> JournalFile:
+    def _first_file(self, carried: Batch) -> JournalFile:
         """A small one, so that a start does not wait for a large file to be filled; from the
         reserve, when the disk is full."""
         sequence = self._take_sequence()
         size = min(self._options.journal_first_file_bytes, self._options.journal_file_bytes)
         try:
-            return self._make_file(sequence, "", size)
+            return self._files.make(sequence, "", size)
         except OSError as error:
-            piece = self._make_piece(sequence) if is_disk_full(error) else None
-            if piece is None:
+            if not is_disk_full(error):
                 raise
             self.is_full = True
+            self._carry_over(carried)
+            piece = self._files.make_from_reserve(
+                sequence, self._header_bytes() + block_bytes(carried)
+            )
+            if piece is None:
+                raise
             return piece
+
+    def take_back(self, paths: Sequence[str]) -> None:
+        """Files that recovery found not to count; blocks. After `open`: not before its first block
+        is durable, because they may be the only proof. Raises OSError."""
+        for path in paths:
+            self._reserve.give(path)
+        self._pieces_left = self._reserve.pieces()
 
     # --- writing -------------------------------------------------------------------------------
     def submit(self, *, urgent: bool) -> int:
@@ -248,26 +274,32 @@ class Journal:
             self._wanted = False
             if batch.records:
                 self.batch = Batch(batch.token + 1)
-                if self._needs_file(batch, _block_bytes(batch)):
+                if self._needs_file(batch, block_bytes(batch)):
                     # As of this batch: by the time its file is there more has been staged, and a
                     # header that spoke of that would name records which are not durable yet.
                     batch.marks = self._owner.journal_marks()
+                    if self.is_full:
+                        self._carry_over(batch)
         last_part = self._fit(batch)
         if last_part is None:
             self._rest = batch if batch.records else None
-            if not self.is_full or self._may_take_piece():
+            if not self.is_full or self._pieces_wanted():
                 self._prepare()
             return
         part, self._rest = last_part
+        chain = self._chain
         flags = CLOSING if self._closing and is_last and self._rest is None else 0
         buffers, file, end = self._build(part, flags)
-        if not batch.sequence:
+        if batch.records and not batch.sequence:  # an empty one is staged into later
             batch.sequence = file.sequence
         if self._rest is not None:
             self._rest.sequence = batch.sequence
         done_batch = batch if self._rest is None and batch.records else None
+        if done_batch is not None and batch.sequence != file.sequence:
+            self._split.append((batch.sequence, file.sequence))
         position = file.position
         self._writing = True
+        self._under_way_bytes = end - position
         self.write_started_ns = self._now_ns()
         if part.needs_proof:
             self._unproved = True
@@ -290,8 +322,17 @@ class Journal:
             return written
 
         def done(result: int | BaseException) -> None:
-            self.is_blocked = isinstance(result, BaseException) and is_disk_full(result)
-            if self.is_blocked:
+            is_refused = isinstance(result, BaseException) and is_disk_full(result)
+            self.is_blocked = is_refused and bool(part.records)
+            if is_refused and not self.is_blocked:
+                # An empty block that says nothing: not worth waiting for, least of all with votes.
+                self._chain = chain
+                self._writing = False
+                self._under_way_bytes = 0
+                if self._rest is not None or self._wanted:
+                    self._write()
+                self._owner.journal_written(None)
+            elif self.is_blocked:
                 # Only a block that lengthens its file can meet this, before it is written.
                 self._workers.call_later(DISK_FULL_RETRY_MS, again)
             elif isinstance(result, BaseException):
@@ -310,8 +351,10 @@ class Journal:
         self.write_ns_total += elapsed
         self.write_ns_max = max(self.write_ns_max, elapsed)
         self._writing = False
+        self._under_way_bytes = 0
         self._advance(file, end)
         if batch is not None:
+            self._owner.journal_placed(batch)
             self.durable_token = batch.token
         elif self._rest is not None:
             failpoint.hit("journal.partly")
@@ -330,6 +373,9 @@ class Journal:
             self._current = file
             self._paths[file.sequence] = file.path
             self._prepare()
+        elif self._replaced:
+            # This block proves the file's first, which stands for what those said.
+            self._return_replaced()
         self.blocks += 1
         self.bytes += end - file.position
         file.position = end
@@ -346,16 +392,16 @@ class Journal:
         A batch that no file can take whole is cut between records; a single record that none can
         take goes to the start of a file and makes it longer.
         """
-        need = _block_bytes(batch)
+        need = block_bytes(batch)
         if not self._needs_file(batch, need):
             return batch, None
         if not self._prepared:
             return None
         room = self._prepared[0].capacity - self._header_bytes()
         room -= room % PAGE_BYTES  # blocks are whole pages, whatever size a file was given
-        if need <= room or len(batch.records) == 1:
+        if need <= room or len(batch.records) == 1 or batch.stands_for:
             return batch, None
-        return _split(batch, room)
+        return split(batch, room)
 
     def _needs_file(self, batch: Batch, need: int) -> bool:
         """The block of `need` bytes goes to a new file. An empty one may lengthen a full one."""
@@ -375,14 +421,22 @@ class Journal:
         buffers: list[Buffer] = []
         file = self._current
         if file is None or self._needs_file(batch, need):
-            previous = file.sequence if file is not None else self._replayed
+            begin = self._begins[batch.stands_for] if batch.stands_for else self._lsn
+            live = self._live()
+            previous = max((n for n in live if not 0 < batch.stands_for <= n), default=0)
             file = self._prepared.popleft()
+            self._begins[file.sequence] = begin
             file.start_lsn = self._lsn
             file.salt = self._rng.getrandbits(64)
             marks = batch.marks if batch.marks is not None else self._owner.journal_marks()
             header = encode_file_header(
-                FileHeader(file.sequence, file.salt, self._lsn, previous, self._chain, marks)
-            )
+                FileHeader(
+                    file.sequence, file.salt, self._lsn, previous, self._chain, marks,
+                    replaced=self._lsn - begin,
+                )
+            )  # fmt: skip
+            if batch.stands_for:
+                self._replaced += [n for n in live if n >= batch.stands_for]
             buffers.append(header)
             at = len(header)
         else:
@@ -421,7 +475,14 @@ class Journal:
         """Files before `sequence` are not needed any more: prepare the next one from them."""
         assert sequence <= self.current_sequence, (sequence, self.current_sequence)
         old = [(n, self._paths.pop(n)) for n in sorted(self._paths) if n < sequence]
+        for n, _ in old:
+            del self._begins[n]
         if not old:
+            return
+        if self.is_full:
+            # Who else is after room must not get what belongs to the reserve.
+            self._returned += [path for _, path in old]
+            self._prepare()
             return
         fs, directory = self._fs, self._directory
         reuse = ""
@@ -452,6 +513,44 @@ class Journal:
         if old:
             begin()
 
+    def _carry_over(self, batch: Batch) -> None:
+        """Let the file that this batch begins stand for the newest ones, as far as what is needed
+        of them fits into a piece beside the batch."""
+        sizes = [file.capacity for file in self._prepared][:1]
+        size = min(self._reserve.piece_bytes, self._options.journal_file_bytes, *sizes)
+        room = size - 2 * PAGE_BYTES - self._header_bytes() - block_bytes(batch)
+        if room >= 0 and self._paths:
+            live = self._live()
+            self._split = [(first, last) for first, last in self._split if last >= live[0]]
+            inside = {n for first, last in self._split for n in live if first < n <= last}
+            batch.stands_for = self._owner.journal_carry_over(live, inside, batch, room)
+
+    def _live(self) -> list[int]:
+        """The files of the chain, ascending."""
+        return sorted(self._paths.keys() - set(self._replaced))
+
+    def _return_replaced(self) -> None:
+        for sequence in self._replaced:
+            if sequence in self._paths:
+                self._returned.append(self._paths.pop(sequence))
+                del self._begins[sequence]
+        self._replaced = []
+        self._prepare()
+
+    def entry_room(self, *, pieces_kept: int) -> int:
+        """Bytes of entries for which there is room in the files at hand, or in a piece of the
+        reserve when there are more than so many: what needs several may not get them."""
+        current = self._current
+        assert current is not None, "journal is not open"
+        ahead = min((file.capacity for file in self._prepared), default=0)
+        if not ahead and self._pieces_left > pieces_kept:
+            ahead = self._reserve.piece_bytes
+        waiting = block_bytes(self.batch) + self._under_way_bytes
+        if self._rest is not None:
+            waiting += block_bytes(self._rest)
+        room = max(current.capacity - current.position, ahead - self._header_bytes())
+        return room - waiting - 2 * PAGE_BYTES
+
     def _take_sequence(self) -> int:
         sequence = self._next_sequence
         self._next_sequence += 1
@@ -464,56 +563,28 @@ class Journal:
         One job at a time: files are used in the order of their sequences.
         """
         has_next = any(not file.is_piece for file in self._prepared) and not self._reuse
-        if self._preparing or self._failed or (has_next and self._is_reserve_whole):
+        is_done = has_next and self._is_reserve_whole and not self._returned
+        if self._preparing or self._failed or is_done:
             return
         if self._closing and self._rest is None:
             return
         self._preparing = True
         reuse, self._reuse = self._reuse, ""
+        returned, self._returned = self._returned, []
         sequence = 0 if has_next else self._take_sequence()
-        may_take = self._may_take_piece()
+        wanted = self._pieces_wanted()
 
         def done(result: Prepared | BaseException) -> None:
             self._preparing = False
             if isinstance(result, BaseException):
                 self._fail(result)
             else:
-                self._file_ready(result, may_take)
+                self._returned += result.returned
+                self._file_ready(result, wanted)
 
-        self._workers.pool(lambda: self._make_ready(sequence, reuse, may_take), done)
+        self._workers.pool(lambda: self._files.ready(sequence, reuse, returned, wanted), done)
 
-    def _make_ready(self, sequence: int, reuse: str, may_take: bool) -> Prepared:
-        """A file, unless `sequence` is 0, and the rest of the reserve. Blocks."""
-        made = Prepared()
-        reserve = self._reserve
-        try:
-            if sequence:
-                made.file = self._make_file(sequence, reuse, self._options.journal_file_bytes)
-            reserve.fill()
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            made.is_full = True
-        if made.file is None and sequence and may_take:
-            made.file = self._make_piece(sequence)
-        made.pieces = reserve.pieces()
-        return made
-
-    def _make_piece(self, sequence: int) -> JournalFile | None:
-        """A small file from the reserve; None when it is used up, or others took the room it gave
-        back. Blocks."""
-        if not self._reserve.take():
-            return None
-        try:
-            file = self._make_file(sequence, "", self._reserve.piece_bytes)
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            return None
-        file.is_piece = True
-        return file
-
-    def _file_ready(self, made: Prepared, may_take: bool) -> None:
+    def _file_ready(self, made: Prepared, wanted: int) -> None:
         self.is_full = made.is_full
         self._is_reserve_whole = not made.is_full
         self._pieces_left = made.pieces
@@ -522,18 +593,22 @@ class Journal:
         if made.is_full:
             # Nothing is lost: the journal waits until a file can be had.
             self._try_again()
-        if self._reuse or (made.file is None and self._may_take_piece() and not may_take):
+        if self._reuse or (made.file is None and self._pieces_wanted() and not wanted):
             self._prepare()
+        self._reuse = self._reuse or made.reuse
         if not self._writing and (self._wanted or self._rest is not None):
             self._write()
 
-    def _may_take_piece(self) -> bool:
-        """Something that fits into half of the reserve waits for a file: votes and notes do, and
-        a last few entries that were on their way when the disk filled up."""
-        if self._rest is None or self._prepared or not self._pieces_left:
-            return False
-        left = self._pieces_left * self._reserve.piece_bytes
-        return not self._rest.entries or _block_bytes(self._rest) <= left // 2
+    def _pieces_wanted(self) -> int:
+        """Bytes of the reserve for what waits for a file; 0: none, or not as much is left. Entries
+        that are more than a few leave the last pieces to votes and notes."""
+        rest = self._rest
+        if rest is None or self._prepared or not self._pieces_left:
+            return 0
+        wanted = self._header_bytes() + block_bytes(rest)
+        is_large = rest.entries and block_bytes(rest) > SMALL_BLOCK_BYTES
+        kept = PIECES_KEPT if is_large else 0
+        return wanted if self._files.pieces_for(wanted) + kept <= self._pieces_left else 0
 
     def _try_again(self) -> None:
         if not self._is_retrying:
@@ -544,42 +619,6 @@ class Journal:
         self._is_retrying = False
         self._prepare()
 
-    def _make_file(self, sequence: int, reuse: str, size: int) -> JournalFile:
-        """A file of `size` zeroed or released bytes under its own durable name. Blocks.
-
-        Its header, if it has one, names another sequence: it counts only once that is rewritten.
-        """
-        fs = self._fs
-        path = file_path(self._directory, sequence)
-        if reuse:
-            file = fs.open(reuse)
-            if file.size() == size:
-                fs.rename(reuse, path)
-                failpoint.hit("journal.recycled")
-                fs.sync_directory(self._directory)
-                return JournalFile(sequence, path, file, size)
-            file.close()
-            fs.unlink(reuse)
-        fresh = f"{path}.new"
-        if fs.exists(fresh):
-            fs.unlink(fresh)  # of a process that died here
-        file = fs.open(fresh, create=True)
-        try:
-            failpoint.hit("journal.file_created")
-            file.allocate(size)  # a full disk says so before a second was spent on zeros
-            for position in range(0, size, len(_ZEROS)):
-                file.pwrite([memoryview(_ZEROS)[: size - position]], position)
-            file.sync()
-            failpoint.hit("journal.file_filled")
-        except OSError:
-            file.close()
-            fs.unlink(fresh)  # a full disk must not keep half a file
-            raise
-        fs.rename(fresh, path)
-        failpoint.hit("journal.file_named")
-        fs.sync_directory(self._directory)
-        return JournalFile(sequence, path, file, size)
-
     def abandon(self) -> None:
         """Let go of the files without writing."""
         self._failed = True
@@ -587,58 +626,3 @@ class Journal:
             self._current.file.close()
         for prepared in self._prepared:
             prepared.file.close()
-
-
-def _piece_bytes(options: StoreOptions) -> int:
-    """A small journal file: room for its header and some blocks."""
-    return max(PIECE_BYTES_MIN, options.journal_file_bytes // 64)
-
-
-def file_path(directory: str, sequence: int) -> str:
-    """Name of a journal file."""
-    return f"{directory}/{sequence:016x}.journal"
-
-
-def _block_bytes(batch: Batch) -> int:
-    """What the block of a batch takes in a file."""
-    return padded(BLOCK_HEADER_BYTES + len(batch.records) * RECORD_BYTES + batch.bytes)
-
-
-def _split(batch: Batch, room: int) -> tuple[Batch, Batch]:
-    """Cut a batch into a first part of at most `room` bytes, but one record, and the rest."""
-    first = Batch(batch.token)
-    rest = Batch(batch.token)
-    left = room - BLOCK_HEADER_BYTES
-    frames = 0
-    count = 0
-    for record in batch.records:
-        size = RECORD_BYTES + (frame := _frame_bytes(record))
-        if count and size > left:
-            break
-        left -= size
-        frames += frame
-        count += 1
-    assert count < len(batch.records), (count, room)
-    first.records, rest.records = batch.records[:count], batch.records[count:]
-    taken = 0
-    for buffer in batch.buffers:
-        cut = min(len(buffer), frames - taken)
-        taken += cut
-        if cut:
-            first.buffers.append(buffer[:cut])
-        if cut < len(buffer):
-            rest.buffers.append(buffer[cut:])
-    first.bytes, rest.bytes = frames, batch.bytes - frames
-    first.needs_proof = rest.needs_proof = batch.needs_proof
-    first.sequence = rest.sequence = batch.sequence
-    first.marks = rest.marks = batch.marks
-    rest.spans = batch.spans
-    rest.installs = batch.installs
-    rest.entries = batch.entries
-    assert rest.records, (room, len(batch.records), batch.bytes)
-    return first, rest
-
-
-def _frame_bytes(record: bytes) -> int:
-    """Length of the frame that a record's block carries for it."""
-    return int.from_bytes(record[24:28], "little") if record[8] in FRAMED else 0

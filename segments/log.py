@@ -28,7 +28,9 @@ from segments.block import (
     ENTRY_RECORD,
     HARD,
     INSTALL,
+    MARK_INSTALLED,
     MARK_VOID,
+    RECORD_BYTES,
     RESET,
     SEQUENCE_MASK,
     STATE,
@@ -78,12 +80,12 @@ class Batch:
     `hard` has, for each log whose hard state moved, the place of its newest record in `records` and
     that record's sequence. `installs` are resets: (log, its generation). `needs_proof` is False as
     long as only commit indexes moved. `marks` is what the header of a new file would say behind
-    this batch.
+    this batch; `stands_for` is the oldest of the journal files whose place the new one takes.
     """
 
     __slots__ = (
         "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start", "marks",
-        "needs_proof", "records", "sequence", "spans", "token",
+        "needs_proof", "records", "sequence", "spans", "stands_for", "token",
     )  # fmt: skip
 
     def __init__(self, token: int) -> None:
@@ -98,6 +100,7 @@ class Batch:
         self.marks: list[Mark] | None = None
         self.needs_proof = False
         self.sequence = 0
+        self.stands_for = 0
         self.last_chunk: Chunk | None = None
         self.last_start = 0
 
@@ -408,13 +411,39 @@ class DiskLog:
         if self.install is not None and self.install_sequence == sequence:
             self._stage_install(STATE, self.install, batch)
         if self._oldest_run() == sequence and self.last > self.flushed_index:
-            self._restage_entries(batch)
+            self._restage_entries(self.flushed_index + 1, batch)
             self.rewritten = True
 
-    def _restage_entries(self, batch: Batch) -> None:
-        """Stage everything that no segment holds once more. The frames are those in the tail:
-        nothing is copied or summed again."""
-        index = first = self.flushed_index + 1
+    def carried_bytes(self, sequence: int) -> int:
+        """How much `carry_over` stages."""
+        size = 0
+        if self.install is not None and self.install_sequence >= sequence:
+            size += RECORD_BYTES + FRAME_BYTES + len(self.install.state)
+        first = self._first_from(sequence)
+        if first and first <= self.last:
+            for chunk, start, stop in self.tail.spans(first, self.last + 1):
+                size += chunk.ends[stop - 1] - chunk.start_of(start) + (stop - start) * RECORD_BYTES
+        return size
+
+    def carry_over(self, sequence: int, batch: Batch) -> None:
+        """Stage once more what the journal files from `sequence` on are needed for."""
+        if self.install is not None and self.install_sequence >= sequence:
+            self._stage_install(STATE, self.install, batch)
+        first = self._first_from(sequence)
+        if first and first <= self.last:
+            self._restage_entries(first, batch)
+
+    def _first_from(self, sequence: int) -> int:
+        """The first entry that no segment holds, nor a journal file before `sequence`; 0: none."""
+        for run in self.runs:
+            if run.sequence >= sequence and run.last > self.flushed_index:
+                return max(run.first, self.flushed_index + 1)
+        return 0
+
+    def _restage_entries(self, first: int, batch: Batch) -> None:
+        """Stage everything from `first` on once more. The frames are those in the tail: nothing is
+        copied or summed again."""
+        index = first
         for chunk, start, stop in self.tail.spans(first, self.last + 1):
             position = chunk.start_of(start)
             batch.add_run(chunk, position, chunk.ends[stop - 1])
@@ -584,6 +613,17 @@ class DiskLog:
             MARK_VOID if self.is_void else 0, hard.vote, hard.commit, self.applied,
             self.flushed_index, self.flushed_offset, self.last, self.first, self.start_offset,
         )  # fmt: skip
+
+    def mark_before(self, sequence: int) -> Mark:
+        """What the header of a journal file says that takes the place of those from `sequence` on:
+        the state as it is, and which of the entries the files before them hold."""
+        mark = self.mark()
+        before = [run.last for run in self.runs if run.sequence < sequence]
+        first = self._first_from(sequence)
+        mark.last_index = max(self.flushed_index, first - 1 if first else max(before, default=0))
+        if self.install is not None and 0 < self.install_sequence < sequence:
+            mark.flags |= MARK_INSTALLED
+        return mark
 
     def _check(self, index: int) -> None:
         if not self.first <= index <= self.last:

@@ -311,6 +311,9 @@ class MemoryStore:
     def accepts_appends(self) -> bool:
         return True
 
+    def entry_room(self, *, is_essential: bool) -> int:
+        return 1 << 30
+
     def cluster_record(self) -> bytes:
         return self.image.cluster_record
 

@@ -22,7 +22,7 @@ from segments.frame import read_frame
 from segments.fs import File, FileSystem
 from segments.identity import Identity
 from segments.index import IndexDamaged
-from segments.journal import file_path
+from segments.journal_files import file_path
 from segments.log import Batch, DiskLog, Install, Run
 from segments.meta import Meta
 from segments.replay import (

@@ -39,6 +39,7 @@ from segments.block import (
     FRAMED,
     HARD,
     INSTALL,
+    MARK_INSTALLED,
     MARK_VOID,
     PAGE_BYTES,
     RECORD_BYTES,
@@ -173,6 +174,8 @@ class Replay:
     live: list[tuple[int, str]] = field(default_factory=list)
     spare: list[tuple[int, str]] = field(default_factory=list)
     scrap: list[str] = field(default_factory=list)
+    begins: dict[int, int] = field(default_factory=dict)
+    """LSN up to which the file before counts, by the sequence of each in `live`."""
     carried_from: tuple[int, int] = (0, 0)
     """(journal file, position) from which blocks are carried."""
     blocks: int = 0
@@ -244,14 +247,17 @@ class _Replayer:
         end_lsn = 0
         for current in chain:
             assert current.header is not None, current.path
+            result.begins[current.sequence] = current.header.begin_lsn
             for mark in current.header.marks:
                 if mark.log_id in self._logs:
                     self._logs[mark.log_id].applied = mark.applied
         for n, current in enumerate(chain):
             self._progress("journal_files", n, len(chain))
             following = chain[n + 1].header if n + 1 < len(chain) else None
-            stop = following.start_lsn if following is not None else None
+            stop = following.begin_lsn if following is not None else None
             result.carried.clear()
+            if n and current.header is not None and current.header.replaced:
+                self._replace(current.header.marks)
             end_lsn = self._replay_file(current, stop)
         self._judge_unreadable(found, chain[-1].sequence, end_lsn)
         for log in self._logs.values():
@@ -272,7 +278,7 @@ class _Replayer:
             result.live.remove((last.sequence, last.path))
             result.scrap.append(last.path)
             result.position = Position(
-                header.start_lsn, header.chain, next_sequence, header.previous
+                header.start_lsn, header.chain, next_sequence, header.previous, header.replaced
             )
         else:
             result.position = Position(first.lsn, first.chain, next_sequence, last.sequence)
@@ -303,6 +309,8 @@ class _Replayer:
         if header is not None and header.sequence != sequence:
             return _FoundFile(sequence, path, None, is_blank=True)
         is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
+        if header is not None and header.replaced and not _has_first_block(file, header):
+            header = None
         return _FoundFile(sequence, path, header, is_blank)
 
     def _chain(self, found: list[_FoundFile]) -> list[_FoundFile]:
@@ -330,12 +338,10 @@ class _Replayer:
         assert header is not None, found.path
         file = self._fs.open(found.path)
         try:
-            size = file.size()
-            block, data = _read_block(file, header, header.bytes, size)
-            if block is not None and block.chain == header.chain and not _bad_frames(block, data):
+            if _has_first_block(file, header):
                 return True
-            later = header.bytes + (block.padded if block is not None else PAGE_BYTES)
-            return _next_block(file, header, later, size, size) is not None
+            size = file.size()
+            return _next_block(file, header, header.bytes + PAGE_BYTES, size, size) is not None
         finally:
             file.close()
 
@@ -351,7 +357,9 @@ class _Replayer:
                     lsn = int.from_bytes(head[16:24], "little")
                     salt = int.from_bytes(head[8:16], "little")
                     size = block_bytes(head, salt=salt, lsn=lsn)
-                    if not size or lsn != end_lsn + position:
+                    # What an earlier use of the file has left is older. A file that stands for
+                    # others does not begin where the last one that is left of them ends.
+                    if not size or lsn < end_lsn + position:
                         continue
                     block = decode_block(handle.pread(size, position), position)
                     if block is not None and block.durable > end_lsn:
@@ -452,6 +460,20 @@ class _Replayer:
         for log in self._logs.values():
             log.suspect = True
 
+    def _replace(self, marks: list[Mark]) -> None:
+        """A file stands for others that are not here any more: what they said of each log. Nothing
+        shows whether a log that was suspect before them had lost something."""
+        for mark in marks:
+            log = self._logs.get(mark.log_id)
+            if log is None:
+                continue
+            log.lost = log.lost or log.suspect
+            log.cut(mark.last_index + 1)
+            self._start_from(mark)
+            log.sequence = -1
+            if not mark.flags & MARK_INSTALLED:
+                log.installed = None
+
     def _start_from(self, mark: Mark) -> None:
         log = self._logs.get(mark.log_id)
         if log is None:
@@ -462,6 +484,11 @@ class _Replayer:
         log.term, log.vote, log.commit = mark.term, mark.vote, mark.commit
         log.is_void = bool(mark.flags & MARK_VOID)
         log.sequence_hint = mark.sequence
+
+
+def _has_first_block(file: File, header: FileHeader) -> bool:
+    block, data = _read_block(file, header, header.bytes, file.size())
+    return block is not None and block.chain == header.chain and not _bad_frames(block, data)
 
 
 def _read_block(

@@ -38,7 +38,7 @@ class Roster:
         self._directory = directory
         self._workers = workers
         self._identity = identity
-        self._reserve = Reserve(fs, f"{directory}/identity.reserve", RESERVE_PIECE_BYTES)
+        self._reserve = Reserve(fs, f"{directory}/reserve", "identity", RESERVE_PIECE_BYTES)
         self._born = born
         self._written = written
         self._fail = fail
@@ -107,7 +107,7 @@ class Roster:
                     write_identity(fs, directory, data)
                     break
                 except OSError as error:
-                    if not is_disk_full(error) or not self._reserve.take():
+                    if not is_disk_full(error) or not self._reserve.free(1):
                         raise
             try:
                 self._reserve.fill()

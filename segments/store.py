@@ -11,7 +11,7 @@ Must not know: Raft, Kafka, wall-clock time; formats are the other modules' busi
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ from segments.api import (
 )
 from segments.block import TRIM, Mark
 from segments.cache import Cache
+from segments.carry import carry_over
 from segments.checkpoints import Checkpoints
 from segments.chores import Chore, Chores
 from segments.fs import FileSystem, Lock, make_durable_directory, sync_names_above
@@ -163,10 +164,13 @@ class DiskStore:
             )  # fmt: skip
             replay = recovered.replay
             failpoint.hit("open.recovered")
-            store._journal.open(replay.position, replay.live, replay.spare, recovered.carried)
+            store._journal.open(
+                replay.position, replay.live, replay.spare, recovered.carried, replay.begins
+            )
             failpoint.hit("open.carried")
             store._settle_carried()
-            remove_stale(fs, [*recovered.stale_files, *replay.scrap], recovered.stale_directories)
+            remove_stale(fs, recovered.stale_files, recovered.stale_directories)
+            store._journal.take_back(replay.scrap)
             failpoint.hit("open.done")
         except BaseException:
             if meta is not None:
@@ -184,6 +188,8 @@ class DiskStore:
                     run.sequence = sequence
             if log.install_sequence == CARRIED:
                 log.install_sequence = sequence
+        self._recovered.carried.sequence = sequence
+        self.journal_placed(self._recovered.carried)
         self._recovered.replay.carried.clear()
         self._recovered.carried = Batch(0)
 
@@ -217,6 +223,9 @@ class DiskStore:
     @property
     def accepts_appends(self) -> bool:
         return not self.disk_full
+
+    def entry_room(self, *, is_essential: bool) -> int:
+        return self._journal.entry_room(pieces_kept=3 if is_essential else 5)
 
     def cluster_record(self) -> bytes:
         return self._roster.cluster_record
@@ -333,15 +342,23 @@ class DiskStore:
         return self._journal.submit(urgent=urgent)
 
     # --- the journal's owner ------------------------------------------------------------------
-    def journal_marks(self) -> list[Mark]:
-        return [self._logs[log_id].mark() for log_id in sorted(self._logs)]
+    def journal_marks(self, *, before: int = 0) -> list[Mark]:
+        logs = [self._logs[log_id] for log_id in sorted(self._logs)]
+        return [log.mark_before(before) if before else log.mark() for log in logs]
+
+    def journal_carry_over(
+        self, live: Sequence[int], inside: Container[int], batch: Batch, bytes_max: int
+    ) -> int:
+        return carry_over(self._logs, live, inside, batch, bytes_max)
+
+    def journal_placed(self, batch: Batch) -> None:
+        for span in batch.spans:
+            span.log.note_journaled(batch.sequence, span.first, span.last)
+        for log, generation in batch.installs:
+            log.note_installed(batch.sequence, generation)
 
     def journal_written(self, batch: Batch | None) -> None:
         if batch is not None:
-            for span in batch.spans:
-                span.log.note_journaled(batch.sequence, span.first, span.last)
-            for log, generation in batch.installs:
-                log.note_installed(batch.sequence, generation)
             self._checkpoints.journaled(batch.entries)
             self.on_durable(self._journal.durable_token)
         self._next_chore()

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from zlib import crc32
 
-import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -143,10 +142,6 @@ def wait_quiet(load: Load) -> None:
         time.sleep(1.0)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a journal that has used up its reserve cannot take the deletion: stays full",
-)
 def test_full_disks_refuse_writes_and_do_all_else(
     make_disk_set: MakeDiskSet, figure: Figure
 ) -> None:

@@ -26,7 +26,7 @@ OPTIONS = StoreOptions(
     checkpoint_entries=50,
     meta_map_bytes=1 << 20,
 )
-EMPTY = ("journal.reserve", "lock", "lock.mdb")
+EMPTY = ("reserve", "lock", "lock.mdb")
 """Files that say nothing."""
 
 
@@ -141,7 +141,7 @@ def main(name):
             fill(harness, clean=kind == "clean")
             with tarfile.open(target, "w:xz", preset=9) as archive:
                 for path in sorted((where / "data").rglob("*")):
-                    if path.name not in EMPTY:
+                    if path.name not in EMPTY and path.parent.name not in EMPTY:
                         add(archive, path, path.relative_to(where))
             harness.start()
             (FOLDER / f"{name}-{kind}.json").write_text(json.dumps(shown(harness), indent=1) + "\n")

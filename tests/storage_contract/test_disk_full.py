@@ -142,6 +142,8 @@ def test_votes_are_durable_on_a_file_system_that_is_full(small_disk, writer, lea
     assert harness.store.disk_full
     for life in range(3):
         for n in range(20):
+            # What the journal can do without is taken by others.
+            fill(small_disk, name=f"others-{life}-{n}")
             vote = n % 7
             harness.store.set_hard_state(
                 log, HardState(10 + life * 1000 + n, vote, 0 or log.commit_index)
@@ -156,7 +158,8 @@ def test_votes_are_durable_on_a_file_system_that_is_full(small_disk, writer, lea
         assert not log.lost
         assert log.last_index >= acknowledged
         assert log.hard_state == HardState(10 + life * 1000 + 19, 19 % 7, log.commit_index)
-    (small_disk / "ballast").unlink()
+    for path in (small_disk / "ballast", *small_disk.glob("others-*")):
+        path.unlink()
     harness.workers.advance(5000)
     assert not harness.store.disk_full
     assert harness.store.accepts_appends
@@ -190,19 +193,20 @@ def test_appends_that_come_nevertheless_wait_and_are_then_durable(small_disk, wr
     harness.crash()
 
 
-def test_next_journal_file_is_taken_from_those_that_were_released(tmp_path, writer):
+def test_next_journal_file_is_taken_from_those_that_were_released(tmp_path, writer, monkeypatch):
     """In a steady load journal files are used again, and zeros are not written for each."""
     harness = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
     harness.start()
     log = harness.new_log()
     created = []
-    make_file = harness.store._journal._make_file
+    files = harness.store._journal._files
+    make_file = files.make
 
     def counting(sequence, reuse, size):
         created.append(bool(reuse))
         return make_file(sequence, reuse, size)
 
-    harness.store._journal._make_file = counting
+    monkeypatch.setattr(type(files), "make", lambda _, *how: counting(*how))
     for _ in range(60):
         append(harness, log, writer, 20, 900)
         harness.pump()

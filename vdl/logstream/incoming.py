@@ -25,6 +25,8 @@ from vdl.state.catalog import Catalog
 
 FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
+ENTRY_OVERHEAD_BYTES = 256
+"""More than an entry takes in the journal besides its data."""
 
 
 class Incoming:
@@ -34,6 +36,8 @@ class Incoming:
         "_catalog",
         "_conditions",
         "_early",
+        "_granted_bytes",
+        "_granted_turn",
         "_groups",
         "_lost",
         "_mark_dirty",
@@ -62,6 +66,9 @@ class Incoming:
         self._stats = stats
         self._mark_dirty = mark_dirty
         self._early = EarlyMessages(early_messages_max)
+        self._granted_bytes = 0
+        """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
+        self._granted_turn = 0
 
     def step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
         """Hand a message over, keep it or drop it."""
@@ -104,12 +111,48 @@ class Incoming:
 
     def _may_take(self, message: PeerMessage, group: Group) -> bool:
         """Whether a peer's message can be stepped: not a snapshot of another version, and with a
-        full disk only so many of its entries as have to be taken. The leader tries again."""
+        full disk only what has to be taken, as far as there is room. The leader tries again."""
         if type(message) is MsgSnap:
-            return _is_readable(message)
+            if not _is_readable(message):
+                return False
+            needed = len(message.snapshot.data) + ENTRY_OVERHEAD_BYTES
+            return not self._conditions.is_full or self._grant(group, needed, is_essential=False)
         if type(message) is MsgApp and message.entries and self._conditions.is_full:
-            message.entries = _fitting(message, group)
+            message.entries = self._fitting(message, group)
             return bool(message.entries)
+        return True
+
+    def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
+        """The entries of the message that a full disk takes, from the first one on.
+
+        New records it does not. But a leader that has just been elected cannot commit, serve or
+        delete anything before a majority has what came before its own term: that is taken from the
+        room that is left, a little at a time, when all before it is durable; and not from the room
+        that votes need, because then nobody could be elected either.
+        """
+        if group.last_token > group.store.durable_token:
+            return []
+        taken: list[Entry] = []
+        room = FULL_DISK_BYTES
+        for entry in message.entries:
+            room -= len(entry.data)
+            is_essential = group.owner.takes_on_full_disk(entry)
+            if not (is_essential or entry.term < message.term) or (room < 0 and taken):
+                break
+            needed = len(entry.data) + ENTRY_OVERHEAD_BYTES
+            if not self._grant(group, needed, is_essential=is_essential):
+                break
+            taken.append(entry)
+        return taken
+
+    def _grant(self, group: Group, needed: int, *, is_essential: bool) -> bool:
+        if self._granted_turn != self._stats.turns:
+            self._granted_turn = self._stats.turns
+            self._granted_bytes = 0
+        room = group.store.entry_room(is_essential=is_essential)
+        if self._granted_bytes + needed > room:
+            return False
+        self._granted_bytes += needed
         return True
 
     def _keep_early(self, group_id: int, message: PeerMessage) -> None:
@@ -123,26 +166,6 @@ class Incoming:
         """Whether the group exists, as far as this server knows, and has a replica here that may
         run."""
         return group_id not in self._lost and bool(self._catalog.replicas(group_id))
-
-
-def _fitting(message: MsgApp, group: Group) -> list[Entry]:
-    """The entries of the message that a full disk takes, from the first one on.
-
-    New records it does not. But a leader that has just been elected cannot commit, serve or delete
-    anything before a majority has what came before its own term: that is taken from the room set
-    aside, a little at a time, when all before it is durable.
-    """
-    if group.last_token > group.store.durable_token:
-        return []
-    taken: list[Entry] = []
-    room = FULL_DISK_BYTES
-    for entry in message.entries:
-        room -= len(entry.data)
-        is_needed = entry.term < message.term or group.owner.takes_on_full_disk(entry)
-        if not is_needed or (room < 0 and taken):
-            break
-        taken.append(entry)
-    return taken
 
 
 def _is_readable(message: MsgSnap) -> bool:

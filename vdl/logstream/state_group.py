@@ -194,7 +194,10 @@ class StateGroup:
         """Append an envelope, anybody's, to the leader's log; False when it was refused."""
         if not self.serving or len(data) > COMMAND_BYTES_MAX:
             return False
-        if not self.is_essential and not self.group.store.accepts_appends:
+        store = self.group.store
+        if not store.accepts_appends and not (
+            self.is_essential and len(data) < store.entry_room(is_essential=True)
+        ):
             return False
         try:
             self.group.node.propose([Entry(data=data)])

@@ -20,7 +20,7 @@ from segments.api import DirectoryInUse
 from segments.frame import read_frame
 from segments.fs import RealFileSystem
 from segments.identity import LogIdentity
-from segments.journal import file_path
+from segments.journal_files import file_path
 from segments.tool import Directory, Hole
 
 CLOSED_SECONDS_MAX = 10.0

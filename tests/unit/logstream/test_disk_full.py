@@ -127,3 +127,34 @@ def test_new_leader_serves_though_its_follower_missed_records_on_a_full_disk(
     assert asked == [True]
     refused = cluster.append(leader)
     assert [fate.error for fate in refused] == [ErrorCode.KAFKA_STORAGE_ERROR]
+
+
+def test_full_disk_takes_no_more_than_it_has_room_for(
+    cluster: Any, full: set[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a new leader needs is refused before it takes the room of votes; elections and deletions
+    go on, and the entries come when there is room again."""
+    group_id = cluster.create_topic()
+    fill(cluster, full, 3)
+    for _ in range(30):
+        cluster.append(cluster.leader(group_id), b"v" * 2_000)
+        cluster.run(20)
+    fill(cluster, full, 1, 2)
+    room = {True: 5_000, False: 0}
+    monkeypatch.setattr(
+        MemoryStore, "entry_room", lambda store, *, is_essential: room[is_essential]
+    )
+    cluster.run(1_000)
+    crashed = cluster.nodes[cluster.leader(group_id).leader_server]
+    crashed.crash()
+    cluster.run(4_000)
+    behind = cluster.nodes[3].host.stream(group_id)
+    assert behind.end_offset == 0
+    terms = {
+        n.host.stream(group_id).group.node.term for n in cluster.nodes.values() if n is not crashed
+    }
+    assert max(terms) > 1
+    room[False] = 1 << 20
+    cluster.run(4_000)
+    assert behind.end_offset == 30
+    assert cluster.leader(group_id).high_watermark == 30

@@ -52,7 +52,7 @@ def test_transaction_adds_no_more_pages_than_were_reserved(
         file.commit(puts)
         assert environment.info()["last_pgno"] - before <= most
         end = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-        found = os.stat(tmp_path / "meta" / "data.mdb")
+        found = (tmp_path / "meta" / "data.mdb").stat()
         assert found.st_size >= end
         assert found.st_blocks * 512 >= end
     file.close()
@@ -65,7 +65,7 @@ def test_reserve_of_a_steady_meta_does_not_grow(tmp_path: Path) -> None:
     sizes = []
     for _ in range(60):
         file.commit([(b"%04d" % rng.randrange(500), rng.randbytes(100)) for _ in range(50)])
-        sizes.append(os.stat(tmp_path / "meta" / "data.mdb").st_size)
+        sizes.append((tmp_path / "meta" / "data.mdb").stat().st_size)
     assert len(set(sizes[30:])) <= 8
     assert sizes[-1] <= 12 * 500 * 120
     file.close()

@@ -1,0 +1,54 @@
+"""Cutting a batch that no journal file takes whole into blocks.
+
+Must not know: files.
+"""
+
+from __future__ import annotations
+
+from segments.block import BLOCK_HEADER_BYTES, FRAMED, RECORD_BYTES, padded
+from segments.log import Batch
+
+
+def block_bytes(batch: Batch) -> int:
+    """What the block of a batch takes in a file."""
+    return padded(BLOCK_HEADER_BYTES + len(batch.records) * RECORD_BYTES + batch.bytes)
+
+
+def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
+    """Cut a batch into a first part of at most `room` bytes, but one record, and the rest."""
+    first = Batch(batch.token)
+    rest = Batch(batch.token)
+    left = room - BLOCK_HEADER_BYTES
+    frames = 0
+    count = 0
+    for record in batch.records:
+        size = RECORD_BYTES + (frame := _frame_bytes(record))
+        if count and size > left:
+            break
+        left -= size
+        frames += frame
+        count += 1
+    assert count < len(batch.records), (count, room)
+    first.records, rest.records = batch.records[:count], batch.records[count:]
+    taken = 0
+    for buffer in batch.buffers:
+        cut = min(len(buffer), frames - taken)
+        taken += cut
+        if cut:
+            first.buffers.append(buffer[:cut])
+        if cut < len(buffer):
+            rest.buffers.append(buffer[cut:])
+    first.bytes, rest.bytes = frames, batch.bytes - frames
+    first.needs_proof = rest.needs_proof = batch.needs_proof
+    first.sequence = rest.sequence = batch.sequence
+    first.marks = rest.marks = batch.marks
+    rest.spans = batch.spans
+    rest.installs = batch.installs
+    rest.entries = batch.entries
+    assert rest.records, (room, len(batch.records), batch.bytes)
+    return first, rest
+
+
+def _frame_bytes(record: bytes) -> int:
+    """Length of the frame that a record's block carries for it."""
+    return int.from_bytes(record[24:28], "little") if record[8] in FRAMED else 0

@@ -1,0 +1,201 @@
+"""A disk that stays full for as long as it likes: votes do not run out, whoever crashes meanwhile.
+
+The engine lives on the simulated disk, which gives no room back to what is removed, and is compared
+with the twin after each crash and power cut.
+"""
+
+import random
+
+import pytest
+
+from segments.api import HardState, StoreOptions
+from segments.index import IndexDamaged
+from tests.storage_contract.conftest import SMALL, MemoryHarness, SimHarness
+from tests.storage_contract.steps import OPTIONS, Step, draw
+from tests.storage_contract.test_failpoints import Doing, seen
+from vdl.sim.disk import Directory, Inode
+
+LARGE = StoreOptions(
+    journal_file_bytes=512 << 10,
+    journal_first_file_bytes=128 << 10,
+    segment_bytes=64 << 10,
+    index_segment_entries=64,
+    cache_bytes_max=1 << 20,
+    checkpoint_bytes=256 << 10,
+    idle_block_ms=2,
+    meta_map_bytes=1 << 22,
+)
+SIZES = {"small": SMALL, "as a piece": OPTIONS, "large": LARGE}
+
+
+class Twin(Doing, MemoryHarness):
+    """What must be found."""
+
+
+class Engine(Doing, SimHarness):
+    """The disk engine, on a disk that can be full."""
+
+    def submit(self):
+        self.token = self.store.submit()
+        self.workers.advance(5)
+
+    def checkpoint(self):
+        self.store.checkpoint()
+        self.workers.advance(200)
+
+    @property
+    def is_done(self):
+        """What was submitted last may be acknowledged."""
+        return self.acknowledged >= self.token
+
+
+def make(options, steps, rng):
+    """An engine and its twin that have seen some life; then there is no more room."""
+    engine, twin = Engine(options), Twin(options)
+    engine.start()
+    twin.start()
+    for _ in range(steps):
+        both(engine, twin, draw(rng, twin.store.logs))
+    engine.workers.advance(2_000)
+    assert not engine.store.disk_full
+    settle(engine.disk, engine.disk.root)
+    engine.disk.room = 0
+    return engine, twin
+
+
+def settle(disk, directory):
+    """Make durable what is: an index that a power cut takes needs room to be rebuilt."""
+    for node in directory.entries.values():
+        if isinstance(node, Directory):
+            settle(disk, node)
+        elif isinstance(node, Inode):
+            disk.sync(node)
+    disk.sync_directory(directory)
+
+
+def both(engine, twin, step):
+    engine.do(step)
+    twin.do(step)
+
+
+def end(engine, twin, rng):
+    """A crash or a power cut, and the next life of both."""
+    if rng.random() < 0.5:
+        engine.power_cut()
+    engine.crash()
+    restart(engine)
+    twin.reopen()
+    assert seen(engine) == seen(twin)
+
+
+def restart(engine):
+    """An index that a power cut took has to be rebuilt, and is given the room for it; nothing else
+    is that a start needs."""
+    try:
+        engine.start()
+    except OSError as refused:
+        causes = [refused]
+        while causes[-1].__context__ is not None:
+            causes.append(causes[-1].__context__)
+        if not any(isinstance(cause, IndexDamaged) for cause in causes):
+            raise
+        engine.crash()
+        engine.disk.room = 64 << 10
+        engine.start()
+        engine.disk.room = 0
+
+
+def finish(engine, twin):
+    """There is room again: everything goes on by itself."""
+    engine.disk.room = None
+    engine.workers.advance(5_000)
+    assert not engine.store.disk_full
+    assert engine.fatal == []
+    assert seen(engine) == seen(twin)
+    rng = random.Random(1)
+    for _ in range(30):
+        both(engine, twin, draw(rng, twin.store.logs))
+        engine.workers.advance(2_000)
+    engine.crash()
+    engine.start()
+    twin.reopen()
+    assert seen(engine) == seen(twin)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("steps", [3, 40, 90])
+def test_votes_are_taken_however_many_there_are(size, steps):
+    """Many times as many as the reserve has room for, over many lives."""
+    rng = random.Random(f"{size} {steps}")
+    engine, twin = make(SIZES[size], steps, rng)
+    for life in range(12):
+        for _ in range(120):
+            log = twin.store.logs[rng.choice(sorted(twin.store.logs))]
+            hard = log.hard_state
+            term = max(hard.term, log.term(log.last_index)) + 1
+            vote = Step("hard", log.log_id, 0, rng.randint(0, 3), hard.commit, term)
+            both(engine, twin, vote)
+            assert engine.is_done
+        assert engine.fatal == []
+        if life % 4 != 3:
+            end(engine, twin, rng)
+    finish(engine, twin)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", range(12))
+def test_full_disk_keeps_what_it_took_and_goes_on_voting(size, seed):
+    """Entries, truncations, resets and trims as long as there is room for them, and votes after."""
+    rng = random.Random(f"{size} {seed}")
+    engine, twin = make(SIZES[size], rng.randint(5, 80), rng)
+    taken = 0
+    for _ in range(rng.randint(2, 6)):
+        for _ in range(rng.randint(1, 150)):
+            step = draw(rng, twin.store.logs)
+            if step.kind in {"create", "renew", "checkpoint"}:
+                engine.workers.advance(300)
+                continue
+            if step.kind == "trim" and engine.store.logs[step.log_id].installed_state:
+                continue
+            cost = (step.count or 1) * (step.size + 100) + 4096
+            is_essential = rng.random() < 0.3
+            if step.kind == "hard" or cost <= engine.store.entry_room(is_essential=is_essential):
+                both(engine, twin, step)
+                assert engine.is_done, step
+                taken += step.kind == "append"
+        engine.workers.advance(rng.choice((0, 1_500)))
+        end(engine, twin, rng)
+    assert taken
+    log = twin.store.logs[min(twin.store.logs)]
+    for n in range(200):
+        hard = log.hard_state
+        term = max(hard.term, log.term(log.last_index)) + 1
+        both(engine, twin, Step("hard", log.log_id, 0, n % 3, hard.commit, term))
+        assert engine.is_done
+    finish(engine, twin)
+
+
+@pytest.mark.parametrize("life", ["crash", "none"])
+def test_entry_larger_than_a_piece_of_the_reserve_does_not_hold_up_votes(life, writer):
+    """It was on its way when the disk filled up. The file made for it is as large as it is."""
+    engine, _ = make(LARGE, 3, random.Random(1))
+    log = engine.log
+    while engine.store.accepts_appends:
+        engine.store.append(log, writer(log).entries(3, term=max(1, log.hard_state.term), size=900))
+        engine.submit()
+        assert engine.is_done
+    engine.store.append(log, writer(log).entries(1, term=log.hard_state.term or 1, size=150_000))
+    engine.submit()
+    engine.workers.advance(2_000)
+    assert engine.is_done
+    for n in range(100):
+        engine.store.set_hard_state(log, HardState(1_000 + n, 1, log.commit_index))
+        engine.submit()
+        assert engine.is_done
+    if life == "crash":
+        last = log.last_index
+        engine.crash()
+        engine.start()
+        assert engine.log.last_index == last
+        assert engine.log.hard_state.term == 1_099
+    assert engine.fatal == []
