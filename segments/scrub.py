@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 from segments.api import EntriesDamaged, Workers
+from segments.fs import is_disk_full
 from segments.log import DiskLog
 
 STEP_BYTES = 1 << 20
@@ -80,6 +81,8 @@ class Scrubber:
             if isinstance(result, FileNotFoundError) and log.deleted:
                 self._index = end
                 self._wait(0)
+            elif isinstance(result, OSError) and is_disk_full(result):
+                self._wait(PAUSE_MS)  # no room to rebuild an index
             elif isinstance(result, BaseException):
                 self._fail(result)
             else:

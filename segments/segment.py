@@ -27,7 +27,7 @@ from crc32c import crc32c
 from segments import failpoint
 from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, StoredEntry
 from segments.frame import FRAME_BYTES, frame_at, frame_length, read_frame
-from segments.fs import File, FileSystem, is_disk_full, is_unreadable
+from segments.fs import File, FileSystem, is_unreadable
 from segments.index import (
     IDX_BYTES,
     Idx,
@@ -417,10 +417,6 @@ class LogFiles:
                 except EntriesDamaged as hole:
                     if hole.first <= damage.position:
                         raise
-                except OSError as error:
-                    if not is_disk_full(error):
-                        raise
-                    raise damage from error  # who asks again finds room, perhaps
                 return
         raise damage
 

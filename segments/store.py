@@ -40,7 +40,13 @@ from segments.cache import Cache
 from segments.carry import carry_over
 from segments.checkpoints import Checkpoints
 from segments.chores import Chore, Chores
-from segments.fs import FileSystem, Lock, make_durable_directory, sync_names_above
+from segments.fs import (
+    FileSystem,
+    Lock,
+    is_disk_full,
+    make_durable_directory,
+    sync_names_above,
+)
 from segments.identity import (
     Identity,
     LogIdentity,
@@ -521,6 +527,9 @@ class DiskStore:
                 is_gone or log.deleted or log.generation != before[0]
             ):
                 done(Compacted("the segment was deleted meanwhile"))
+            elif isinstance(result, OSError) and is_disk_full(result):
+                # Who asks again finds room, perhaps.
+                done(CorruptRecord("index, which there is no room to rebuild", 0))
             elif isinstance(result, OSError):
                 self._fail(result)
             elif isinstance(result, BaseException) and not isinstance(result, StorageError):
