@@ -9,7 +9,8 @@ every replica that an event touched; here is what only a whole world can know:
 * nothing is told too early: an acknowledgement or a vote that leaves a machine is in the durable
   image of that machine's disk, as its bytes say (`durable`), and so is a committed entry in those
   of a quorum;
-* what a recovery finds is what the disk durably says, neither less nor more;
+* what a recovery finds is what the disk durably says, neither less nor more; and it is still the
+  directory that the process before it had;
 * equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
   everything before it;
 * a confirmed read sees all that was committed anywhere before it was asked for.
@@ -415,6 +416,8 @@ class RaftWatch:
         self.lost: dict[tuple[int, NodeId], DurableLog] = {}
         """Replicas lost for good, as their disks had them: what they said before is still so."""
         self._violate = violate
+        self._directories: dict[int, bytes] = {}
+        """Id of the data directory on each server's disk, once a process has had it open."""
         self._lives: dict[int, LifeWatch] = {}
 
     def group(self, group_id: int) -> GroupWatch:
@@ -440,6 +443,11 @@ class RaftWatch:
         """A process has opened its store and done nothing else yet."""
         recovered: dict[int, HardState] = {}
         server_id = life.machine.server_id
+        directory_id = life.store.directory_id
+        if self._directories.setdefault(server_id, directory_id) != directory_id:
+            # It would be taken for a wiped one, and all that it held be replaced without a word.
+            self._violate("directory-lost", f"{life.machine.name} has made itself a new directory")
+            self._directories[server_id] = directory_id
         for log in life.store.logs.values():
             replica = replica_id_of(server_id, log.replica_number)
             if log.lost:
@@ -588,6 +596,7 @@ class RaftWatch:
         for key in [key for key in self.log_ids if server_of(key[1]) == server_id]:
             self._replica_lost(key)
         self.disks[server_id].forget()
+        self._directories.pop(server_id, None)
 
     def _replica_lost(self, key: tuple[int, NodeId]) -> None:
         self.lost[key] = self._durable_log(*key) or DurableLog()

@@ -114,6 +114,13 @@ def have_told_an_entry(world: World, leader: Machine, group: Group) -> None:
     leader.start()
 
 
+def lose_the_directory(world: World, leader: Machine, group: Group) -> None:
+    """The disk is empty, and nobody has said that it would be."""
+    leader.kill()
+    leader.disk.wipe()
+    leader.start()
+
+
 def answer_a_read_early(world: World, leader: Machine, group: Group) -> None:
     """All that was committed when the question came is not applied here when it is answered."""
     group.reads.ask(world.time.now_ns + S, lambda confirmed: None)
@@ -140,6 +147,7 @@ class Over(Exception):
         (have_voted, "two-votes"),
         (have_told_a_term, "term-lost"),
         (have_told_an_entry, "log-lost"),
+        (lose_the_directory, "directory-lost"),
         (answer_a_read_early, "stale-read-index"),
     ],
 )
