@@ -327,7 +327,7 @@ class Runner:
     def _collect(self, passes: list[tuple[Any, WriteSpec]], rows: Any) -> Written:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        written = Written(arrow_schema=to_arrow_schema(rows.schema))
+        written = Written(arrow_schema=to_arrow_schema(rows.schema, timezone="UTC"))
         for frame, spec in passes:
             write = functools.partial(write_batches, spec=spec)
             for report in frame.mapInArrow(write, REPORT_DDL).collect():

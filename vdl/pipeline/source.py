@@ -39,6 +39,7 @@ from vdl.pipeline.positions import (
     cut,
     ranges,
 )
+from vdl.pipeline.segment_read import SealedSegment, SegmentRange
 from vdl.pipeline.topics import Topics
 
 SAMPLES_EVERY = 16
@@ -46,9 +47,9 @@ SAMPLES_EVERY = 16
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """What one task reads: a range over the protocol, or from a segment."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
+    def __init__(self, wanted: OffsetRange | SegmentRange) -> None:
         super().__init__(wanted)
 
 
@@ -76,11 +77,18 @@ class VdlDataSource(DataSource):
 
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[Any]:
     """The executor's side of both readers."""
+    assert isinstance(partition, RangePartition), partition
+    task = partition.value
+    if isinstance(task, SegmentRange):
+        return read_segment_or_broker(task, options)
+    return read_broker(task, options)
+
+
+def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
     from vdl.pipeline.read import read_range
 
-    assert isinstance(partition, RangePartition), partition
     return read_range(
-        partition.value,
+        wanted,
         bootstrap=options.bootstrap,
         columns=options.columns,
         stall_seconds=options.stall_seconds,
@@ -89,10 +97,46 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
     )
 
 
-def plan(options: ReadOptions, wanted: Sequence[OffsetRange]) -> list[InputPartition]:
-    """The tasks for these ranges."""
-    pieces = cut(wanted, tasks_min=options.tasks_min)
-    return [RangePartition(piece) for piece in pieces]
+def read_segment_or_broker(task: SegmentRange, options: ReadOptions) -> Iterator[Any]:
+    """From the file as far as it can be read; what is missing then, over the protocol: retention
+    may have removed the file, this executor may not see it, or it may be damaged."""
+    from vdl.pipeline.columns import UndecodableBatch
+    from vdl.pipeline.segment_read import FAILURES, read_segment
+
+    position = task.wanted.start
+    columns = options.columns if "offset" in options.columns else (*options.columns, "offset")
+    try:
+        for batch in read_segment(task, columns=columns):
+            if batch.num_rows:
+                position = batch.column("offset")[-1].as_py() + 1
+            yield batch.select(list(options.columns))
+    except (*FAILURES, UndecodableBatch):
+        rest = OffsetRange(task.wanted.topic, task.wanted.partition, position, task.wanted.end)
+        if rest.count:
+            yield from read_broker(rest, options)
+
+
+def plan(
+    options: ReadOptions, wanted: Sequence[OffsetRange], known: Positions
+) -> list[InputPartition]:
+    """The tasks for these ranges. `known` has the topics' ids and partitions."""
+    if not options.segments:
+        return [RangePartition(piece) for piece in cut(wanted, tasks_min=options.tasks_min)]
+    from vdl.pipeline.segment_read import FAILURES, divide, find
+
+    places: list[dict[tuple[str, int], list[SealedSegment]]] = []
+    for directory in options.segments:
+        place: dict[tuple[str, int], list[SealedSegment]] = {}
+        for topic, topic_known in known.topics.items():
+            try:
+                found = find(directory, topic, topic_known.topic_id, len(topic_known.offsets))
+            except FAILURES:
+                continue  # Not on this machine, or not good: the brokers have it all.
+            place |= {(topic, partition): sealed for partition, sealed in found.items()}
+        places.append(place)
+    from_files, rest = divide(wanted, places)
+    tasks: list[InputPartition] = [RangePartition(piece) for piece in from_files]
+    return tasks + [RangePartition(piece) for piece in cut(rest, tasks_min=options.tasks_min)]
 
 
 class VdlReader(DataSourceReader):
@@ -118,7 +162,7 @@ class VdlReader(DataSourceReader):
         if self._pushed.time_first_ms is not None:
             start = later(start, topics.resolve(AtTime(self._pushed.time_first_ms)))
         wanted = self._pushed.cut(ranges(start, later(end, start)))
-        return plan(self._options, wanted)
+        return plan(self._options, wanted, end)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition, self._options)
@@ -203,7 +247,7 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stop = later(stop, begin)
         else:
             check_reachable(begin, firsts, stop)
-        return plan(self._options, ranges(begin, stop))
+        return plan(self._options, ranges(begin, stop), firsts)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition, self._options)

@@ -67,7 +67,9 @@ class Topics:
         )
         found: dict[str, tuple[str, int]] = {}
         for name, described in futures.items():
-            found[name] = (str(described.topic_id), len(described.partitions))
+            # Kafka writes ids in the alphabet of URLs, librdkafka in the other one.
+            topic_id = str(described.topic_id).replace("+", "-").replace("/", "_")
+            found[name] = (topic_id, len(described.partitions))
         return found
 
     def resolve(self, where: Where) -> Positions:
