@@ -10,7 +10,7 @@ import pytest
 
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.table import Commit, DataFile, TableSink, open_table
+from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
 
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
@@ -36,10 +36,13 @@ def stage(table: TableSink, run: str, name: str, first: int, end: int) -> DataFi
     )
 
 
-def batch(table: TableSink, run: str, start: Positions, end: Positions, number: int = 0) -> Commit:
+def batch(
+    table: TableSink, run: str, start: Positions, end: Positions, number: int = 0,
+    columns: Any = COLUMNS,
+) -> Commit:  # fmt: skip
     low, high = start.offset("t", 0) or 0, end.offset("t", 0) or 0
     files = (stage(table, run, str(number), low, high),)
-    lines = "n: int64\n_partition: int32\n_offset: int64"
+    lines = schema_lines(columns)
     return Commit("job", run, number, start, end, high - low, 0, files, lines)
 
 
@@ -138,13 +141,16 @@ def test_table_takes_new_columns_and_refuses_lost_ones(tmp_path: Path, kind: str
     table = open_table(kind, str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
-    fewer = batch(table, "a", at(5, 0), at(6, 0), 1)
-    changed = Commit(
-        fewer.job, fewer.run, fewer.batch, fewer.start, fewer.end, fewer.rows, 0, fewer.files,
-        "n: string\n_partition: int32\n_offset: int64",
-    )  # fmt: skip
+    other = pa.schema([COLUMNS.field(0).with_type(pa.string()), *list(COLUMNS)[1:]])
+    changed = batch(table, "a", at(5, 0), at(6, 0), 1, other)
     with pytest.raises(SinkInconsistent, match="columns have changed"):
-        table.commit(changed, COLUMNS)
+        table.commit(changed, other)
+    wider = COLUMNS.append(pa.field("more", pa.string()))
+    table.commit(batch(table, "a", at(5, 0), at(7, 0), 1, wider), wider)
+    again = open_table(kind, str(tmp_path / "t"), "job")
+    again.open(TOPICS)
+    again.commit(batch(again, "b", at(7, 0), at(8, 0), 0, wider), wider)
+    assert rows_of(again) == list(range(8))
 
 
 def test_parquet_commit_without_its_renames_is_finished(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ class DeltaSink:
             max_commit_retries=0,
             app_transactions=transactions,
         )
-        self._write(actions, Schema.from_arrow(arrow_schema), properties, commit.schema)
+        self._write(actions, Schema.from_arrow(arrow_schema), properties)
         self._sequence, self._positions = sequence, commit.end
 
     def _action(self, file: DataFile) -> AddAction:
@@ -161,7 +161,7 @@ class DeltaSink:
         )
 
     def _write(
-        self, actions: list[AddAction], schema: Schema, properties: CommitProperties, lines: str
+        self, actions: list[AddAction], schema: Schema, properties: CommitProperties
     ) -> None:
         """Commit, again where another writer of the table was quicker. Raises CommitConflict."""
         for _ in range(ATTEMPTS):
@@ -173,9 +173,7 @@ class DeltaSink:
                     )
                     self._table = self._load()
                 else:
-                    problem = schema_problem(_lines(self._table), lines)
-                    if problem:
-                        raise SinkInconsistent(f"{self.path}: {problem}")
+                    self._fit_columns(self._table, schema)
                     self._table.create_write_transaction(
                         actions, "append", schema, commit_properties=properties
                     )
@@ -183,6 +181,17 @@ class DeltaSink:
                 continue
             return
         raise CommitConflict(self.path, f"{ATTEMPTS} commits came to nothing")
+
+    def _fit_columns(self, table: DeltaTable, schema: Schema) -> None:
+        """Add columns that the table does not have yet. Raises SinkInconsistent."""
+        known = table.schema()
+        problem = schema_problem(_lines(known), _lines(schema))
+        if problem:
+            raise SinkInconsistent(f"{self.path}: {problem}")
+        names = {field.name for field in known.fields}
+        added = [field for field in schema.fields if field.name not in names]
+        if added:
+            table.alter.add_columns(added)
 
     def _check_unchanged(self) -> None:
         """That nobody has committed for this job since. Raises CommitConflict."""
@@ -231,6 +240,7 @@ class DeltaSink:
         return [] if table is None else [re.sub(r"^file://", "", uri) for uri in table.file_uris()]
 
 
-def _lines(table: DeltaTable) -> str:
-    """The table's columns as `table.schema_lines` has them."""
-    return schema_lines(pa.schema(table.schema().to_arrow()))
+def _lines(schema: Schema) -> str:
+    """Columns as `table.schema_lines` has them, in Delta's types: names inside nested ones differ
+    from Arrow's."""
+    return schema_lines(pa.schema(schema.to_arrow()))
