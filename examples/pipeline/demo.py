@@ -12,6 +12,7 @@ in each table once and the 100 are dead letters.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -147,7 +148,8 @@ def run_jobs(folder: Path, bootstrap: str) -> int:
         for job in jobs(folder, bootstrap):
             print(f"{job.name}: {TOPIC} → {job.sink_kind}", flush=True)
             began = time.monotonic()
-            totals = Runner(job, spark, report).run(once=True)
+            with contextlib.closing(Runner(job, spark, report)) as runner:
+                totals = runner.run(once=True)
             seconds += time.monotonic() - began
             rows += totals.rows + totals.dead
             cpu = cpu_seconds() - began_cpu

@@ -237,6 +237,7 @@ def _run(job: Job, act: Callable[[Runner], Totals], *, quiet: bool) -> int:
     try:
         totals = act(runner)
     finally:
+        runner.close()
         spark.stop()
     click.echo(f"{totals.batches} batches, {totals.rows} rows, {totals.dead} dead letters")
     return 0

@@ -150,6 +150,11 @@ class Runner:
         columns = "\n".join(f"{f.name}: {f.dataType.simpleString()}" for f in rows.schema.fields)
         return columns, [row.asDict() for row in rows.limit(count).collect()], dead
 
+    def close(self) -> None:
+        """Let go of the connections to the cluster."""
+        self._group.close()
+        self._topics.close()
+
     def stop(self) -> None:
         """Ask a run to end; what was begun and not committed is done again next time."""
         self._stopping.set()
@@ -246,6 +251,8 @@ class Runner:
 
     def _batch(self, frame: Any, number: int, end: Positions) -> None:
         """Write and commit [self._positions, end)."""
+        if self._positions.goes_on_from(end.over(self._positions)):
+            return  # Spark begins with a batch though there is nothing to read.
         clock = _Phases()
         decoded = self._decoded(frame)
         written = self._write(decoded, number)
@@ -442,6 +449,11 @@ class GroupOffsets:
             self._consumer.commit(offsets=where, asynchronous=False)
         except KafkaException:
             self.failures += 1
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
 
 
 class _Phases:

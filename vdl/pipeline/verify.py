@@ -73,6 +73,7 @@ def verify(job: Job, spark: Any) -> Verdict:
         return Verdict()
     begin = _begin(table)
     firsts = topics.begins()
+    topics.close()
     readable = _later(begin, firsts)
     verdict = Verdict(gone=_distance(begin, readable))
     placed = _places(spark, table, dead_table, job)
