@@ -209,6 +209,43 @@ def dlq_replay(*, job_file: Path, topic: str) -> int:
 
 
 @pipeline.command()
+@click.argument(
+    "directories", metavar="DIR...", nargs=-1, required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)  # fmt: skip
+@click.option("--master", default="", help="Spark's; two local cores without it.")
+@_json
+def audit(*, directories: Sequence[Path], master: str, as_json: bool) -> int:
+    """Compare the copies in several data directories, batch by batch, as a job on Spark.
+
+    No server may hold them. Exit code 1 when anything is wrong.
+    """
+    from segments.api import StorageError
+    from vdl.pipeline.audit import audit as compare
+
+    spark = make_session("vdl-audit", master=master)
+    try:
+        found = compare([str(path.resolve()) for path in directories], spark)
+    except (StorageError, FileNotFoundError) as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        spark.stop()
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        return int(bool(found.findings))
+    for one in found.findings:
+        click.echo(
+            f"group {one.group} entry {one.index} (offset {one.offset}): {one.what} in "
+            f"{one.replica}"
+        )
+    click.echo(
+        f"{found.entries} entries, {found.bytes / 1e9:.2f} GB in {found.directories} directories: "
+        f"{len(found.findings)} copies are wrong"
+    )
+    return int(bool(found.findings))
+
+
+@pipeline.command()
 def jars() -> int:
     """Fetch the official connector's jars with Maven, for source.kind = "kafka"."""
     from vdl.pipeline.jars import fetch_jars
