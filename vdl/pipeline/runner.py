@@ -47,6 +47,10 @@ from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_l
 from vdl.pipeline.topics import Topics
 
 WAIT_SECONDS = 0.5
+START_ATTEMPTS = 5
+NOT_CONNECTED = "Python worker failed to connect back"
+"""What Spark says when the process of a Python source is not there after ten seconds, as happens on
+a machine with too much to do."""
 
 
 @dataclass(slots=True)
@@ -100,8 +104,21 @@ class Runner:
         Raises PipelineError; Spark's own exceptions for what fails in there.
         """
         self._open()
-        checkpoint = f"{self._job.checkpoint}/{self._run}"
         self._drop_old_checkpoints()
+        for attempt in range(START_ATTEMPTS):
+            try:
+                self._follow(f"{self._job.checkpoint}/{self._run}-{attempt}", once=once)
+                break
+            except Exception as error:
+                if self._failure is not None:
+                    raise self._failure from None
+                is_slow_start = NOT_CONNECTED in str(error) and not self.totals.batches
+                if not is_slow_start or attempt + 1 == START_ATTEMPTS:
+                    raise PipelineError(_reason(error)) from error
+        return self.totals
+
+    def _follow(self, checkpoint: str, *, once: bool) -> None:
+        """One query, until it ends or `stop`."""
         frame = self._stream()
         writer = frame.writeStream.foreachBatch(
             lambda batch, number: self._stream_batch(batch, number, checkpoint)
@@ -111,16 +128,10 @@ class Runner:
         else:
             writer = writer.trigger(processingTime=f"{self._job.interval_seconds} seconds")
         query = writer.start()
-        try:
-            while not query.awaitTermination(WAIT_SECONDS):
-                if self._stopping.is_set():
-                    query.stop()
-                    break
-        except Exception as error:
-            if self._failure is not None:
-                raise self._failure from None
-            raise PipelineError(_reason(error)) from error
-        return self.totals
+        while not query.awaitTermination(WAIT_SECONDS):
+            if self._stopping.is_set():
+                query.stop()
+                break
 
     def backfill(self, start: str, end: str, *, rows_max: int = 2_000_000) -> Totals:
         """From where the table ends, or `start` where it is new, up to `end`, in large batches.
