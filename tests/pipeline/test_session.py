@@ -31,7 +31,7 @@ def test_machine_without_java_is_told_what_to_install(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotInstalled, match="Spark needs Java.*openjdk-17"):
+    with pytest.raises(NotInstalled, match=r"Spark needs Java.*openjdk-17"):
         find_java()
 
 
