@@ -24,6 +24,8 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.streaming.minBatchesToRetain": "2",
+    # The default of 15 s is not enough on a machine with too much to do.
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
@@ -93,6 +95,8 @@ def make_session(
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # The driver's own word for the socket time-out above.
+    os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "120")
     active = SparkSession.getActiveSession()
     if active is None:
         builder: Any = SparkSession.builder
