@@ -12,6 +12,7 @@ Must not know: Spark, Kafka.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from deltalake.transaction import (
 )
 
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
+from vdl.pipeline.parquet_table import sync_folder
 from vdl.pipeline.positions import Positions, TopicPositions
 from vdl.pipeline.table import Commit, CommitNote, DataFile, schema_lines, schema_problem
 
@@ -145,8 +147,20 @@ class DeltaSink:
             max_commit_retries=0,
             app_transactions=transactions,
         )
+        sync_folder(self._root)
         self._write(actions, Schema.from_arrow(arrow_schema), properties)
+        self._sync_log()
         self._sequence, self._positions = sequence, commit.end
+
+    def _sync_log(self) -> None:
+        """Make the commit survive a power cut: delta-rs leaves that to the file system."""
+        table = self._load()
+        assert table is not None, self.path
+        log = self._root / "_delta_log"
+        with (log / f"{table.version():020d}.json").open("rb") as file:
+            os.fsync(file.fileno())
+        sync_folder(log)
+        sync_folder(self._root)
 
     def _action(self, file: DataFile) -> AddAction:
         # A file keeps the name it was written under: nobody has seen it.

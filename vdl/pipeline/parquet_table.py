@@ -76,7 +76,11 @@ class ParquetSink:
 
     def staging(self, run: str) -> str:
         folder = self._root / "_vdl" / "staging" / run
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            # A commit names files in here: the way to them must survive a power cut, too.
+            for above in (folder.parent, self._root / "_vdl", self._root, self._root.parent):
+                sync_folder(above)
         return str(folder)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
@@ -111,7 +115,7 @@ class ParquetSink:
         }
         # The names of what is about to be committed must be durable before the commit is.
         for folder in sorted({Path(file.path).parent for file in commit.files}):
-            _sync(folder)
+            sync_folder(folder)
         self._link(data, sequence)
         self._publish(data)
         self._sequence, self._positions = sequence, commit.end
@@ -130,7 +134,7 @@ class ParquetSink:
             raise CommitConflict(self.path, f"commit {sequence} is there already") from None
         finally:
             temporary.unlink()
-        _sync(self._commits)
+        sync_folder(self._commits)
 
     def _publish(self, data: Mapping[str, Any]) -> None:
         """Rename the files of a commit to their names, as far as that has not been done."""
@@ -141,7 +145,7 @@ class ParquetSink:
             except FileNotFoundError:
                 if not target.exists():
                     raise SinkInconsistent(f"{target} of a commit is missing") from None
-        _sync(self._root)
+        sync_folder(self._root)
 
     def notes(self) -> list[CommitNote]:
         return [
@@ -179,7 +183,7 @@ class ParquetSink:
         return data
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
