@@ -7,11 +7,12 @@ Must not know: how a job is run; `vdl.pipeline` does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import click
 
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job, load_job
-from vdl.pipeline.session import check_installed, make_session
+from vdl.pipeline.session import make_session
 
 if TYPE_CHECKING:
     from vdl.pipeline.runner import BatchReport, Runner, Totals
@@ -258,62 +259,78 @@ def jars() -> int:
 def _run(job: Job, act: Callable[[Runner], Totals], *, quiet: bool) -> int:
     from vdl.pipeline.metrics import JobMetrics
 
-    check_installed()
     spark = _session(job)
     metrics = JobMetrics(job.name, job.metrics_listen)
-    show = None if quiet else _progress()
+    with _progress(quiet=quiet) as show:
 
-    def on_batch(report: BatchReport) -> None:
-        metrics.on_batch(report)
-        if show is not None:
+        def on_batch(report: BatchReport) -> None:
+            metrics.on_batch(report)
             show(report)
 
-    runner = _runner(job, spark, on_batch)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: runner.stop())
-    try:
-        totals = act(runner)
-    finally:
-        runner.close()
-        spark.stop()
+        runner = _runner(job, spark, on_batch)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: runner.stop())
+        try:
+            totals = act(runner)
+        finally:
+            runner.close()
+            spark.stop()
     click.echo(f"{totals.batches} batches, {totals.rows} rows, {totals.dead} dead letters")
     return 0
 
 
-def _progress() -> Callable[[BatchReport], None]:
-    """A bar on a terminal, a line a batch elsewhere."""
-    if not sys.stderr.isatty():
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[BatchReport], None]]:
+    """Shows batches: as a bar on a terminal, as lines elsewhere, not at all when `quiet`."""
+    if quiet:
+        yield lambda report: None
+    elif not sys.stderr.isatty():
+        yield _show_line
+    else:
+        with _Bar() as bar:
+            yield bar.show
 
-        def line(report: BatchReport) -> None:
-            phases = ", ".join(f"{n} {millis:.0f} ms" for n, millis in report.phases_ms.items())
-            click.echo(
-                f"batch {report.batch}: {report.rows} rows, {report.dead} dead letters, "
-                f"{sum(report.lag.values())} behind ({phases})",
-                err=True,
-            )
 
-        return line
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+def _show_line(report: BatchReport) -> None:
+    phases = ", ".join(f"{name} {millis:.0f} ms" for name, millis in report.phases_ms.items())
+    click.echo(
+        f"batch {report.batch}: {report.rows} rows, {report.dead} dead letters, "
+        f"{sum(report.lag.values())} behind ({phases})",
+        err=True,
+    )
 
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"), console=Console(stderr=True),
-    )  # fmt: skip
-    task = bar.add_task("rows", total=None, rate="")
-    bar.start()
-    done = 0
 
-    def show(report: BatchReport) -> None:
-        nonlocal done
-        done += report.rows + report.dead
+class _Bar:
+    """How much of what is there now has been written."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"), console=Console(stderr=True),
+        )  # fmt: skip
+        self._task = self._bar.add_task("rows", total=None, rate="")
+        self._done = 0
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.stop()
+
+    def show(self, report: BatchReport) -> None:
+        count = report.rows + report.dead
+        self._done += count
         seconds = sum(report.phases_ms.values()) / 1000
-        rate = (report.rows + report.dead) / seconds if seconds else 0.0
-        bar.update(
-            task, completed=done, total=done + sum(report.lag.values()), rate=f"{rate:,.0f} rows/s"
+        self._bar.update(
+            self._task,
+            completed=self._done,
+            total=self._done + sum(report.lag.values()),
+            rate=f"{count / seconds:,.0f} rows/s" if seconds else "",
         )
-
-    return show
 
 
 def _session(job: Job) -> Any:
