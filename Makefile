@@ -13,6 +13,8 @@
 #   make conformance    the Raft core against the scripts and tables in DIR
 #   make bench          throughput and latency of a replica set on this machine; BENCH_ARGS=idle
 #                       and other measurements: docs/performance.md
+#   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
+#   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
 #   make setup          only the set-up, into .venv
 #   make clean          remove builds, caches and .venv; never data
 
@@ -24,6 +26,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-ready
 DEV := $(VENV)/.dev-ready
+SPARK := $(VENV)/.spark-ready
 
 DATA ?= data
 NODES ?= 3
@@ -41,7 +44,8 @@ BENCH_ARGS ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim chaos mutants bench clean
+.PHONY: help setup up down test check fix gen conformance sim chaos mutants bench clean \
+  test-pipeline pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -66,6 +70,12 @@ $(DEV): pyproject.toml | $(RUNTIME)
 	@echo "setup: test clients and tools"
 	@$(PIP) --editable '.[dev]'
 	@touch $(RUNTIME) $@
+
+# About 840 MB, which nothing but `vdl/pipeline` needs.
+$(SPARK): pyproject.toml | $(DEV)
+	@echo "setup: Spark"
+	@$(PIP) --editable '.[dev,spark]'
+	@touch $(RUNTIME) $(DEV) $@
 
 setup: $(DEV)
 
@@ -104,6 +114,14 @@ mutants: $(DEV)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+# --- the pipeline on Spark ------------------------------------------------------------------------
+
+test-pipeline: $(SPARK)
+	@exec $(BIN)/python -m pytest -q tests/pipeline
+
+pipeline-demo: $(SPARK)
+	@exec $(BIN)/python -m examples.pipeline.demo --folder $(DATA)/pipeline-demo
 
 # --- the source -----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server",),
     ("vdl.config",),
     ("vdl.config_values",),
-    ("vdl.check", "vdl.metrics", "vdl.kafka"),
+    ("vdl.check", "vdl.metrics", "vdl.kafka", "vdl.pipeline"),
     ("vdl.http",),
     ("vdl.logstream",),
     ("vdl.state",),
@@ -49,7 +49,10 @@ ASYNCIO_EDGES = {
 }
 """Where the event loop is known; everything else can be driven in one thread on virtual time."""
 
-NOT_BEFORE_LISTENING = {"click", "grpc", "google.protobuf", "prometheus_client", "rich"}
+NOT_BEFORE_LISTENING = {
+    "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "prometheus_client", "pyarrow",
+    "pyspark", "rich", "vdl.pipeline",
+}  # fmt: skip
 """What a server's memory and its start are not spent on."""
 
 
@@ -146,6 +149,19 @@ def test_imports_pure_layers_have_no_clock_luck_or_outside():
             if module.split(".")[0] in IMPURE_MODULES:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {module}")
     assert wrong == []
+
+
+def test_imports_pipeline_knows_only_segments():
+    """Executors get `vdl.pipeline` and `segments`, and nothing else of ours."""
+    others = {
+        f"{path.relative_to(ROOT)}:{line}: {module}"
+        for path in sources()
+        if module_name(path).startswith("vdl.pipeline")
+        for line, module, _ in imports_of(path)
+        if module.split(".")[0] in PACKAGES
+        and not (module == "segments" or module.startswith(("segments.", "vdl.pipeline")))
+    }
+    assert others == set()
 
 
 def test_imports_asyncio_only_at_the_edges():

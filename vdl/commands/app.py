@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sim": ("vdl.commands.sim", "sim", "Run whole servers on virtual time, from a seed."),
     "log": ("vdl.commands.log", "log", "Data directories, offline: dump, verify, index."),
     "check": ("vdl.commands.check", "check", "Look for anomalies in a recorded history."),
+    "pipeline": ("vdl.commands.pipeline", "pipeline", "Topics to tables on Spark, exactly once."),
     "version": ("vdl.commands.app", "version", "Print versions."),
 }
 """Name → (module, attribute, one line). `serve` never comes here (see vdl.cli), but is listed."""

@@ -1,0 +1,44 @@
+"""One Spark session and one replica set for all tests of this folder.
+
+Without Java, or without the `spark` extra, the tests that need them are skipped and say so; what
+the pipeline knows of positions, options, filters and jobs is tested everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chaos.harness.replica_set import ReplicaSet
+from vdl.pipeline.session import NotInstalled, check_installed, make_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The session that all tests share: it costs about fifteen seconds of processor time."""
+    try:
+        check_installed()
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    session = make_session("vdl-tests", settings={"spark.sql.shuffle.partitions": "2"})
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
+    replica_set = ReplicaSet(3)
+    try:
+        replica_set.up()
+        yield replica_set
+    finally:
+        replica_set.close(failed="pipeline" if request.session.testsfailed else "")
+
+
+@pytest.fixture(scope="session")
+def bootstrap(servers: ReplicaSet) -> str:
+    return servers.bootstrap

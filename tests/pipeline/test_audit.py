@@ -1,0 +1,146 @@
+"""Audit: one flipped bit, one torn and one missing batch among three copies are each named."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
+
+from segments.fs import RealFileSystem
+from segments.segment import LogFiles
+from segments.tool import INDEX_ENTRIES, Directory
+from tests.chaos.harness.replica_set import ReplicaSet
+from tests.pipeline.test_reading import create
+from vdl.pipeline.audit import Finding, audit, judge, pieces_of, read_piece, tail_of
+
+NAMES = ("replica", "group", "index", "term", "offset", "crc", "bytes", "problem")
+
+
+@pytest.fixture
+def copies() -> Iterator[list[str]]:
+    """The data directories of three servers that were stopped; their segments are 64 KiB."""
+    servers = ReplicaSet(3)
+    try:
+        servers.up()
+        servers.down()
+        for server_id in servers.server_ids:
+            config = servers.server(server_id).config_file
+            config.write_text(
+                config.read_text(encoding="utf-8")
+                + '\n[kafka]\n"log.segment.bytes" = 65536\n"message.max.bytes" = 32768\n'
+                '\n[storage]\ncheckpoint_interval = "200ms"\n',
+                encoding="utf-8",
+            )
+        servers.up()
+        create(servers.bootstrap, "copied", 1)
+        for _ in range(2):
+            produce_one_partition(servers.bootstrap)
+        directories = [str(servers.directory / str(n) / "store") for n in servers.server_ids]
+        deadline = time.monotonic() + 30
+        while any(len(list(Path(d).glob("logs/*/*.log"))) < 4 for d in directories):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        servers.down()
+        yield directories
+    finally:
+        servers.close()
+
+
+def produce_one_partition(bootstrap: str) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "batch.size": 10_000})
+    for n in range(2000):
+        producer.produce("copied", b"%d " % n * 60)
+        producer.poll(0)
+    assert producer.flush(30) == 0
+
+
+def found_in(directories: list[str]) -> tuple[list[Finding], int]:
+    """What the tasks find, brought together as Spark does."""
+    rows: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for path in directories:
+        with Directory(RealFileSystem(), path, INDEX_ENTRIES) as directory:
+            for log_id in sorted(directory.identity.logs):
+                told = [
+                    row
+                    for piece in pieces_of(directory, log_id)
+                    for batch in read_piece(piece)
+                    for row in batch.to_pylist()
+                ]
+                told += [dict(zip(NAMES, row, strict=True)) for row in tail_of(directory, log_id)]
+                for row in told:
+                    rows[row["group"], row["index"]].append(row)
+    findings = [
+        finding
+        for (group, index), copies in sorted(rows.items())
+        for finding in judge({"group": group, "index": index, "copies": copies})
+    ]
+    return findings, sum(map(len, rows.values()))
+
+
+def damage(directories: list[str]) -> dict[str, Finding]:
+    """Flip a bit in the first copy, tear the last batch of a segment in the second, cut a batch
+    and all behind it off the third; what has to be found."""
+    rng = random.Random(7)
+    wanted: dict[str, Finding] = {}
+    for path, what in zip(directories, ("damaged", "torn", "missing"), strict=True):
+        with Directory(RealFileSystem(), path, INDEX_ENTRIES) as directory:
+            known = max(directory.identity.logs.values(), key=lambda k: len(directory.segments(k)))
+            files: LogFiles = directory.files(known)
+            segments = directory.segments(known)
+            last = segments[1].first_index - 1
+            file = Path(files.segment_path(segments[0].number))
+            data = bytearray(file.read_bytes())
+            if what == "damaged":
+                index = rng.randrange(segments[0].first_index, last)
+                idx = files.idx(index)
+                data[idx.position + 60] ^= 1 << rng.randrange(8)
+            else:
+                index = last
+                idx = files.idx(index)
+                del data[idx.position + (idx.length // 2 if what == "torn" else 0) :]
+            file.write_bytes(data)
+            wanted[what] = Finding(known.group_id, index, path, what, idx.base_offset)
+    return wanted
+
+
+def test_audit_of_equal_copies_finds_nothing(copies: list[str]) -> None:
+    findings, entries = found_in(copies)
+    assert findings == []
+    assert entries > 300
+
+
+def test_audit_names_index_and_replica_of_each_damage(copies: list[str]) -> None:
+    wanted = damage(copies)
+    findings, _ = found_in(copies)
+    assert sorted(findings, key=str) == sorted(wanted.values(), key=str)
+
+
+def test_audit_of_copies_that_differ_names_the_minority() -> None:
+    """Each matches its own CRC; two of three agree."""
+    rows = [
+        {"replica": name, "term": 3, "offset": 40, "crc": crc, "problem": ""}
+        for name, crc in (("a", 1), ("b", 2), ("c", 1))
+    ]
+    row = {"group": 9, "index": 5, "copies": rows}
+    assert judge(row) == [Finding(9, 5, "b", "different", 40)]
+    found = judge({**row, "copies": rows[:2]})
+    assert [one.replica for one in found] == ["a", "b"]
+    assert all("cannot be said" in one.what for one in found)
+
+
+@pytest.mark.spark
+def test_audit_on_spark_finds_the_same(spark: Any, copies: list[str]) -> None:
+    wanted = damage(copies)
+    found = audit(copies, spark)
+    assert sorted(found.findings, key=str) == sorted(wanted.values(), key=str)
+    assert found.directories == 3

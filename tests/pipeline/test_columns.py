@@ -1,0 +1,119 @@
+"""Record batches to columns: what the walk of one record after the other says, many at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vdl.compression import Compression
+from vdl.records import BatchFields, Record, build_batch, iter_records, patch_log_append_time
+
+pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+
+from vdl.pipeline.columns import UndecodableBatch, decode, open_lane
+from vdl.pipeline.options import COLUMNS
+
+EVERY = (*COLUMNS, "headers")
+TEXTS = st.none() | st.binary(max_size=300)
+RECORDS = st.builds(
+    Record,
+    key=TEXTS,
+    value=TEXTS,
+    headers=st.lists(st.tuples(st.text(max_size=5), TEXTS), max_size=2),
+    timestamp=st.integers(0, 1 << 41),
+)
+BATCHES = st.lists(
+    st.tuples(st.lists(RECORDS, min_size=1, max_size=12), st.sampled_from(Compression)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def sealed(batches: list[tuple[list[Record], Compression]], base: int = 0) -> list[memoryview]:
+    made = []
+    for records, compression in batches:
+        fields = BatchFields(base_offset=base, compression=compression)
+        made.append(memoryview(build_batch(records, fields)))
+        base += len(records)
+    return made
+
+
+def columns(batches: list[memoryview], **limits: int) -> list[dict[str, Any]]:
+    lanes = [lane for batch in batches if (lane := open_lane(batch)) is not None]
+    return list(decode(lanes, topic="t", partition=3, columns=EVERY, **limits).to_pylist())
+
+
+@settings(deadline=None)
+@given(BATCHES)
+def test_columns_of_any_batches_equal_the_walk(
+    batches: list[tuple[list[Record], Compression]],
+) -> None:
+    """Keys, values, headers, offsets and times, with every codec."""
+    made = sealed(batches, base=70)
+    wanted = [record for batch in made for record in iter_records(batch)]
+    found = columns(made)
+    assert [r["offset"] for r in found] == [r.offset for r in wanted]
+    assert [r["key"] for r in found] == [r.key for r in wanted]
+    assert [r["value"] for r in found] == [r.value for r in wanted]
+    times = [round(r["timestamp"].timestamp() * 1000) for r in found]
+    assert times == [r.timestamp for r in wanted]
+    headers = [[(h["key"], h["value"]) for h in r["headers"] or ()] for r in found]
+    assert headers == [r.headers for r in wanted]
+    assert {(r["topic"], r["partition"], r["timestampType"]) for r in found} == {("t", 3, 0)}
+
+
+@settings(deadline=None)
+@given(batches=BATCHES, start=st.integers(0, 40), count=st.integers(0, 40))
+def test_columns_of_a_range_are_cut_at_its_edges(
+    batches: list[tuple[list[Record], Compression]], start: int, count: int
+) -> None:
+    found = columns(sealed(batches), start=start, end=start + count)
+    total = sum(len(records) for records, _ in batches)
+    assert [r["offset"] for r in found] == list(range(min(start, total), min(start + count, total)))
+
+
+def test_columns_of_append_time_have_the_batch_time() -> None:
+    """Mixed with a batch that has its producer's times."""
+    plain, stamped = sealed([([Record(value=b"a", timestamp=5)] * 2, Compression.NONE)] * 2)
+    patch_log_append_time(stamped, 9)
+    found = columns([plain, stamped], start=1)
+    assert [r["timestampType"] for r in found] == [0, 1, 1]
+    assert [r["timestamp"].timestamp() * 1000 for r in found] == [5, 9, 9]
+
+
+def test_columns_of_a_control_batch_are_none() -> None:
+    fields = BatchFields(is_control=True, is_transactional=True)
+    assert open_lane(memoryview(build_batch([Record(value=b"x")], fields))) is None
+
+
+def test_columns_of_a_transaction_are_refused() -> None:
+    """Whether it was aborted is not in the file: the broker has to be asked."""
+    fields = BatchFields(is_transactional=True)
+    with pytest.raises(UndecodableBatch, match="transaction"):
+        open_lane(memoryview(build_batch([Record(value=b"x")], fields)))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=80), st.integers(1, 5))
+def test_columns_of_garbage_are_refused(garbage: bytes, count: int) -> None:
+    """A batch whose records make no sense raises, and nothing is read beside it."""
+    lane = open_lane(sealed([([Record(value=b"x", timestamp=1)], Compression.NONE)])[0])
+    assert lane is not None
+    bad = dataclasses.replace(lane, records=memoryview(garbage), count=count)
+    try:
+        found = decode([bad], topic="t", partition=0, columns=("key", "value"))
+    except (UndecodableBatch, OverflowError):
+        return
+    assert found.num_rows == count
+    assert sum(len(v) for r in found.to_pylist() for v in r.values() if v) <= len(garbage)
+
+
+def test_columns_of_a_batch_that_is_cut_off_are_refused() -> None:
+    batch = sealed([([Record(value=b"x" * 50)], Compression.NONE)])[0]
+    for length in (0, 30, 61, len(batch) - 1):
+        with pytest.raises(UndecodableBatch):
+            open_lane(batch[:length])

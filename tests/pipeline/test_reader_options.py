@@ -1,0 +1,143 @@
+"""Options of `format("vdl")` and the filters that become fewer offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from vdl.pipeline.filters import push
+from vdl.pipeline.options import At, AtTime, Earliest, Latest, OptionError, parse, parse_where
+from vdl.pipeline.positions import OffsetRange
+
+LEAST = {"bootstrap": "127.0.0.1:9092", "topics": "b, a"}
+
+
+def test_options_at_least_are_servers_and_topics() -> None:
+    found = parse(LEAST)
+    assert found.topics == ("a", "b")
+    assert isinstance(found.start, Earliest)
+    assert "headers" not in found.columns
+    for missing in LEAST:
+        with pytest.raises(OptionError, match=missing):
+            parse({name: value for name, value in LEAST.items() if name != missing})
+
+
+def test_options_in_any_case_are_known() -> None:
+    """Spark hands names over in lower case."""
+    found = parse({**LEAST, "maxrows": "7", "MAXBYTES": "0", "client.check.crcs": "false"})
+    assert (found.rows_max, found.bytes_max) == (7, 0)
+    assert found.client == {"check.crcs": "false"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("maxRow", "7"),
+        ("maxRows", "0"),
+        ("maxRows", "many"),
+        ("stallSeconds", "0"),
+        ("headers", "yes"),
+        ("isolation", "none"),
+        ("columns", "key,vlaue"),
+        ("start", "yesterday"),
+        ("start", '{"a": 5}'),
+    ],
+)
+def test_options_that_are_wrong_are_refused(name: str, value: str) -> None:
+    """A misspelt option must not be a default without a word."""
+    with pytest.raises(OptionError, match=name):
+        parse({**LEAST, name: value})
+
+
+def test_options_columns_keep_their_order() -> None:
+    assert parse({**LEAST, "columns": "offset,key"}).columns == ("key", "offset")
+
+
+def test_options_where_understands_times_and_offsets() -> None:
+    assert parse_where("start", " LATEST ") == Latest()
+    assert parse_where("start", "2013-01-01T00:00:00Z") == AtTime(1_356_998_400_000)
+    assert parse_where("start", "2013-01-01") == AtTime(1_356_998_400_000)
+    assert parse_where("start", "1356998400000") == AtTime(1_356_998_400_000)
+    found = parse_where("start", '{"a": {"0": 17}}')
+    assert isinstance(found, At)
+    assert found.positions.offset("a", 0) == 17
+
+
+@dataclass
+class _Comparison:
+    attribute: tuple[str, ...]
+    value: Any = None
+
+
+class EqualTo(_Comparison):
+    pass
+
+
+class GreaterThan(_Comparison):
+    pass
+
+
+class GreaterThanOrEqual(_Comparison):
+    pass
+
+
+class LessThan(_Comparison):
+    pass
+
+
+class LessThanOrEqual(_Comparison):
+    pass
+
+
+class In(_Comparison):
+    pass
+
+
+class IsNotNull(_Comparison):
+    pass
+
+
+WANTED = [OffsetRange("t", 0, 10, 50), OffsetRange("t", 1, 0, 30), OffsetRange("u", 0, 0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ([EqualTo(("partition",), 1)], [OffsetRange("t", 1, 0, 30)]),
+        ([In(("topic",), ("u", "v"))], [OffsetRange("u", 0, 0, 5)]),
+        (
+            [GreaterThan(("offset",), 20), LessThanOrEqual(("offset",), 40)],
+            [OffsetRange("t", 0, 21, 41), OffsetRange("t", 1, 21, 30)],
+        ),
+        (
+            [GreaterThanOrEqual(("offset",), 4), LessThan(("offset",), 5)],
+            [OffsetRange("t", 1, 4, 5), OffsetRange("u", 0, 4, 5)],
+        ),
+        ([EqualTo(("partition",), 0), EqualTo(("partition",), 1)], []),
+        ([IsNotNull(("offset",))], WANTED),
+    ],
+)
+def test_filters_on_place_are_done_here(filters: list[Any], kept: list[OffsetRange]) -> None:
+    """Nothing is left for Spark, and only what is wanted is read."""
+    pushed, left = push(filters)
+    assert left == []
+    assert pushed.cut(WANTED) == kept
+
+
+def test_filters_on_other_columns_are_left() -> None:
+    filters = [EqualTo(("value",), b"x"), EqualTo(("a", "b"), 1), IsNotNull(("key",))]
+    pushed, left = push(filters)
+    assert left == filters
+    assert pushed.cut(WANTED) == WANTED
+
+
+def test_filters_on_time_cut_from_below_and_are_done_again() -> None:
+    """Records behind the first of a time can be older than it."""
+    when = datetime(2013, 1, 1, microsecond=1500, tzinfo=UTC)
+    filters = [GreaterThan(("timestamp",), when), LessThan(("timestamp",), when)]
+    pushed, left = push(filters)
+    assert left == filters
+    assert pushed.time_first_ms == 1_356_998_400_001

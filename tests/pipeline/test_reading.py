@@ -1,0 +1,223 @@
+"""Reading over the protocol and from segments, without Spark: the same rows, to the offset."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
+
+from confluent_kafka import Producer  # noqa: E402
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: E402
+
+from tests.chaos.harness.replica_set import ReplicaSet  # noqa: E402
+from vdl.pipeline.errors import Stalled, TopicMissing  # noqa: E402
+from vdl.pipeline.options import COLUMNS, AtTime, parse  # noqa: E402
+from vdl.pipeline.positions import OffsetRange, ranges  # noqa: E402
+from vdl.pipeline.read import read_range  # noqa: E402
+from vdl.pipeline.segment_read import SealedSegment, divide, find, read_segment  # noqa: E402
+from vdl.pipeline.topics import ClusterUnreachable, Topics  # noqa: E402
+
+EVERY = (*COLUMNS, "headers")
+RECORDS = 3000
+
+
+def create(bootstrap: str, topic: str, partitions: int = 2, **configs: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    new = NewTopic(topic, num_partitions=partitions, config=configs)
+    admin.create_topics([new])[topic].result(timeout=30)
+
+
+def produce(bootstrap: str, topic: str, count: int = RECORDS, size: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.size": 30_000})
+    for n in range(count):
+        value = None if n % 7 == 3 else b"value %d" % n + b"x" * size
+        key = None if n % 5 == 2 else b"key %d" % n
+        headers = [("n", str(n).encode()), ("empty", None)] if n % 11 == 0 else None
+        producer.produce(
+            topic, value, key, partition=n % 2, headers=headers, timestamp=1_000_000 + n
+        )
+        producer.poll(0)
+    assert producer.flush(30) == 0
+
+
+def topics_of(bootstrap: str, topic: str) -> Topics:
+    return Topics(parse({"bootstrap": bootstrap, "topics": topic}))
+
+
+def read(bootstrap: str, wanted: OffsetRange, columns: tuple[str, ...] = EVERY) -> pa.Table:
+    batches = read_range(wanted, bootstrap=bootstrap, columns=columns, stall_seconds=20)
+    return pa.Table.from_batches(list(batches))
+
+
+@pytest.fixture(scope="module")
+def topic(bootstrap: str) -> str:
+    create(bootstrap, "reading")
+    produce(bootstrap, "reading")
+    return "reading"
+
+
+def test_range_over_the_protocol_has_exactly_its_offsets(bootstrap: str, topic: str) -> None:
+    found = read(bootstrap, OffsetRange(topic, 1, 17, 1203)).to_pylist()
+    assert [r["offset"] for r in found] == list(range(17, 1203))
+    for r in found:
+        n = 2 * r["offset"] + 1
+        assert r["value"] == (None if n % 7 == 3 else b"value %d" % n)
+        assert r["key"] == (None if n % 5 == 2 else b"key %d" % n)
+        assert (r["topic"], r["partition"], r["timestampType"]) == (topic, 1, 0)
+        assert round(r["timestamp"].timestamp() * 1000) == 1_000_000 + n
+        assert (r["headers"] is None) == (n % 11 != 0)
+        if r["headers"]:
+            assert r["headers"][0] == {"key": "n", "value": str(n).encode()}
+
+
+def test_range_behind_the_end_of_a_topic_stalls(bootstrap: str, topic: str) -> None:
+    """What is not there is not waited for for ever."""
+    wanted = OffsetRange(topic, 0, RECORDS // 2 - 5, RECORDS)
+    batches = read_range(wanted, bootstrap=bootstrap, columns=EVERY, stall_seconds=1.5)
+    with pytest.raises(Stalled) as stalled:
+        list(batches)
+    assert stalled.value.offset == RECORDS // 2
+
+
+def test_range_of_servers_that_are_away_stalls() -> None:
+    wanted = OffsetRange("t", 0, 0, 5)
+    with pytest.raises(Stalled):
+        list(read_range(wanted, bootstrap="127.0.0.1:9", columns=EVERY, stall_seconds=1))
+
+
+def test_topics_of_servers_that_are_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vdl.pipeline.topics.REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr("vdl.pipeline.topics.ATTEMPTS", 2)
+    with pytest.raises(ClusterUnreachable):
+        topics_of("127.0.0.1:9", "t").ends()
+
+
+def test_topics_that_do_not_exist_are_an_error(bootstrap: str) -> None:
+    with pytest.raises(TopicMissing):
+        topics_of(bootstrap, "nowhere").ids()
+
+
+def test_topics_at_a_time_give_its_first_record(bootstrap: str, topic: str) -> None:
+    """And the end where nothing is as young."""
+    topics = topics_of(bootstrap, topic)
+    found = topics.resolve(AtTime(1_000_000 + 1000))
+    assert (found.offset(topic, 0), found.offset(topic, 1)) == (500, 500)
+    assert topics.resolve(AtTime(1_900_000_000_000)).goes_on_from(topics.ends())
+
+
+def test_topics_that_are_recreated_have_another_id(bootstrap: str) -> None:
+    create(bootstrap, "again")
+    topics = topics_of(bootstrap, "again")
+    before = topics.ids()["again"]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics(["again"])["again"].result(timeout=30)
+    deadline = time.monotonic() + 30
+    while "again" in admin.list_topics(timeout=10).topics:
+        assert time.monotonic() < deadline
+    create(bootstrap, "again")
+    assert topics.ids()["again"][0] != before[0]
+
+
+# --- segments ---
+
+
+@pytest.fixture(scope="module")
+def small_segments() -> Iterator[ReplicaSet]:
+    """One server whose segments are 64 KiB and are written every second."""
+    servers = ReplicaSet(1)
+    servers.up()
+    try:
+        servers.down()
+        config = servers.server(1).config_file
+        config.write_text(
+            config.read_text(encoding="utf-8")
+            + '\n[kafka]\n"log.segment.bytes" = 65536\n"message.max.bytes" = 32768\n'
+            '\n[storage]\ncheckpoint_interval = "200ms"\n',
+            encoding="utf-8",
+        )
+        servers.up()
+        create(servers.bootstrap, "sealed")
+        produce(servers.bootstrap, "sealed", size=150)
+        yield servers
+    finally:
+        servers.close()
+
+
+def sealed_segments(servers: ReplicaSet) -> dict[int, list[SealedSegment]]:
+    """Of both partitions, once some are on disk."""
+    topic_id, count = topics_of(servers.bootstrap, "sealed").ids()["sealed"]
+    store = str(servers.directory / "1" / "store")
+    deadline = time.monotonic() + 30
+    while True:
+        found = find(store, "sealed", topic_id, count)
+        if len(found) == 2 and all(len(segments) >= 2 for segments in found.values()):
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def test_segments_and_protocol_give_equal_rows(small_segments: ReplicaSet) -> None:
+    """Every column of every record, from both, while the server runs."""
+    for partition, segments in sealed_segments(small_segments).items():
+        for one in segments:
+            wanted = OffsetRange("sealed", partition, one.base_offset, one.next_offset)
+            ((task,), rest) = divide([wanted], [{("sealed", partition): [one]}])
+            assert rest == []
+            from_file = pa.Table.from_batches(list(read_segment(task, columns=EVERY)))
+            assert from_file.equals(read(small_segments.bootstrap, wanted))
+            assert from_file.num_rows == wanted.count
+
+
+def test_segments_and_the_stream_meet_at_one_offset(small_segments: ReplicaSet) -> None:
+    """Together they are the topic: no offset is read twice and none is left out."""
+    topics = topics_of(small_segments.bootstrap, "sealed")
+    place = {("sealed", p): s for p, s in sealed_segments(small_segments).items()}
+    begins, ends = topics.begins(), topics.ends()
+    from_files, rest = divide(ranges(begins, ends), [place])
+    assert from_files
+    assert rest
+    for partition in (0, 1):
+        pieces = sorted(
+            [t.wanted for t in from_files if t.wanted.partition == partition]
+            + [r for r in rest if r.partition == partition]
+        )
+        offsets = [n for piece in pieces for n in range(piece.start, piece.end)]
+        assert offsets == list(range(ends.offset("sealed", partition) or 0))
+
+
+def test_segments_of_another_topic_id_are_not_read(small_segments: ReplicaSet) -> None:
+    store = str(small_segments.directory / "1" / "store")
+    sealed_segments(small_segments)
+    assert find(store, "sealed", "AAAAAAAAAAAAAAAAAAAAAA", 2) == {}
+    assert find(store, "unknown", "AAAAAAAAAAAAAAAAAAAAAA", 2) == {}
+
+
+def test_segments_that_are_damaged_are_had_from_the_broker(
+    small_segments: ReplicaSet, tmp_path: Path
+) -> None:
+    """A flipped bit in a copy of the directory: what lies before it comes from the file, the rest
+    over the protocol, every record once."""
+    import dataclasses
+    import shutil
+
+    from vdl.pipeline.source import RangePartition, read_partition
+
+    partition, segments = next(iter(sealed_segments(small_segments).items()))
+    one = dataclasses.replace(segments[0], directory=str(tmp_path / "copy"))
+    log = Path("logs") / f"{one.log_id:08x}"
+    source = small_segments.directory / "1" / "store" / log
+    shutil.copytree(source, tmp_path / "copy" / log)
+    file = tmp_path / "copy" / log / f"{one.number:010d}.log"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    wanted = OffsetRange("sealed", partition, one.base_offset, one.next_offset)
+    ((task,), _) = divide([wanted], [{("sealed", partition): [one]}])
+    options = parse({"bootstrap": small_segments.bootstrap, "topics": "sealed"})
+    found = pa.Table.from_batches(list(read_partition(RangePartition(task), options)))
+    assert found["offset"].to_pylist() == list(range(wanted.start, wanted.end))

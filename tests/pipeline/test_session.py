@@ -1,0 +1,64 @@
+"""What is said on a machine without Java, and which jars the connector needs."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from vdl.pipeline import jars
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.session import NotInstalled, find_java, java_version
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        ('openjdk version "17.0.12" 2024-07-16', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "22-ea" 2024-03-19', 22),
+        ("no such thing", 0),
+    ],
+)
+def test_java_version_is_found_in_what_it_says(told: str, version: int) -> None:
+    assert java_version(told) == version
+
+
+def test_machine_without_java_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotInstalled, match=r"Spark needs Java.*openjdk-17"):
+        find_java()
+
+
+def test_machine_with_an_old_java_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'java version \"1.8.0_392\"' >&2\n", encoding="utf-8")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(NotInstalled, match="version 8"):
+        find_java()
+
+
+def test_connector_jars_that_are_missing_name_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(jars.FOLDER, str(tmp_path))
+    with pytest.raises(PipelineError, match="vdl pipeline jars"):
+        jars.find_jars()
+
+
+def test_connector_pom_leaves_out_what_spark_has() -> None:
+    """Each artifact alone: pyspark brings what they depend on."""
+    space = {"m": "http://maven.apache.org/POM/4.0.0"}
+    found = ET.fromstring(jars.pom()).findall(".//m:dependency", space)
+    assert len(found) == len(jars.ARTIFACTS)
+    for dependency in found:
+        assert dependency.findtext("m:exclusions/m:exclusion/m:artifactId", "", space) == "*"

@@ -1,0 +1,198 @@
+"""The source, jobs and commands on Spark: one session for all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pytest.importorskip("pyspark", reason="needs the `spark` extra")
+
+from confluent_kafka import Producer
+
+from tests.pipeline.test_reading import create
+from vdl.pipeline.errors import TooManyDeadLetters, TopicRecreated
+from vdl.pipeline.job import Job, load_job
+from vdl.pipeline.runner import BatchReport, Runner
+from vdl.pipeline.verify import verify
+
+pytestmark = pytest.mark.spark
+COUNT = 600
+BROKEN = (b"", None, b"\xff", b"{", b"[]", b'{"n":"x"}')
+
+JOB = """
+[job]
+name = "{name}"
+[source]
+bootstrap = "{bootstrap}"
+topics = ["{topic}"]
+max_rows = 250
+[decode]
+schema = "n bigint, text string"
+[sink]
+kind = "{sink}"
+path = "{name}"
+[errors]
+share_max = {share}
+rows_min = 1
+"""
+
+
+def fill(bootstrap: str, topic: str, first: int, end: int, *, broken: bool = True) -> None:
+    """Numbers [first, end) as JSON over two partitions, and the broken ones."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    for n in range(first, end):
+        value = json.dumps({"n": n, "text": f"number {n}"}).encode()
+        producer.produce(topic, value, partition=n % 2, timestamp=1_000_000 + n)
+    for n, value in enumerate(BROKEN if broken else ()):
+        producer.produce(topic, value, b"broken", partition=n % 2, headers=[("h", b"1")])
+    assert producer.flush(30) == 0
+
+
+@pytest.fixture(scope="module")
+def topic(bootstrap: str) -> str:
+    create(bootstrap, "numbers")
+    fill(bootstrap, "numbers", 0, COUNT)
+    return "numbers"
+
+
+def job_of(
+    folder: Path, bootstrap: str, topic: str, *, sink: str = "parquet", share: float = 0.5,
+    more: str = "",
+) -> Job:  # fmt: skip
+    file = folder / "job.toml"
+    text = JOB.format(
+        name=f"{topic}-{sink}", bootstrap=bootstrap, topic=topic, sink=sink, share=share
+    )
+    file.write_text(text + more, encoding="utf-8")
+    return load_job(file)
+
+
+def options(bootstrap: str, topic: str, **more: str) -> dict[str, str]:
+    return {"bootstrap": bootstrap, "topics": topic, **more}
+
+
+def test_batch_read_with_filters_reads_what_is_wanted(
+    spark: Any, bootstrap: str, topic: str
+) -> None:
+    """Partition and offset are cut before anything is fetched, and the answer is the same."""
+    frame = spark.read.format("vdl").options(**options(bootstrap, topic)).load()
+    assert frame.count() == COUNT + len(BROKEN)
+    some = frame.filter("partition = 1 and offset >= 10 and offset < 15")
+    assert [r["offset"] for r in some.orderBy("offset").collect()] == list(range(10, 15))
+    later = frame.filter("timestamp >= timestamp_millis(1000500) and value is not null")
+    good = later.selectExpr("get_json_object(cast(value as string), '$.n') as n").dropna()
+    assert {int(r["n"]) for r in good.collect() if r["n"].isdigit()} == set(range(500, COUNT))
+
+
+def test_batch_read_in_many_tasks_is_the_same(spark: Any, bootstrap: str, topic: str) -> None:
+    frame = spark.read.format("vdl").options(
+        **options(bootstrap, topic, minPartitions="7", columns="partition,offset")
+    )
+    loaded = frame.load()
+    assert loaded.columns == ["partition", "offset"]
+    assert loaded.rdd.getNumPartitions() >= 7
+    assert loaded.distinct().count() == COUNT + len(BROKEN)
+
+
+@pytest.mark.parametrize("sink", ["parquet", "delta"])
+def test_job_run_twice_has_every_record_once(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path, sink: str
+) -> None:
+    """The second run begins where the table ends, with a checkpoint that knows nothing."""
+    job = job_of(tmp_path, bootstrap, topic, sink=sink)
+    reports: list[BatchReport] = []
+    totals = Runner(job, spark, reports.append).run(once=True)
+    assert (totals.rows, totals.dead) == (COUNT, len(BROKEN))
+    assert all(report.rows + report.dead <= 250 for report in reports)
+    assert sum(reports[-1].lag.values()) == 0
+    again = Runner(job, spark).run(once=True)
+    assert (again.rows, again.batches) == (0, 0)
+    verdict = verify(job, spark)
+    assert verdict.is_good
+    assert (verdict.rows, verdict.dead) == (COUNT, len(BROKEN))
+
+
+def test_job_with_steps_joins_and_keeps_dead_letters(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "names.csv").write_text("n,name\n1,one\n2,two\n", encoding="utf-8")
+    steps = """
+[transform]
+tables = { names = { format = "csv", path = "names.csv", options = { header = "true" } } }
+steps = [
+  { name = "named", sql = "select input.*, name from input left join names using (n)" },
+  { name = "few", sql = "select * from named where n % 2 = 1" },
+]
+"""
+    job = job_of(tmp_path, bootstrap, topic, more=steps)
+    totals = Runner(job, spark).backfill("earliest", "latest", rows_max=400)
+    assert (totals.rows, totals.dead) == (COUNT // 2, len(BROKEN))
+    found = spark.read.parquet(job.sink_path)
+    assert {r["n"]: r["name"] for r in found.filter("n < 4").collect()} == {1: "one", 3: None}
+    letters = {r["value"]: r for r in spark.read.parquet(job.errors.path).collect()}
+    assert {None if v is None else bytes(v) for v in letters} == set(BROKEN)
+    assert all(r["topic"] == topic and bytes(r["key"]) == b"broken" for r in letters.values())
+    errors = sorted(r["error"] for r in letters.values())
+    assert "the record has no value" in errors
+    assert any("n is str" in error for error in errors)
+
+
+def test_backfill_and_stream_meet_without_gap(spark: Any, bootstrap: str, tmp_path: Path) -> None:
+    create(bootstrap, "meeting")
+    fill(bootstrap, "meeting", 0, 300, broken=False)
+    job = job_of(tmp_path, bootstrap, "meeting")
+    assert Runner(job, spark).backfill("earliest", "latest").rows == 300
+    fill(bootstrap, "meeting", 300, 400, broken=False)
+    assert Runner(job, spark).run(once=True).rows == 100
+    assert verify(job, spark).is_good
+
+
+def test_job_with_too_many_dead_letters_writes_nothing(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, bootstrap, topic, share=0.0)
+    with pytest.raises(TooManyDeadLetters, match="nothing of this batch was written"):
+        Runner(job, spark).backfill("earliest", "latest")
+    assert list(Path(job.sink_path).glob("*.parquet")) == []
+    assert list(Path(job.errors.path).glob("*.parquet")) == []
+
+
+def test_job_of_a_recreated_topic_stops(spark: Any, bootstrap: str, tmp_path: Path) -> None:
+    import time
+
+    from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
+
+    create(bootstrap, "reborn")
+    fill(bootstrap, "reborn", 0, 20, broken=False)
+    job = job_of(tmp_path, bootstrap, "reborn")
+    Runner(job, spark).run(once=True)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics(["reborn"])["reborn"].result(timeout=30)
+    deadline = time.monotonic() + 30
+    while "reborn" in admin.list_topics(timeout=10).topics:
+        assert time.monotonic() < deadline
+    create(bootstrap, "reborn")
+    with pytest.raises(TopicRecreated):
+        Runner(job, spark).run(once=True)
+
+
+def test_verify_of_a_changed_table_names_the_offsets(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """A file that is there twice, and one that is gone."""
+    job = job_of(tmp_path, bootstrap, topic)
+    Runner(job, spark).run(once=True)
+    commits = sorted((Path(job.sink_path) / "_vdl" / "commits").glob("*.json"))
+    data = json.loads(commits[0].read_text(encoding="utf-8"))
+    kept = data["files"][0]
+    lost = data["files"][1]["rows"]
+    data["files"] = [kept, kept]
+    commits[0].write_text(json.dumps(data), encoding="utf-8")
+    verdict = verify(job, spark)
+    assert not verdict.is_good
+    assert (verdict.lost, verdict.duplicates) == (lost, kept["rows"])
+    assert {one.partition for one in verdict.differences} == {0, 1}

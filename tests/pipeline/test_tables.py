@@ -1,0 +1,228 @@
+"""Tables: a batch is committed once, whole, with its offsets, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
+from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
+from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
+
+pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
+pytest.importorskip("deltalake", reason="needs the `spark` extra")
+
+KINDS = pytest.mark.parametrize("kind", ["parquet", "delta"])
+TOPICS = {"t": ("id", 2)}
+COLUMNS = pa.schema([("n", pa.int64()), ("_partition", pa.int32()), ("_offset", pa.int64())])
+
+
+def at(zero: int, one: int) -> Positions:
+    return Positions({"t": TopicPositions("id", {0: zero, 1: one})})
+
+
+def stage(table: TableSink, run: str, name: str, first: int, end: int) -> DataFile:
+    """A file of partition 0 with a row for each offset of [first, end)."""
+    path = f"{table.staging(run)}/{run}-{name}.parquet"
+    numbers = list(range(first, end))
+    rows = pa.table([numbers, [0] * len(numbers), numbers], schema=COLUMNS)
+    pq.write_table(rows, path)
+    return DataFile(
+        path, len(numbers), Path(path).stat().st_size, (OffsetRange("t", 0, first, end),)
+    )
+
+
+def batch(
+    table: TableSink, run: str, start: Positions, end: Positions, number: int = 0,
+    columns: Any = COLUMNS,
+) -> Commit:  # fmt: skip
+    low, high = start.offset("t", 0) or 0, end.offset("t", 0) or 0
+    files = (stage(table, run, str(number), low, high),)
+    lines = schema_lines(columns)
+    return Commit("job", run, number, start, end, high - low, 0, files, lines)
+
+
+def rows_of(table: TableSink) -> list[int]:
+    return sorted(n for path in table.files() for n in pq.read_table(path)["n"].to_pylist())
+
+
+@KINDS
+def test_table_that_is_new_has_no_positions(tmp_path: Path, kind: str) -> None:
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    assert not table.open(TOPICS)
+    assert table.sequence == 0
+    assert table.files() == []
+
+
+@KINDS
+def test_table_after_commits_says_where_it_ends(tmp_path: Path, kind: str) -> None:
+    """Rows and offsets come together; another process finds the same."""
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    table.commit(batch(table, "a", at(5, 0), at(9, 3), 1), COLUMNS)
+    again = open_table(kind, str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(9, 3)
+    assert again.sequence == 2
+    assert rows_of(again) == list(range(9))
+    assert [(n.rows, n.start, n.end) for n in again.notes()] == [
+        (5, at(0, 0), at(5, 0)),
+        (4, at(5, 0), at(9, 3)),
+    ]
+
+
+@KINDS
+def test_table_with_two_runs_lets_one_write(tmp_path: Path, kind: str) -> None:
+    """The run that was taken for dead comes back and is refused; its rows are not seen."""
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    zombie, heir = (open_table(kind, str(tmp_path / "t"), "job") for _ in range(2))
+    assert zombie.open(TOPICS) == heir.open(TOPICS) == at(5, 0)
+    late = batch(zombie, "z", at(5, 0), at(7, 0))
+    heir.commit(batch(heir, "h", at(5, 0), at(8, 0)), COLUMNS)
+    with pytest.raises(CommitConflict):
+        zombie.commit(late, COLUMNS)
+    assert rows_of(heir) == list(range(8))
+
+
+@KINDS
+def test_table_of_two_new_runs_lets_one_write(tmp_path: Path, kind: str) -> None:
+    """Also where neither found a table."""
+    one, other = (open_table(kind, str(tmp_path / "t"), "job") for _ in range(2))
+    one.open(TOPICS)
+    other.open(TOPICS)
+    one.commit(batch(one, "a", at(0, 0), at(5, 0)), COLUMNS)
+    with pytest.raises(CommitConflict):
+        other.commit(batch(other, "b", at(0, 0), at(6, 0)), COLUMNS)
+    assert rows_of(one) == list(range(5))
+
+
+@KINDS
+def test_table_refuses_a_batch_that_leaves_a_gap(tmp_path: Path, kind: str) -> None:
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    for start in (at(4, 0), at(6, 0)):
+        with pytest.raises(CommitConflict, match="does not begin"):
+            table.commit(batch(table, "a", start, at(9, 0), 1), COLUMNS)
+
+
+@KINDS
+def test_table_of_a_recreated_topic_stops_the_job(tmp_path: Path, kind: str) -> None:
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    with pytest.raises(TopicRecreated):
+        open_table(kind, str(tmp_path / "t"), "job").open({"t": ("new", 2)})
+
+
+@KINDS
+def test_table_with_files_of_a_killed_run_shows_none_of_them(tmp_path: Path, kind: str) -> None:
+    """Staged and never committed; also as an empty file, which a kill leaves."""
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    stage(table, "killed", "0", 5, 9)
+    Path(f"{table.staging('killed')}/empty.parquet").touch()
+    again = open_table(kind, str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(5, 0)
+    again.commit(batch(again, "b", at(5, 0), at(7, 0)), COLUMNS)
+    again.clean()
+    assert rows_of(again) == list(range(7))
+
+
+@KINDS
+def test_table_takes_new_columns_and_refuses_lost_ones(tmp_path: Path, kind: str) -> None:
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    other = pa.schema([COLUMNS.field(0).with_type(pa.string()), *list(COLUMNS)[1:]])
+    changed = batch(table, "a", at(5, 0), at(6, 0), 1, other)
+    with pytest.raises(SinkInconsistent, match="columns have changed"):
+        table.commit(changed, other)
+    wider = COLUMNS.append(pa.field("more", pa.string()))
+    table.commit(batch(table, "a", at(5, 0), at(7, 0), 1, wider), wider)
+    again = open_table(kind, str(tmp_path / "t"), "job")
+    again.open(TOPICS)
+    again.commit(batch(again, "b", at(7, 0), at(8, 0), 0, wider), wider)
+    assert rows_of(again) == list(range(8))
+
+
+def test_parquet_commit_without_its_renames_is_finished(tmp_path: Path) -> None:
+    """Killed between the commit and the renames: the next run shows the batch, once."""
+    table = open_table("parquet", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    (shown,) = (tmp_path / "t").glob("*.parquet")
+    commit = json.loads((tmp_path / "t/_vdl/commits/000000001.json").read_text())
+    staged = tmp_path / "t" / commit["files"][0]["staged"]
+    shown.rename(staged)
+    assert list((tmp_path / "t").glob("*.parquet")) == []
+    again = open_table("parquet", str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(5, 0)
+    assert rows_of(again) == list(range(5))
+    assert shown.exists()
+
+
+def test_parquet_names_say_the_offsets(tmp_path: Path) -> None:
+    table = open_table("parquet", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    (name,) = [path.name for path in (tmp_path / "t").glob("*.parquet")]
+    assert name == f"000000001-t-0-{0:020d}-{5:020d}-0000.parquet"
+
+
+def test_parquet_table_without_a_commit_is_refused(tmp_path: Path) -> None:
+    """A commit that somebody removed: where the table ends is no longer known."""
+    table = open_table("parquet", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    for n, (low, high) in enumerate([(0, 5), (5, 6), (6, 9)]):
+        table.commit(batch(table, "a", at(low, 0), at(high, 0), n), COLUMNS)
+    (tmp_path / "t/_vdl/commits/000000002.json").unlink()
+    with pytest.raises(SinkInconsistent, match="missing"):
+        open_table("parquet", str(tmp_path / "t"), "job").open(TOPICS)
+
+
+def test_parquet_table_of_another_job_is_refused(tmp_path: Path) -> None:
+    table = open_table("parquet", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    with pytest.raises(SinkInconsistent, match="is written by"):
+        open_table("parquet", str(tmp_path / "t"), "other").open(TOPICS)
+
+
+def test_delta_table_is_shared_with_other_writers(tmp_path: Path) -> None:
+    """A compaction between two batches changes nothing for the job; another job has its own."""
+    import deltalake
+
+    table: Any = open_table("delta", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    table.commit(batch(table, "a", at(5, 0), at(9, 0), 1), COLUMNS)
+    deltalake.DeltaTable(str(tmp_path / "t")).optimize.compact()
+    table.commit(batch(table, "a", at(9, 0), at(12, 0), 2), COLUMNS)
+    other = open_table("delta", str(tmp_path / "t"), "other")
+    assert not other.open(TOPICS)
+    again = open_table("delta", str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(12, 0)
+    assert rows_of(again) == list(range(12))
+
+
+def test_delta_positions_survive_the_loss_of_history(tmp_path: Path) -> None:
+    """The transactions alone say where the job is: log files are removed after thirty days."""
+    import deltalake
+
+    table: Any = open_table("delta", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    for n in range(4):
+        table.commit(batch(table, "a", at(n, 0), at(n + 1, 0), n), COLUMNS)
+    deltalake.DeltaTable(str(tmp_path / "t")).create_checkpoint()
+    for file in (tmp_path / "t/_delta_log").glob("*.json"):
+        file.unlink()
+    again = open_table("delta", str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(4, 0)

@@ -1,0 +1,355 @@
+"""`vdl pipeline`: jobs that write topics to tables on Spark.
+
+Spark, Arrow and what shows progress are loaded by the commands that need them.
+
+Must not know: how a job is run; `vdl.pipeline` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.job import Job, load_job
+from vdl.pipeline.session import make_session
+
+if TYPE_CHECKING:
+    from vdl.pipeline.runner import BatchReport, Runner, Totals
+
+_job = click.argument(
+    "job_file", metavar="JOB.toml", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+class _Group(click.Group):
+    """Turns what stops a job into one line and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PipelineError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def pipeline() -> None:
+    """Topics to tables on Spark, exactly once."""
+
+
+@pipeline.command()
+@_job
+def validate(*, job_file: Path) -> int:
+    """Check a job file, without Spark and without a cluster."""
+    job = load_job(job_file)
+    click.echo(
+        f"{job.name}: {', '.join(job.source.topics)} ({job.source.kind}, {job.format}) → "
+        f"{len(job.steps)} steps → {job.sink_kind} {job.sink_path}"
+    )
+    return 0
+
+
+@pipeline.command()
+@_job
+@click.option("--rows", default=20, show_default=True, help="How many to show.")
+def plan(*, job_file: Path, rows: int) -> int:
+    """Show the table's columns and the first rows as they would be written; write nothing."""
+    job = load_job(job_file)
+    spark = _session(job)
+    try:
+        columns, found, dead = _runner(job, spark).preview(rows)
+    finally:
+        spark.stop()
+    click.echo(columns)
+    for row in found:
+        click.echo(json.dumps(row, default=str))
+    for row in dead:
+        click.echo(f"dead letter: {json.dumps(row, default=str)}")
+    return 0
+
+
+@pipeline.command()
+@_job
+@click.option("--once", is_flag=True, help="Up to where the topics end now, then stop.")
+@click.option("--quiet", is_flag=True, help="Only the last line.")
+def run(*, job_file: Path, once: bool, quiet: bool) -> int:
+    """Run a job until ^C, from where its table ends."""
+    return _run(load_job(job_file), lambda runner: runner.run(once=once), quiet=quiet)
+
+
+@pipeline.command()
+@_job
+@click.option("--from", "start", default="", help="Where the table is new: as source.start.")
+@click.option("--to", "end", default="latest", show_default=True, help="A time, or offsets.")
+@click.option("--rows", default=2_000_000, show_default=True, help="Of one batch, at most.")
+@click.option("--quiet", is_flag=True, help="Only the last line.")
+def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) -> int:
+    """Write what is there already, in large batches; `run` then goes on at that offset."""
+    job = load_job(job_file)
+    return _run(job, lambda r: r.backfill(start, end, rows_max=rows), quiet=quiet)
+
+
+@pipeline.command()
+@_job
+@_json
+def status(*, job_file: Path, as_json: bool) -> int:
+    """How far the table is, and what the topics have beyond; without Spark."""
+    from vdl.pipeline.table import open_table
+    from vdl.pipeline.topics import Topics
+
+    job = load_job(job_file)
+    topics = Topics(job.source.read_options())
+    ids = topics.ids()
+    table = open_table(job.sink_kind, job.sink_path, job.name)
+    positions = table.open(ids)
+    ends = topics.ends()
+    notes = table.notes()
+    partitions = [
+        {
+            "topic": topic,
+            "partition": partition,
+            "offset": (known := positions.offset(topic, partition) or 0),
+            "end": end,
+            "lag": max(0, end - known),
+        }
+        for topic, partition, end in ends.partitions()
+    ]
+    found = {
+        "job": job.name,
+        "table": job.sink_path,
+        "commits": table.sequence,
+        "rows": sum(note.rows for note in notes),
+        "dead_letters": sum(note.dead for note in notes),
+        "lag": sum(int(str(row["lag"])) for row in partitions),
+        "partitions": partitions,
+    }
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    click.echo(
+        f"{job.name}: {found['commits']} commits, {found['rows']} rows, {found['dead_letters']} "
+        f"dead letters, {found['lag']} records behind"
+    )
+    for row in partitions:
+        click.echo(f"  {row['topic']}/{row['partition']}: {row['offset']} of {row['end']}")
+    return 0
+
+
+@pipeline.command()
+@_job
+@_json
+def verify(*, job_file: Path, as_json: bool) -> int:
+    """Recount the table against its topics, offset by offset. Exit code 1 when they differ."""
+    from vdl.pipeline.verify import verify as recount
+
+    job = load_job(job_file)
+    spark = _session(job)
+    try:
+        verdict = recount(job, spark)
+    finally:
+        spark.stop()
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(verdict), indent=2))
+    else:
+        click.echo(
+            f"{verdict.source} records in the source: {verdict.rows} rows, {verdict.dead} dead "
+            f"letters, {verdict.lost} lost, {verdict.duplicates} duplicates"
+            + (f"; {verdict.gone} offsets are no longer in the source" if verdict.gone else "")
+        )
+        for one in verdict.differences:
+            click.echo(
+                f"  {one.topic}/{one.partition} [{one.start}, {one.end}): {one.source} records, "
+                f"{one.rows} rows; look at offsets {', '.join(map(str, one.examples))}"
+            )
+    return int(not verdict.is_good)
+
+
+@pipeline.group()
+def dlq() -> None:
+    """Dead letters: records that could not be decoded."""
+
+
+@dlq.command("list")
+@_job
+@click.option("--limit", default=20, show_default=True, help="How many to show.")
+def dlq_list(*, job_file: Path, limit: int) -> int:
+    """Show dead letters; without Spark."""
+    from vdl.pipeline.dead_letters import read_letters
+
+    count = 0
+    for letter in read_letters(load_job(job_file)):
+        count += 1
+        if count <= limit:
+            click.echo(
+                f"{letter['topic']}/{letter['partition']} offset {letter['offset']} "
+                f"{letter['timestamp']}: {letter['error']}: {_short(letter['value'])}"
+            )
+    click.echo(f"{count} dead letters")
+    return 0
+
+
+@dlq.command("replay")
+@_job
+@click.option("--to", "topic", required=True, help="The topic they are produced to.")
+def dlq_replay(*, job_file: Path, topic: str) -> int:
+    """Produce dead letters to a topic, at least once, with their first place in their headers."""
+    from vdl.pipeline.dead_letters import replay
+
+    count = replay(load_job(job_file), topic)
+    click.echo(f"{count} dead letters produced to {topic}")
+    return 0
+
+
+@pipeline.command()
+@click.argument(
+    "directories", metavar="DIR...", nargs=-1, required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)  # fmt: skip
+@click.option("--master", default="", help="Spark's; two local cores without it.")
+@_json
+def audit(*, directories: Sequence[Path], master: str, as_json: bool) -> int:
+    """Compare the copies in several data directories, batch by batch, as a job on Spark.
+
+    No server may hold them. Exit code 1 when anything is wrong.
+    """
+    from segments.api import StorageError
+    from vdl.pipeline.audit import audit as compare
+
+    spark = make_session("vdl-audit", master=master)
+    try:
+        found = compare([str(path.resolve()) for path in directories], spark)
+    except (StorageError, FileNotFoundError) as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        spark.stop()
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        return int(bool(found.findings))
+    for one in found.findings:
+        click.echo(
+            f"group {one.group} entry {one.index} (offset {one.offset}): {one.what} in "
+            f"{one.replica}"
+        )
+    click.echo(
+        f"{found.entries} entries, {found.bytes / 1e9:.2f} GB in {found.directories} directories: "
+        f"{len(found.findings)} copies are wrong"
+    )
+    return int(bool(found.findings))
+
+
+@pipeline.command()
+def jars() -> int:
+    """Fetch the official connector's jars with Maven, for source.kind = "kafka"."""
+    from vdl.pipeline.jars import fetch_jars
+
+    for path in fetch_jars():
+        click.echo(path)
+    return 0
+
+
+def _run(job: Job, act: Callable[[Runner], Totals], *, quiet: bool) -> int:
+    from vdl.pipeline.metrics import JobMetrics
+
+    spark = _session(job)
+    metrics = JobMetrics(job.name, job.metrics_listen)
+    with _progress(quiet=quiet) as show:
+
+        def on_batch(report: BatchReport) -> None:
+            metrics.on_batch(report)
+            show(report)
+
+        runner = _runner(job, spark, on_batch)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: runner.stop())
+        try:
+            totals = act(runner)
+        finally:
+            runner.close()
+            spark.stop()
+    click.echo(f"{totals.batches} batches, {totals.rows} rows, {totals.dead} dead letters")
+    return 0
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[BatchReport], None]]:
+    """Shows batches: as a bar on a terminal, as lines elsewhere, not at all when `quiet`."""
+    if quiet:
+        yield lambda report: None
+    elif not sys.stderr.isatty():
+        yield _show_line
+    else:
+        with _Bar() as bar:
+            yield bar.show
+
+
+def _show_line(report: BatchReport) -> None:
+    phases = ", ".join(f"{name} {millis:.0f} ms" for name, millis in report.phases_ms.items())
+    click.echo(
+        f"batch {report.batch}: {report.rows} rows, {report.dead} dead letters, "
+        f"{sum(report.lag.values())} behind ({phases})",
+        err=True,
+    )
+
+
+class _Bar:
+    """How much of what is there now has been written."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"), console=Console(stderr=True),
+        )  # fmt: skip
+        self._task = self._bar.add_task("rows", total=None, rate="")
+        self._done = 0
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.stop()
+
+    def show(self, report: BatchReport) -> None:
+        count = report.rows + report.dead
+        self._done += count
+        seconds = sum(report.phases_ms.values()) / 1000
+        self._bar.update(
+            self._task,
+            completed=self._done,
+            total=self._done + sum(report.lag.values()),
+            rate=f"{count / seconds:,.0f} rows/s" if seconds else "",
+        )
+
+
+def _session(job: Job) -> Any:
+    settings = {k if k.startswith("spark.") else f"spark.{k}": v for k, v in job.spark.items()}
+    jars: Sequence[str] = ()
+    if job.source.kind == "kafka":
+        from vdl.pipeline.jars import find_jars
+
+        jars = find_jars()
+    return make_session(
+        job.name, master=settings.pop("spark.master", ""), settings=settings, jars=jars
+    )
+
+
+def _runner(job: Job, spark: Any, on_batch: Callable[[BatchReport], None] | None = None) -> Runner:
+    from vdl.pipeline.runner import Runner
+
+    return Runner(job, spark, on_batch)
+
+
+def _short(value: Any) -> str:
+    return repr(value if value is None or len(value) <= 80 else value[:77] + b"...")

@@ -1,0 +1,299 @@
+"""Comparing the copies of a cluster's logs, batch by batch, as a distributed job.
+
+Each data directory is locked on the driver, its journal replayed there; its segments, cut into
+pieces, are read by tasks wherever the directory can be seen. A task checks every frame's CRC and
+says of each entry what two copies must have in common (term, base offset, CRC of the payload);
+Spark brings the copies of an entry together by (group, index). Only entries that something is wrong
+with come back to the driver.
+
+An entry should be in a copy when its index lies in [the log's first index, its commit index]. What
+can be wrong with one copy, beside being `different` from the others:
+
+| what | |
+|---|---|
+| damaged | the frame does not match its CRC |
+| torn | the file ends within the frame |
+| missing | the file ends before it, or is not there |
+| out of order | a good frame of another entry is in its place |
+
+Of copies that differ though each matches its CRC, those that most others contradict are wrong.
+
+Must not know: Kafka; the cluster, whose servers must not be running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from segments.api import CorruptRecord, EntriesDamaged, StorageError, StoredEntry
+from segments.frame import FRAME_BYTES, read_frame
+from segments.fs import RealFileSystem
+from segments.recovery import JournalReader, journal_entries, log_directory
+from segments.segment import LogFiles, SegmentInfo
+from segments.tool import INDEX_ENTRIES, Directory
+
+PIECE_ENTRIES = 20_000
+BATCH_ROWS = 10_000
+GOOD, DAMAGED, TORN, MISSING, MISPLACED = "", "damaged", "torn", "missing", "out of order"
+FOUND_DDL = (
+    "replica string, group long, index long, term long, offset long, crc long, bytes long, "
+    "problem string"
+)
+FOUND = pa.schema(
+    [
+        ("replica", pa.string()),
+        ("group", pa.int64()),
+        ("index", pa.int64()),
+        ("term", pa.int64()),
+        ("offset", pa.int64()),
+        ("crc", pa.int64()),
+        ("bytes", pa.int64()),
+        ("problem", pa.string()),
+    ]
+)
+Row = tuple[str, int, int, int, int, int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Entries [first, end) of one log of one directory, in one segment; `is_journal`: those that no
+    segment has, which the driver reads."""
+
+    directory: str
+    log_id: int
+    group_id: int
+    number: int
+    segment_first: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something is wrong with one copy of an entry. `replica` is a data directory."""
+
+    group: int
+    index: int
+    replica: str
+    what: str
+    offset: int
+    """By the good copies; -1 where there is none."""
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was read, and what is wrong."""
+
+    directories: int
+    entries: int
+    bytes: int
+    findings: list[Finding]
+
+
+def audit(directories: Sequence[str], spark: Any) -> Audit:
+    """Compare all copies. Raises DirectoryInUse, CorruptRecord, FileNotFoundError."""
+    from pyspark.sql import functions as f
+
+    pieces: list[Piece] = []
+    tails: list[Row] = []
+    opened: list[Directory] = []
+    try:
+        for path in directories:
+            directory = Directory(RealFileSystem(), path, INDEX_ENTRIES)
+            opened.append(directory)
+            for log_id in sorted(directory.identity.logs):
+                pieces += pieces_of(directory, log_id)
+                tails += tail_of(directory, log_id)
+        count = max(1, len(pieces))
+        tasks = spark.sparkContext.parallelize(range(count), min(count, 1000))
+        frame = spark.createDataFrame(tasks.map(lambda n: (n,)), "n long")
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for n in batch.column("n").to_pylist():
+                    if n < len(pieces):
+                        yield from read_piece(pieces[n])
+
+        found = frame.mapInArrow(read, FOUND_DDL)
+        if tails:
+            found = found.unionByName(spark.createDataFrame(tails, FOUND_DDL))
+        copies = found.groupBy("group", "index").agg(
+            f.collect_list(f.struct("replica", "term", "offset", "crc", "bytes", "problem")).alias(
+                "copies"
+            ),
+            f.count(f.lit(1)).alias("count"),
+            f.sum("bytes").alias("bytes"),
+            f.countDistinct("term", "offset", "crc").alias("kinds"),
+            f.max(f.col("problem") != GOOD).alias("is_bad"),
+        )
+        copies.cache()
+        try:
+            totals = copies.agg(f.sum("count"), f.sum("bytes")).first()
+            wrong = copies.filter("is_bad or kinds > 1").orderBy("group", "index").collect()
+        finally:
+            copies.unpersist()
+    finally:
+        for directory in opened:
+            directory.__exit__()
+    findings = [finding for row in wrong for finding in judge(row)]
+    return Audit(len(directories), int(totals[0] or 0), int(totals[1] or 0), findings)
+
+
+def judge(row: Any) -> list[Finding]:
+    """What is wrong with the copies of one entry."""
+    votes: dict[tuple[int, int, int], list[str]] = {}
+    for copy in row["copies"]:
+        if not copy["problem"]:
+            votes.setdefault((copy["term"], copy["offset"], copy["crc"]), []).append(
+                copy["replica"]
+            )
+    ranked = sorted(votes.items(), key=lambda item: -len(item[1]))
+    offset = ranked[0][0][1] if ranked else -1
+    findings = [
+        Finding(row["group"], row["index"], copy["replica"], copy["problem"], offset)
+        for copy in row["copies"]
+        if copy["problem"]
+    ]
+    if len(ranked) > 1:
+        is_tie = len(ranked[0][1]) == len(ranked[1][1])
+        for _, replicas in ranked if is_tie else ranked[1:]:
+            what = "different, and it cannot be said which is right" if is_tie else "different"
+            findings += [
+                Finding(row["group"], row["index"], replica, what, offset) for replica in replicas
+            ]
+    return sorted(findings, key=lambda one: one.replica)
+
+
+def pieces_of(directory: Directory, log_id: int) -> list[Piece]:
+    """What of a log lies in segments."""
+    known = directory.identity.logs[log_id]
+    replayed = directory.replay.logs[log_id]
+    segments = directory.segments(known)
+    found: list[Piece] = []
+    for n, segment in enumerate(segments):
+        end = segments[n + 1].first_index if n + 1 < len(segments) else replayed.flushed_index + 1
+        first = max(segment.first_index, replayed.first_index)
+        for start in range(first, end, PIECE_ENTRIES):
+            found.append(  # noqa: PERF401 - two loops deep
+                Piece(
+                    directory.path, log_id, known.group_id, segment.number, segment.first_index,
+                    start, min(end, start + PIECE_ENTRIES),
+                )
+            )  # fmt: skip
+    return found
+
+
+def tail_of(directory: Directory, log_id: int) -> list[Row]:
+    """The committed entries that only the journal has."""
+    known, replayed = directory.identity.logs[log_id], directory.replay.logs[log_id]
+    journal = JournalReader(directory.fs, f"{directory.path}/journal")
+    rows: list[Row] = []
+    try:
+        for entries in journal_entries(directory.files(known), replayed, journal):
+            for entry in entries:
+                if replayed.first_index <= entry.index <= replayed.commit:
+                    data = memoryview(entry.data)
+                    rows.append(
+                        (
+                            directory.path, known.group_id, entry.index, entry.term,
+                            entry.base_offset, crc32c(data), len(data), GOOD,
+                        )
+                    )  # fmt: skip
+    finally:
+        journal.close()
+    return rows
+
+
+def read_piece(piece: Piece) -> Iterator[pa.RecordBatch]:
+    """Every entry of a piece, as FOUND rows. On executors."""
+    rows: list[Row] = []
+    for row in _walk(piece):
+        rows.append(row)
+        if len(rows) >= BATCH_ROWS:
+            yield _batch(rows)
+            rows = []
+    if rows:
+        yield _batch(rows)
+
+
+def _batch(rows: list[Row]) -> pa.RecordBatch:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, field.type) for c, field in zip(columns, FOUND, strict=True)], schema=FOUND
+    )
+
+
+def _walk(piece: Piece) -> Iterator[Row]:
+    files = LogFiles(
+        RealFileSystem(), log_directory(piece.directory, piece.log_id), piece.log_id,
+        piece.group_id, INDEX_ENTRIES,
+    )  # fmt: skip
+    segment = SegmentInfo(piece.number, piece.segment_first, 0)
+    index = piece.first
+    while index < piece.end:
+        try:
+            at = _position(files, segment, index)
+            for entry, _, _ in files.walk(segment, piece.end, index=index, position=at):
+                yield _row(piece, entry)
+                index = entry.index + 1
+        except (StorageError, OSError):
+            yield _problem(files, piece, index)
+            index += 1
+
+
+def _position(files: LogFiles, segment: SegmentInfo, index: int) -> int:
+    """Where a frame begins, by its Idx, which a CRC of its own covers. Raises StorageError."""
+    found = files.idx(index)
+    if found.segment != segment.number:
+        raise EntriesDamaged(index, index + 1, 0)
+    return found.position
+
+
+def _row(piece: Piece, entry: StoredEntry) -> Row:
+    data = memoryview(entry.data)
+    return (
+        piece.directory, piece.group_id, entry.index, entry.term, entry.base_offset, crc32c(data),
+        len(data), GOOD,
+    )  # fmt: skip
+
+
+def _problem(files: LogFiles, piece: Piece, index: int) -> Row:
+    """What is wrong where an entry should be."""
+    return (
+        piece.directory, piece.group_id, index, -1, -1, -1, 0,
+        _what(files, piece, index),
+    )  # fmt: skip
+
+
+def _what(files: LogFiles, piece: Piece, index: int) -> str:
+    try:
+        idx = files.idx(index)
+        file = files.fs.open(files.segment_path(idx.segment))
+    except FileNotFoundError:
+        return MISSING
+    except StorageError:
+        return DAMAGED
+    try:
+        size = file.size()
+        if idx.position + FRAME_BYTES > size:
+            return MISSING
+        if idx.position + idx.length > size:
+            return TORN
+        view = memoryview(file.pread(idx.length, idx.position))
+    except OSError:
+        return DAMAGED
+    finally:
+        file.close()
+    if not any(view):
+        return MISSING
+    try:
+        entry = read_frame(view, 0, piece.group_id, idx.position)
+    except CorruptRecord:
+        half = len(view) // 2
+        return TORN if not any(view[half:]) else DAMAGED
+    return MISPLACED if entry.index != index else DAMAGED

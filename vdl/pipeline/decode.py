@@ -1,0 +1,107 @@
+"""From records to rows: JSON by a schema, or raw; and which records cannot be.
+
+Decoded rows have the columns of the schema and, for whoever asks where a row came from, `_offset`,
+`_partition`, `_timestamp` and, of a job with several topics, `_topic`. Beside them, until they are
+written, what a dead letter needs: `_error`, which is null where the row is good, and `_key`,
+`_value`, `_headers` and `_topic`, which are null where it is.
+
+JSON is parsed by Spark. What it objects to is put in words here (`explain`), record by record,
+because there should be few.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+ORIGIN = ("_partition", "_offset", "_timestamp")
+DEAD_ONLY = ("_error", "_key", "_value", "_headers", "_dead_topic")
+CORRUPT = "_corrupt"
+NO_VALUE = "the record has no value"
+NOT_UTF8 = "the value is not UTF-8"
+NOT_JSON = "the value is not a JSON object of the schema"
+DETAIL_MAX = 200
+
+DEAD_DDL = (
+    "topic string, partition int, offset long, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>, error string"
+)
+"""The columns of a dead-letter table."""
+
+
+def decode(frame: Any, *, form: str, schema: str, topics: int) -> Any:
+    """The decoded rows of a frame with the columns of the source, `headers` among them."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    origin = [
+        f.col("partition").alias("_partition"),
+        f.col("offset").alias("_offset"),
+        f.col("timestamp").alias("_timestamp"),
+    ]
+    if topics > 1:
+        origin.append(f.col("topic").alias("_topic"))
+    if form == "raw":
+        nothing = f.lit(None)
+        dead = [
+            nothing.cast("string").alias("_error"),
+            nothing.cast("binary").alias("_key"),
+            nothing.cast("binary").alias("_value"),
+            nothing.cast("array<struct<key:string,value:binary>>").alias("_headers"),
+            nothing.cast("string").alias("_dead_topic"),
+        ]
+        return frame.select("key", "value", "headers", *origin, *dead)
+    wanted = StructType.fromDDL(schema)
+    names = [field.name for field in wanted.fields]
+    with_corrupt = StructType([*wanted.fields]).add(CORRUPT, "string")
+    text = f.col("value").cast("string")
+    parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": CORRUPT})
+    error = (
+        f.when(f.col("value").isNull(), NO_VALUE)
+        .when(~f.is_valid_utf8(text), NOT_UTF8)
+        .when(f.col("_json").isNull() | f.col(f"_json.{CORRUPT}").isNotNull(), NOT_JSON)
+    )
+    staged = frame.select("*", parsed.alias("_json")).select("*", error.alias("_error"))
+    is_dead = f.col("_error").isNotNull()
+    return staged.select(
+        *[f.col("_json").getField(name).alias(name) for name in names],
+        *origin,
+        "_error",
+        *[f.when(is_dead, f.col(n)).alias(f"_{n}") for n in ("key", "value", "headers")],
+        f.when(is_dead, f.col("topic")).alias("_dead_topic"),
+    )
+
+
+def explain(error: str, value: bytes | None, kinds: Mapping[str, str]) -> str:
+    """The reason why a value could not be decoded, as exactly as can be said. `kinds`: column →
+    its type as Spark writes it."""
+    if error != NOT_JSON or value is None:
+        return error
+    try:
+        found = json.loads(value)
+    except ValueError as problem:
+        return f"{error}: {problem}"[:DETAIL_MAX]
+    if not isinstance(found, dict):
+        return f"{error}: it is {_name(found)}, not an object"
+    for column, kind in kinds.items():
+        if column in found and not _fits(found[column], kind):
+            return f"{error}: {column} is {_name(found[column])}, not {kind}"[:DETAIL_MAX]
+    return error
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a JSON value can be of a simple type; of others it is not known, so it can."""
+    if value is None:
+        return True
+    if kind in {"tinyint", "smallint", "int", "bigint"}:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind in {"float", "double"}:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "boolean":
+        return isinstance(value, bool)
+    return True
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__name__} {json.dumps(value)[:40]}"

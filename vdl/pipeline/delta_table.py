@@ -1,0 +1,260 @@
+"""A Delta table, committed from the driver by delta-rs: no jar, and a third of a second a commit.
+
+Executors write Parquet files into the table's folder, where nobody sees them until a commit names
+them. The commit's transactions say how far the job has come: one `(job, sequence)`, and for every
+partition one `(job/topic/topic id/partition, next offset)`. Delta keeps the last version of each
+transaction in its checkpoints for ever, so no history has to be searched, and other writers
+(OPTIMIZE, deletions) come between without harm.
+
+Must not know: Spark, Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    Transaction,
+    create_table_with_add_actions,
+)
+
+from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
+from vdl.pipeline.parquet_table import sync_folder
+from vdl.pipeline.positions import Positions, TopicPositions
+from vdl.pipeline.table import Commit, CommitNote, DataFile, schema_lines, schema_problem
+
+ATTEMPTS = 5
+"""Other writers of the table may be quicker; another run of the same job may not."""
+HISTORY_MAX = 100_000
+FACTS = "vdl"
+"""Key of what a commit's metadata says about its batch."""
+
+
+class DeltaSink:
+    """See above."""
+
+    def __init__(self, path: str, job: str) -> None:
+        self.path = path
+        self._root = Path(path)
+        self._job = job
+        self._sequence = 0
+        self._positions = Positions()
+        self._table: DeltaTable | None = None
+
+    @property
+    def sequence(self) -> int:
+        return self._sequence
+
+    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        self._table = self._load()
+        self._sequence = self._version(self._app())
+        self._positions = Positions()
+        if not self._sequence:
+            return self._positions
+        facts = self._last_facts()
+        known = Positions.from_json(facts["end"]) if facts else self._from_ids(topics)
+        for topic, mine in known.topics.items():
+            found = topics.get(topic)
+            if found is not None and mine.topic_id and found[0] != mine.topic_id:
+                raise TopicRecreated(topic, known=mine.topic_id, found=found[0])
+            for partition, offset in mine.offsets.items():
+                told = self._version(self._app(topic, mine.topic_id, partition))
+                if told != offset + 1:
+                    raise SinkInconsistent(
+                        f"{self.path}: {topic}/{partition}: the transaction says {told - 1}, "
+                        f"the commit says {offset}"
+                    )
+        if not known:
+            raise SinkInconsistent(
+                f"{self.path}: the job {self._job} has committed {self._sequence} batches, but not "
+                f"of the topics there are now"
+            )
+        self._positions = known
+        return known
+
+    def clean(self) -> None:
+        """Nothing: files that no commit names are removed by VACUUM, as of any writer."""
+
+    def _from_ids(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        """Positions from the transactions alone, of the topics that there are."""
+        found: dict[str, TopicPositions] = {}
+        for topic, (topic_id, count) in topics.items():
+            offsets = {
+                partition: version - 1
+                for partition in range(count)
+                if (version := self._version(self._app(topic, topic_id, partition)))
+            }
+            if offsets:
+                found[topic] = TopicPositions(topic_id, offsets)
+        return Positions(found)
+
+    def _app(self, *parts: object) -> str:
+        return "/".join(["vdl", self._job, *map(str, parts)])
+
+    def _version(self, app: str) -> int:
+        """Of a transaction; 0: there is none. Offsets are kept one higher, so that 0 is none."""
+        if self._table is None:
+            return 0
+        return int(self._table.transaction_version(app) or 0)
+
+    def _load(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.path)
+        except TableNotFoundError:
+            return None
+
+    def staging(self, run: str) -> str:
+        del run
+        self._root.mkdir(parents=True, exist_ok=True)
+        return str(self._root)
+
+    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        if not commit.start.goes_on_from(self._positions):
+            raise CommitConflict(self.path, "the batch does not begin where the table ends")
+        sequence = self._sequence + 1
+        actions = [self._action(file) for file in commit.files]
+        facts = {
+            "job": commit.job,
+            "sequence": sequence,
+            "run": commit.run,
+            "batch": commit.batch,
+            "start": commit.start.to_json(),
+            "end": commit.end.to_json(),
+            "rows": commit.rows,
+            "dead": commit.dead,
+        }
+        now = int(time.time() * 1000)
+        transactions = [Transaction(self._app(), sequence, now)]
+        transactions += [
+            Transaction(
+                self._app(topic, commit.end.topics[topic].topic_id, partition), offset + 1, now
+            )
+            for topic, partition, offset in commit.end.partitions()
+        ]
+        properties = CommitProperties(
+            custom_metadata={FACTS: json.dumps(facts)},
+            max_commit_retries=0,
+            app_transactions=transactions,
+        )
+        sync_folder(self._root)
+        self._write(actions, Schema.from_arrow(arrow_schema), properties)
+        self._sync_log()
+        self._sequence, self._positions = sequence, commit.end
+
+    def _sync_log(self) -> None:
+        """Make the commit survive a power cut: delta-rs leaves that to the file system."""
+        table = self._load()
+        assert table is not None, self.path
+        log = self._root / "_delta_log"
+        with (log / f"{table.version():020d}.json").open("rb") as file:
+            os.fsync(file.fileno())
+        sync_folder(log)
+        sync_folder(self._root)
+
+    def _action(self, file: DataFile) -> AddAction:
+        # A file keeps the name it was written under: nobody has seen it.
+        path = Path(file.path)
+        return AddAction(
+            path=str(path.relative_to(self._root)),
+            size=file.bytes,
+            partition_values={},
+            modification_time=int(path.stat().st_mtime * 1000),
+            data_change=True,
+            stats=json.dumps({"numRecords": file.rows, **file.stats}),
+        )
+
+    def _write(
+        self, actions: list[AddAction], schema: Schema, properties: CommitProperties
+    ) -> None:
+        """Commit, again where another writer of the table was quicker. Raises CommitConflict."""
+        for _ in range(ATTEMPTS):
+            self._check_unchanged()
+            try:
+                if self._table is None:
+                    create_table_with_add_actions(
+                        self.path, schema, actions, mode="error", commit_properties=properties
+                    )
+                    self._table = self._load()
+                else:
+                    self._fit_columns(self._table, schema)
+                    self._table.create_write_transaction(
+                        actions, "append", schema, commit_properties=properties
+                    )
+            except CommitFailedError:
+                continue
+            return
+        raise CommitConflict(self.path, f"{ATTEMPTS} commits came to nothing")
+
+    def _fit_columns(self, table: DeltaTable, schema: Schema) -> None:
+        """Add columns that the table does not have yet. Raises SinkInconsistent."""
+        known = table.schema()
+        problem = schema_problem(_lines(known), _lines(schema))
+        if problem:
+            raise SinkInconsistent(f"{self.path}: {problem}")
+        names = {field.name for field in known.fields}
+        added = [field for field in schema.fields if field.name not in names]
+        if added:
+            table.alter.add_columns(added)
+
+    def _check_unchanged(self) -> None:
+        """That nobody has committed for this job since. Raises CommitConflict."""
+        if self._table is None:
+            self._table = self._load()
+        else:
+            self._table.update_incremental()
+        found = self._version(self._app())
+        if found != self._sequence:
+            raise CommitConflict(self.path, f"the job is at batch {found}, not {self._sequence}")
+
+    def notes(self) -> list[CommitNote]:
+        return [
+            CommitNote(
+                int(facts["sequence"]),
+                Positions.from_json(facts["start"]),
+                Positions.from_json(facts["end"]),
+                int(facts["rows"]),
+                int(facts["dead"]),
+            )
+            for facts in reversed(self._facts())
+        ]
+
+    def _last_facts(self) -> dict[str, Any] | None:
+        for limit in (1, 64, HISTORY_MAX):
+            found = self._facts(limit)
+            if found:
+                return found[0]
+        return None
+
+    def _facts(self, limit: int = HISTORY_MAX) -> list[dict[str, Any]]:
+        """What this job's commits say, newest first, as far as the history reaches back."""
+        if self._table is None:
+            self._table = self._load()
+        if self._table is None:
+            return []
+        found: list[dict[str, Any]] = []
+        for entry in self._table.history(limit):
+            facts = json.loads(entry.get(FACTS, "{}"))
+            if facts.get("job") == self._job:
+                found.append(facts)
+        return found
+
+    def files(self) -> list[str]:
+        table = self._load()
+        return [] if table is None else [re.sub(r"^file://", "", uri) for uri in table.file_uris()]
+
+
+def _lines(schema: Schema) -> str:
+    """Columns as `table.schema_lines` has them, in Delta's types: names inside nested ones differ
+    from Arrow's."""
+    return schema_lines(pa.schema(schema.to_arrow()))

@@ -1,0 +1,104 @@
+"""What stops a job, as types: the message says what an operator has to decide or to mend."""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """A job cannot go on."""
+
+
+class JobInvalid(PipelineError):
+    """A job file that cannot be run; `problems` are all that were found."""
+
+    def __init__(self, path: str, problems: list[str]) -> None:
+        super().__init__(f"{path}: " + "; ".join(problems))
+        self.path = path
+        self.problems = problems
+
+
+class TopicMissing(PipelineError):
+    """The topic does not exist (any more)."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} does not exist")
+        self.topic = topic
+
+
+class TopicRecreated(PipelineError):
+    """The topic of this name is another one than the offsets are of: to go on would skip rows."""
+
+    def __init__(self, topic: str, *, known: str, found: str) -> None:
+        super().__init__(
+            f"topic {topic} was deleted and created again: the offsets kept are of topic id "
+            f"{known}, the topic there is has id {found}; begin a new table, or a job of another "
+            f"name, to read it from its start"
+        )
+        self.topic = topic
+        self.known = known
+        self.found = found
+
+
+class RowsGone(PipelineError):
+    """Retention or DeleteRecords was quicker than the job."""
+
+    def __init__(self, topic: str, partition: int, *, wanted: int, first: int) -> None:
+        super().__init__(
+            f"{topic}/{partition}: offset {wanted} is wanted, the log begins at {first}: "
+            f"{first - wanted} records are gone unread"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.wanted = wanted
+        self.first = first
+
+
+class LogShrank(PipelineError):
+    """The log ends before an offset that was read from it: its end was lost, or it is another."""
+
+    def __init__(self, topic: str, partition: int, *, known: int, end: int) -> None:
+        super().__init__(f"{topic}/{partition}: read up to {known}, but the log ends at {end}")
+        self.topic = topic
+        self.partition = partition
+        self.known = known
+        self.end = end
+
+
+class Stalled(PipelineError):
+    """No record came for `seconds`, though the range is not at its end."""
+
+    def __init__(
+        self, topic: str, partition: int, *, offset: int, end: int, seconds: float, reason: str
+    ) -> None:
+        super().__init__(
+            f"{topic}/{partition}: nothing at offset {offset} (of {end}) for {seconds:.0f} s"
+            + (f": {reason}" if reason else "")
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.end = end
+
+
+class TooManyDeadLetters(PipelineError):
+    """More records cannot be decoded than the job allows; the batch was not committed."""
+
+    def __init__(self, *, dead: int, rows: int, share_max: float, example: str) -> None:
+        super().__init__(
+            f"{dead} of {rows} records cannot be decoded, more than the {share_max:.2%} allowed; "
+            f"nothing of this batch was written; one of them: {example}"
+        )
+        self.dead = dead
+        self.rows = rows
+        self.share_max = share_max
+
+
+class CommitConflict(PipelineError):
+    """Somebody else has committed to the table under this job's name since it was opened."""
+
+    def __init__(self, where: str, detail: str) -> None:
+        super().__init__(f"{where}: {detail}; another run of this job is writing the same table")
+        self.where = where
+
+
+class SinkInconsistent(PipelineError):
+    """The table does not say up to where it has been written, though it has been."""

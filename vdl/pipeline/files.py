@@ -1,0 +1,250 @@
+"""Writing rows to Parquet files, on executors: one file a task, rows and dead letters apart.
+
+A task writes under a name of its own, with the number of its attempt, into the table's staging
+folder; the driver commits the files of those attempts that Spark counts. What a task has to say of
+its files, it yields as rows (REPORT_DDL), so nothing but the files has to be shared.
+
+Files are synced before they are reported: a commit names only what survives a power cut.
+
+Must not know: the driver's side, formats of tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vdl.pipeline.decode import DEAD_ONLY, explain
+from vdl.pipeline.positions import OffsetRange
+from vdl.pipeline.read import HEADERS
+
+ROW_GROUP_ROWS = 128 * 1024
+REPORT_DDL = (
+    "kind string, path string, rows long, seen long, bytes long, spans string, "
+    "newest long, example string"
+)
+REPORT = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("path", pa.string()),
+        ("rows", pa.int64()),
+        ("seen", pa.int64()),
+        ("bytes", pa.int64()),
+        ("spans", pa.string()),
+        ("newest", pa.int64()),
+        ("example", pa.string()),
+    ]
+)
+ROWS, DEAD = "rows", "dead"
+DEAD_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS),
+        ("error", pa.string()),
+    ]
+)
+"""Of the dead-letter table."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSpec:
+    """What the tasks of a batch are told. `dead_from`: "topic/partition" → the offset from which on
+    dead letters are still to be written; those before it have been committed by an earlier try."""
+
+    prefix: str
+    rows_folder: str
+    dead_folder: str
+    topic: str
+    """The job's only topic, or "" where `_topic` says it."""
+    kinds: Mapping[str, str]
+    dead_from: Mapping[str, int] = field(default_factory=dict)
+    only: str = ""
+    """ROWS or DEAD where the batches hold only such, without the columns of the others."""
+
+
+def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.RecordBatch]:
+    """Write what comes; one report for each file."""
+    task = _task_name()
+    rows = _File(f"{spec.rows_folder}/{spec.prefix}-{task}.parquet", ROWS)
+    dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD)
+    try:
+        for batch in batches:
+            good, bad = _split(batch, spec)
+            if good is not None and good.num_rows:
+                rows.add(good, _spans(good, spec.topic))
+            if bad is not None and bad.num_rows:
+                letters = _letters(bad, spec)
+                dead.seen += bad.num_rows
+                if letters.num_rows:
+                    dead.add(letters, _dead_spans(letters))
+        reports = [file.finish() for file in (rows, dead)]
+    except BaseException:
+        rows.abandon()
+        dead.abandon()
+        raise
+    found = [report for report in reports if report is not None]
+    if found:
+        yield pa.RecordBatch.from_pylist(found, schema=REPORT)
+
+
+def _split(
+    batch: pa.RecordBatch, spec: WriteSpec
+) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+    """(the good rows without the columns of dead letters, the others)."""
+    if spec.only == ROWS:
+        return batch, None
+    if spec.only == DEAD:
+        return None, batch
+    errors = batch.column("_error")
+    names = [name for name in batch.schema.names if name not in DEAD_ONLY]
+    if errors.null_count == len(errors):
+        return batch.select(names), None
+    is_good = pc.is_null(errors)
+    return batch.select(names).filter(is_good), batch.filter(pc.invert(is_good))
+
+
+def _letters(bad: pa.RecordBatch, spec: WriteSpec) -> pa.RecordBatch:
+    """Dead letters in the columns of their table, without those that are there already."""
+    topics, partitions = bad.column("_dead_topic").to_pylist(), bad.column("_partition").to_pylist()
+    offsets = bad.column("_offset").to_pylist()
+    wanted = [
+        offset >= spec.dead_from.get(f"{topic}/{partition}", 0)
+        for topic, partition, offset in zip(topics, partitions, offsets, strict=True)
+    ]
+    bad = bad.filter(pa.array(wanted, pa.bool_()))
+    errors = [
+        explain(error, value, spec.kinds)
+        for error, value in zip(
+            bad.column("_error").to_pylist(), bad.column("_value").to_pylist(), strict=True
+        )
+    ]
+    columns = [
+        bad.column(name).cast(DEAD_SCHEMA.field(n).type)
+        for n, name in enumerate(
+            ("_dead_topic", "_partition", "_offset", "_timestamp", "_key", "_value", "_headers")
+        )
+    ]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(errors, pa.string())], schema=DEAD_SCHEMA)
+
+
+def _spans(batch: pa.RecordBatch, topic: str) -> list[OffsetRange]:
+    names = batch.schema.names
+    if "_partition" not in names or "_offset" not in names:
+        return []
+    topics = batch.column("_topic") if "_topic" in names else pa.repeat(topic, batch.num_rows)
+    return _ranges(topics, batch.column("_partition"), batch.column("_offset"))
+
+
+def _dead_spans(letters: pa.RecordBatch) -> list[OffsetRange]:
+    return _ranges(letters.column(0), letters.column(1), letters.column(2))
+
+
+def _ranges(topics: pa.Array, partitions: pa.Array, offsets: pa.Array) -> list[OffsetRange]:
+    table = pa.table({"t": topics, "p": partitions, "o": offsets})
+    found = table.group_by(["t", "p"]).aggregate([("o", "min"), ("o", "max")]).to_pylist()
+    return [OffsetRange(str(r["t"]), int(r["p"]), r["o_min"], r["o_max"] + 1) for r in found]
+
+
+class _File:
+    """One Parquet file, opened with its first rows."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._rows = 0
+        self.seen = 0
+        """Dead letters, with those that an earlier try has committed."""
+        self._spans: dict[tuple[str, int], OffsetRange] = {}
+        self._newest = -1
+        self._example = ""
+
+    def add(self, batch: pa.RecordBatch, spans: list[OffsetRange]) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, batch.schema, compression="zstd")
+        for span in spans:
+            key = (span.topic, span.partition)
+            old = self._spans.get(key, span)
+            self._spans[key] = OffsetRange(
+                span.topic, span.partition, min(span.start, old.start), max(span.end, old.end)
+            )
+        self._rows += batch.num_rows
+        self._note(batch)
+        # Small batches would make small row groups, each with its own dictionaries.
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def _note(self, batch: pa.RecordBatch) -> None:
+        if self._kind == DEAD:
+            row = batch.slice(0, 1).to_pylist()[0]
+            self._example = self._example or (
+                f"{row['topic']}/{row['partition']} offset {row['offset']}: {row['error']}"
+            )
+        elif "_timestamp" in batch.schema.names:
+            newest = pc.max(batch.column("_timestamp").cast(pa.int64())).as_py()
+            self._newest = max(self._newest, -1 if newest is None else newest // 1000)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting)
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            self._waiting, self._waiting_rows = [], 0
+
+    def finish(self) -> dict[str, Any] | None:
+        """Close and sync; the report, or None when there is nothing to say."""
+        if self._writer is None:
+            return self._report(0, "") if self.seen else None
+        self._flush()
+        self._writer.close()
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            size = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        return self._report(size, self._path)
+
+    def _report(self, size: int, path: str) -> dict[str, Any]:
+        spans = [[s.topic, s.partition, s.start, s.end] for _, s in sorted(self._spans.items())]
+        return {
+            "kind": self._kind,
+            "path": path,
+            "rows": self._rows,
+            "seen": self.seen,
+            "bytes": size,
+            "spans": json.dumps(spans),
+            "newest": self._newest,
+            "example": self._example,
+        }
+
+    def abandon(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            Path(self._path).unlink(missing_ok=True)
+
+
+def _task_name() -> str:
+    """Of this attempt of this task: no other has it."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return "0-0"
+    return f"{context.partitionId()}-{context.taskAttemptId()}"

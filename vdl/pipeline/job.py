@@ -1,0 +1,318 @@
+"""A job as a TOML file: where rows come from, what they become, where they go.
+
+```toml
+[job]
+name = "flights"                    # of the transactions and of the consumer group
+
+[source]
+kind = "vdl"                        # or "kafka": the official connector
+bootstrap = "127.0.0.1:9092"
+topics = ["flights"]
+start = "earliest"                  # "latest", a time, offsets as JSON; only where the table is new
+max_rows = 200000                   # of one batch
+max_bytes = 67108864
+segments = []                       # data directories whose sealed segments are read directly
+[source.options]                    # of the reader, as in options.py, or of the connector
+
+[decode]
+format = "json"                     # or "raw"
+schema = "year int, carrier string" # as Spark writes types
+
+[transform]
+tables = { airlines = { format = "csv", path = "airlines.csv", options = { header = "true" } } }
+steps = [                           # each sees the ones before; "input" are the decoded rows
+  { name = "late", sql = "SELECT * FROM input WHERE dep_delay > 60" },
+]
+
+[sink]
+kind = "parquet"                    # or "delta"
+path = "tables/flights"
+
+[errors]
+path = "tables/flights-dead"        # the dead letters; the sink's path with "-dead" by default
+share_max = 0.01                    # of a batch's records; more stop the job
+rows_min = 1000                     # batches smaller than this are judged as if they had so many
+
+[run]
+interval_seconds = 1.0              # between the beginnings of two batches, at least
+checkpoint = ""                     # Spark's; the sink's path with "-checkpoint" by default
+group = ""                          # whose offsets are committed; "vdl-pipeline-" + name by default
+
+[metrics]
+listen = ""                         # "127.0.0.1:9400": Prometheus
+
+[spark]                             # settings of the session; "master" for spark.master
+```
+
+Paths are relative to the file's folder. Every problem of a file is found before anything is begun.
+
+Must not know: Spark, Kafka clients.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vdl.pipeline.errors import JobInvalid
+from vdl.pipeline.options import (
+    MAX_BYTES_DEFAULT,
+    MAX_ROWS_DEFAULT,
+    OptionError,
+    ReadOptions,
+    parse,
+    parse_where,
+)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SOURCES = ("vdl", "kafka")
+SINKS = ("parquet", "delta")
+FORMATS = ("json", "raw")
+INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    kind: str
+    bootstrap: str
+    topics: tuple[str, ...]
+    start: str = "earliest"
+    max_rows: int = MAX_ROWS_DEFAULT
+    max_bytes: int = MAX_BYTES_DEFAULT
+    segments: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def reader_options(self) -> dict[str, str]:
+        """For `format("vdl")`."""
+        given = {
+            "bootstrap": self.bootstrap,
+            "topics": ",".join(self.topics),
+            "start": self.start,
+            "maxRows": str(self.max_rows),
+            "maxBytes": str(self.max_bytes),
+            "segments": ",".join(self.segments),
+        }
+        return {**given, **(self.options if self.kind == "vdl" else {})}
+
+    def read_options(self) -> ReadOptions:
+        """Parsed, for what the driver asks the cluster. Raises OptionError."""
+        return parse(self.reader_options())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One to join with, read when the job starts."""
+
+    format: str
+    path: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    path: str
+    share_max: float = 0.01
+    rows_min: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    name: str
+    source: Source
+    format: str
+    schema: str
+    tables: Mapping[str, Table]
+    steps: tuple[Step, ...]
+    sink_kind: str
+    sink_path: str
+    errors: Errors
+    interval_seconds: float
+    checkpoint: str
+    group: str
+    metrics_listen: str
+    spark: Mapping[str, str]
+
+
+def load_job(path: Path) -> Job:
+    """Raises JobInvalid with all problems, OSError."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise JobInvalid(str(path), [str(error)]) from error
+    return parse_job(data, str(path), path.resolve().parent)
+
+
+def parse_job(data: Mapping[str, Any], name: str, folder: Path) -> Job:
+    """A job from what a TOML file says. Raises JobInvalid."""
+    reader = _Reader(data)
+    job = _read(reader, folder)
+    reader.finish()
+    if not reader.problems:
+        _check(job, reader.problems)
+    if reader.problems:
+        raise JobInvalid(name, reader.problems)
+    return job
+
+
+def _read(r: _Reader, folder: Path) -> Job:
+    def path_of(text: str) -> str:
+        return str(folder / text) if text else ""
+
+    name = r.text("job", "name")
+    sink_path = path_of(r.text("sink", "path"))
+    source = Source(
+        kind=r.text("source", "kind", "vdl"),
+        bootstrap=r.text("source", "bootstrap"),
+        topics=tuple(r.texts("source", "topics")),
+        start=r.text("source", "start", "earliest"),
+        max_rows=int(r.number("source", "max_rows", MAX_ROWS_DEFAULT)),
+        max_bytes=int(r.number("source", "max_bytes", MAX_BYTES_DEFAULT)),
+        segments=tuple(path_of(text) for text in r.texts("source", "segments", [])),
+        options=r.mapping("source", "options"),
+    )
+    tables = {
+        name: Table(
+            str(table.get("format", "parquet")),
+            path_of(str(table.get("path", ""))),
+            {str(k): str(v) for k, v in table.get("options", {}).items()},
+        )
+        for name, table in r.tables("transform", "tables").items()
+    }
+    steps = tuple(
+        Step(str(s.get("name", f"step{n}")), str(s.get("sql", "")))
+        for n, s in enumerate(r.rows("transform", "steps"), 1)
+    )
+    return Job(
+        name=name,
+        source=source,
+        format=r.text("decode", "format", "json"),
+        schema=r.text("decode", "schema", ""),
+        tables=tables,
+        steps=steps,
+        sink_kind=r.text("sink", "kind", "parquet"),
+        sink_path=sink_path,
+        errors=Errors(
+            path_of(r.text("errors", "path", "")) or f"{sink_path}-dead",
+            r.number("errors", "share_max", 0.01),
+            int(r.number("errors", "rows_min", 1000)),
+        ),
+        interval_seconds=r.number("run", "interval_seconds", 1.0),
+        checkpoint=path_of(r.text("run", "checkpoint", "")) or f"{sink_path}-checkpoint",
+        group=r.text("run", "group", "") or f"vdl-pipeline-{name}",
+        metrics_listen=r.text("metrics", "listen", ""),
+        spark=r.whole("spark"),
+    )
+
+
+def _check(job: Job, problems: list[str]) -> None:
+    def need(fact: bool, problem: str) -> None:
+        if not fact:
+            problems.append(problem)
+
+    need(bool(NAME.fullmatch(job.name)), f"job.name: {job.name!r} is no name")
+    need(job.source.kind in SOURCES, f"source.kind: {job.source.kind!r} is none of {SOURCES}")
+    need(job.sink_kind in SINKS, f"sink.kind: {job.sink_kind!r} is none of {SINKS}")
+    need(job.format in FORMATS, f"decode.format: {job.format!r} is none of {FORMATS}")
+    need(bool(job.source.topics), "source.topics: at least one is needed")
+    need(job.format != "json" or bool(job.schema), "decode.schema: is needed to decode JSON")
+    need(0 <= job.errors.share_max <= 1, "errors.share_max: must lie between 0 and 1")
+    need(job.errors.path != job.sink_path, "errors.path: must not be the sink's")
+    need(job.interval_seconds >= 0, "run.interval_seconds: must not be negative")
+    need(
+        job.source.kind == "vdl" or not job.source.segments,
+        "source.segments: only with kind = 'vdl'",
+    )
+    names = [INPUT, *job.tables]
+    for step in job.steps:
+        need(bool(STEP_NAME.fullmatch(step.name)), f"transform.steps: {step.name!r} is no name")
+        need(step.name not in names, f"transform.steps: {step.name!r} is taken")
+        need(bool(step.sql.strip()), f"transform.steps: {step.name} has no sql")
+        names.append(step.name)
+    for name, table in job.tables.items():
+        need(bool(table.path), f"transform.tables.{name}: has no path")
+    try:
+        parse_where("source.start", job.source.start)
+        job.source.read_options()
+    except OptionError as error:
+        problems.append(f"source: {error}")
+
+
+class _Reader:
+    """Takes values out of sections and notes what is missing, wrong or unknown."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+        self._taken: dict[str, set[str]] = {}
+        self.problems: list[str] = []
+
+    def _take(self, section: str, key: str, default: Any, kind: type, what: str) -> Any:
+        self._taken.setdefault(section, set()).add(key)
+        table = self._data.get(section, {})
+        if not isinstance(table, Mapping):
+            return default
+        if key not in table:
+            if default is None:
+                self.problems.append(f"{section}.{key}: is needed")
+                return kind()
+            return default
+        value = table[key]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind):
+            self.problems.append(f"{section}.{key}: must be {what}")
+            return default if default is not None else kind()
+        return value
+
+    def text(self, section: str, key: str, default: str | None = None) -> str:
+        return str(self._take(section, key, default, str, "text"))
+
+    def number(self, section: str, key: str, default: float) -> float:
+        return float(self._take(section, key, float(default), float, "a number"))
+
+    def texts(self, section: str, key: str, default: list[str] | None = None) -> list[str]:
+        found = self._take(section, key, default, list, "a list of texts")
+        return [str(value) for value in found]
+
+    def rows(self, section: str, key: str) -> list[Mapping[str, Any]]:
+        found = self._take(section, key, [], list, "a list of tables")
+        return [row for row in found if isinstance(row, Mapping)]
+
+    def tables(self, section: str, key: str) -> dict[str, Mapping[str, Any]]:
+        found = self._take(section, key, {}, dict, "a table")
+        return {str(name): row for name, row in found.items() if isinstance(row, Mapping)}
+
+    def mapping(self, section: str, key: str) -> dict[str, str]:
+        found = self._take(section, key, {}, dict, "a table")
+        return {str(name): _plain(value) for name, value in found.items()}
+
+    def whole(self, section: str) -> dict[str, str]:
+        found = self._data.get(section, {})
+        self._taken[section] = set(found)
+        return {str(name): _plain(value) for name, value in found.items()}
+
+    def finish(self) -> None:
+        """Note what nobody took: a misspelt setting must not be ignored."""
+        for section, table in self._data.items():
+            if section not in self._taken:
+                self.problems.append(f"{section}: there is no such section")
+            elif not isinstance(table, Mapping):
+                self.problems.append(f"{section}: must be a table")
+            else:
+                unknown = sorted(set(table) - self._taken[section])
+                self.problems += [f"{section}.{key}: there is no such setting" for key in unknown]
+
+
+def _plain(value: Any) -> str:
+    """A TOML value as Spark's settings have them."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,63 @@
+"""What a running job says of itself to Prometheus.
+
+Registered in a registry of its own: several jobs in one driver do not mix. Must not know: Spark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vdl.pipeline.runner import BatchReport
+
+
+class JobMetrics:
+    """Served on `listen` (host:port) from the first call on. Use: give `on_batch` to the runner."""
+
+    def __init__(self, job: str, listen: str, *, clock: Callable[[], float] = time.time) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+        self.registry = CollectorRegistry()
+        self._job = job
+        self._clock = clock
+        registry: Any = self.registry
+        self._rows = Counter("vdl_pipeline_rows", "Rows committed.", ["job"], registry=registry)
+        self._dead = Counter(
+            "vdl_pipeline_dead_letters", "Records that could not be decoded.", ["job"],
+            registry=registry,
+        )  # fmt: skip
+        self._batches = Counter(
+            "vdl_pipeline_batches", "Batches committed.", ["job"], registry=registry
+        )
+        self._phase = Gauge(
+            "vdl_pipeline_phase_seconds", "Of the last batch.", ["job", "phase"], registry=registry
+        )
+        self._lag = Gauge(
+            "vdl_pipeline_lag_offsets", "Offsets that are not in the table yet.",
+            ["job", "topic", "partition"], registry=registry,
+        )  # fmt: skip
+        self._time_lag = Gauge(
+            "vdl_pipeline_lag_seconds", "Age of the newest row when it was committed.", ["job"],
+            registry=registry,
+        )  # fmt: skip
+        self._last = Gauge(
+            "vdl_pipeline_last_commit_timestamp_seconds", "When a batch was committed last.",
+            ["job"], registry=registry,
+        )  # fmt: skip
+        if listen:
+            host, _, port = listen.rpartition(":")
+            start_http_server(int(port), addr=host or "127.0.0.1", registry=registry)
+
+    def on_batch(self, report: BatchReport) -> None:
+        now = self._clock()
+        self._rows.labels(self._job).inc(report.rows)
+        self._dead.labels(self._job).inc(report.dead)
+        self._batches.labels(self._job).inc()
+        self._last.labels(self._job).set(now)
+        for phase, millis in report.phases_ms.items():
+            self._phase.labels(self._job, phase).set(millis / 1000)
+        for (topic, partition), lag in report.lag.items():
+            self._lag.labels(self._job, topic, str(partition)).set(lag)
+        if report.newest_ms >= 0:
+            self._time_lag.labels(self._job).set(max(0.0, now - report.newest_ms / 1000))

@@ -1,0 +1,200 @@
+"""What a reader of `format("vdl")` can be told, parsed once and checked.
+
+| option | default | |
+|---|---|---|
+| bootstrap | | servers to begin with, `host:port,host:port` |
+| topics | | names, comma between them |
+| start | earliest | `earliest`, `latest`, a time (ISO 8601 or ms since 1970), positions as JSON |
+| end | latest | of a batch read: as `start` |
+| maxRows | 200000 | records of one micro-batch, at most |
+| maxBytes | 67108864 | about as many bytes of one micro-batch, by samples; 0: no limit |
+| minPartitions | 0 | tasks of a batch at least, as far as there are records |
+| stallSeconds | 60 | without a record for so long, a read fails |
+| headers | false | with a column `headers` |
+| columns | | only these columns: Spark cannot tell a Python source which ones it needs |
+| isolation | read_committed | or `read_uncommitted` |
+| segments | | data directories of servers: sealed segments are read from there |
+| allowLoss | false | go on at the log's start when retention was quicker, instead of failing |
+| client.* | | any setting of librdkafka |
+
+Must not know: Spark, Kafka clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.positions import Positions
+
+MAX_ROWS_DEFAULT = 200_000
+MAX_BYTES_DEFAULT = 64 << 20
+STALL_SECONDS_DEFAULT = 60.0
+CLIENT_PREFIX = "client."
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+"""As the official connector has them; `headers` is the eighth, where it is asked for."""
+
+_TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns")
+_NUMBERS = ("maxRows", "maxBytes", "minPartitions", "stallSeconds")
+_SWITCHES = ("headers", "allowLoss")
+NAMES = (*_TEXT, *_NUMBERS, *_SWITCHES)
+SPARKS_OWN = frozenset({"path", "__schema__"})
+
+
+class OptionError(PipelineError):
+    """An option that cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """Where the log begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Where the log ends now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record of this time, ms since 1970, or a later one; the end when there is none."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """These offsets; the log's start for partitions they do not name."""
+
+    positions: Positions
+
+
+Where = Earliest | Latest | AtTime | At
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """See the table above."""
+
+    bootstrap: str
+    topics: tuple[str, ...]
+    start: Where = field(default_factory=Earliest)
+    end: Where = field(default_factory=Latest)
+    rows_max: int = MAX_ROWS_DEFAULT
+    bytes_max: int = MAX_BYTES_DEFAULT
+    tasks_min: int = 0
+    stall_seconds: float = STALL_SECONDS_DEFAULT
+    columns: tuple[str, ...] = COLUMNS
+    isolation: str = "read_committed"
+    segments: tuple[str, ...] = ()
+    allow_loss: bool = False
+    client: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse(options: Mapping[str, str]) -> ReadOptions:
+    """Options as Spark hands them over, names in any case. Raises OptionError."""
+    given = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(given)
+    columns = _columns(given)
+    isolation = given.get("isolation", "read_committed")
+    if isolation not in {"read_committed", "read_uncommitted"}:
+        raise OptionError(
+            f"isolation: {isolation!r} is neither read_committed nor read_uncommitted"
+        )
+    return ReadOptions(
+        bootstrap=_needed(given, "bootstrap"),
+        topics=tuple(sorted(set(_list(_needed(given, "topics"))))),
+        start=parse_where("start", given.get("start", "earliest")),
+        end=parse_where("end", given.get("end", "latest")),
+        rows_max=int(_number(given, "maxRows", MAX_ROWS_DEFAULT, least=1)),
+        bytes_max=int(_number(given, "maxBytes", MAX_BYTES_DEFAULT, least=0)),
+        tasks_min=int(_number(given, "minPartitions", 0, least=0)),
+        stall_seconds=_number(given, "stallSeconds", STALL_SECONDS_DEFAULT, least=0.1),
+        columns=columns,
+        isolation=isolation,
+        segments=tuple(_list(given.get("segments", ""))),
+        allow_loss=_switch(given, "allowLoss"),
+        client={
+            name.removeprefix(CLIENT_PREFIX): value
+            for name, value in given.items()
+            if name.startswith(CLIENT_PREFIX)
+        },
+    )
+
+
+def parse_where(name: str, text: str) -> Where:
+    """Raises OptionError."""
+    text = text.strip()
+    if text.lower() == "earliest":
+        return Earliest()
+    if text.lower() == "latest":
+        return Latest()
+    if text.startswith("{"):
+        try:
+            return At(Positions.from_json(json.loads(text)))
+        except ValueError as error:
+            raise OptionError(f"{name}: {error}") from error
+    if text.isdigit():
+        return AtTime(int(text))
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            f"{name}: {text!r} is neither earliest, latest, a time nor offsets as JSON"
+        ) from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return AtTime(round(when.timestamp() * 1000))
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    known = {name.lower() for name in NAMES} | SPARKS_OWN
+    unknown = [n for n in given if n not in known and not n.startswith(CLIENT_PREFIX)]
+    if unknown:
+        raise OptionError(f"no such option: {', '.join(sorted(unknown))} (there are {NAMES})")
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    every = (*COLUMNS, "headers")
+    named = _list(given.get("columns", ""))
+    unknown = sorted(set(named) - set(every))
+    if unknown:
+        raise OptionError(f"columns: there is no {', '.join(unknown)} among {', '.join(every)}")
+    if named:
+        return tuple(name for name in every if name in named)
+    return every if _switch(given, "headers") else COLUMNS
+
+
+def _needed(given: Mapping[str, str], name: str) -> str:
+    value = given.get(name.lower(), "").strip()
+    if not value:
+        raise OptionError(f"{name}: is needed")
+    return value
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(given: Mapping[str, str], name: str, default: float, *, least: float) -> float:
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise OptionError(f"{name}: {text!r} is no number") from None
+    if value < least:
+        raise OptionError(f"{name}: {text} is below {least:g}")
+    return value
+
+
+def _switch(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name.lower(), "false").lower()
+    if text not in {"true", "false"}:
+        raise OptionError(f"{name}: {text!r} is neither true nor false")
+    return text == "true"

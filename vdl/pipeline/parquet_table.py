@@ -1,0 +1,192 @@
+"""A folder of Parquet files that only ever shows whole batches.
+
+```
+<path>/000000007-flights-3-…0500-…0900-0000.parquet   rows of offsets [500, 900) of partition 3
+<path>/_vdl/commits/000000007.json                     commit 7: its files, the offsets, the columns
+<path>/_vdl/staging/<run>/…                            files of a batch under way
+```
+
+A commit is its JSON file, put there by `link`, which fails when there is one of that number: of two
+runs only one can write commit 7. Before it, all files are written and synced; after it, they are
+renamed out of the staging folder. Who opens the table finishes the renames of the last commit, so a
+crash leaves a batch late, never half, and never twice. Readers who list the folder see no file that
+is not committed: names with an underscore are skipped by Spark, Arrow and Hive.
+
+Needs a file system with atomic rename and hard links that all executors share.
+
+Must not know: Spark, Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vdl.pipeline.errors import CommitConflict, SinkInconsistent
+from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
+from vdl.pipeline.table import Commit, CommitNote, file_name, schema_problem
+
+FORMAT_VERSION = 1
+
+
+class ParquetSink:
+    """See above."""
+
+    def __init__(self, path: str, job: str) -> None:
+        self.path = path
+        self._root = Path(path)
+        self._job = job
+        self._commits = self._root / "_vdl" / "commits"
+        self._sequence = 0
+        self._positions = Positions()
+        self._schema = ""
+
+    @property
+    def sequence(self) -> int:
+        return self._sequence
+
+    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        self._commits.mkdir(parents=True, exist_ok=True)
+        numbers = self._numbers()
+        self._sequence, self._positions, self._schema = 0, Positions(), ""
+        if numbers:
+            if numbers != list(range(1, len(numbers) + 1)):
+                raise SinkInconsistent(f"{self._commits}: commits are missing among {numbers[-1]}")
+            last = self._read(numbers[-1])
+            if last["job"] != self._job:
+                raise SinkInconsistent(f"{self.path} is written by the job {last['job']}")
+            self._sequence = numbers[-1]
+            self._positions = Positions.from_json(last["end"])
+            self._schema = str(last["schema"])
+            found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
+            check_same_topics(self._positions, Positions(found))
+            self._publish(last)
+        return self._positions
+
+    def clean(self) -> None:
+        """Remove what killed runs have left. Only for a run that has begun to commit: another one
+        that still writes will be refused."""
+        staging = self._root / "_vdl" / "staging"
+        if staging.exists():
+            shutil.rmtree(staging)
+
+    def staging(self, run: str) -> str:
+        folder = self._root / "_vdl" / "staging" / run
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            # A commit names files in here: the way to them must survive a power cut, too.
+            for above in (folder.parent, self._root / "_vdl", self._root, self._root.parent):
+                sync_folder(above)
+        return str(folder)
+
+    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        del arrow_schema
+        problem = schema_problem(self._schema, commit.schema)
+        if problem:
+            raise SinkInconsistent(f"{self.path}: {problem}")
+        if not commit.start.goes_on_from(self._positions):
+            raise CommitConflict(self.path, "the batch does not begin where the table ends")
+        sequence = self._sequence + 1
+        data = {
+            "version": FORMAT_VERSION,
+            "sequence": sequence,
+            "job": commit.job,
+            "run": commit.run,
+            "batch": commit.batch,
+            "start": commit.start.to_json(),
+            "end": commit.end.to_json(),
+            "rows": commit.rows,
+            "dead": commit.dead,
+            "schema": commit.schema,
+            "files": [
+                {
+                    "staged": str(Path(file.path).relative_to(self._root)),
+                    "name": file_name(sequence, number, file.spans),
+                    "rows": file.rows,
+                    "bytes": file.bytes,
+                    "spans": [[s.topic, s.partition, s.start, s.end] for s in file.spans],
+                }
+                for number, file in enumerate(commit.files)
+            ],
+        }
+        # The names of what is about to be committed must be durable before the commit is.
+        for folder in sorted({Path(file.path).parent for file in commit.files}):
+            sync_folder(folder)
+        self._link(data, sequence)
+        self._publish(data)
+        self._sequence, self._positions = sequence, commit.end
+        self._schema = commit.schema
+
+    def _link(self, data: Mapping[str, Any], sequence: int) -> None:
+        """Put the commit in its place, if nobody did. Raises CommitConflict."""
+        temporary = self._root / "_vdl" / f"commit-{os.getpid()}-{sequence}.tmp"
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(data, file)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, self._commits / f"{sequence:09d}.json")
+        except FileExistsError:
+            raise CommitConflict(self.path, f"commit {sequence} is there already") from None
+        finally:
+            temporary.unlink()
+        sync_folder(self._commits)
+
+    def _publish(self, data: Mapping[str, Any]) -> None:
+        """Rename the files of a commit to their names, as far as that has not been done."""
+        for file in data["files"]:
+            target = self._root / file["name"]
+            try:
+                (self._root / file["staged"]).rename(target)
+            except FileNotFoundError:
+                if not target.exists():
+                    raise SinkInconsistent(f"{target} of a commit is missing") from None
+        sync_folder(self._root)
+
+    def notes(self) -> list[CommitNote]:
+        return [
+            CommitNote(
+                number,
+                Positions.from_json(data["start"]),
+                Positions.from_json(data["end"]),
+                int(data["rows"]),
+                int(data["dead"]),
+            )
+            for number in self._numbers()
+            for data in [self._read(number)]
+        ]
+
+    def files(self) -> list[str]:
+        return [
+            str(self._root / file["name"])
+            for number in self._numbers()
+            for file in self._read(number)["files"]
+        ]
+
+    def _numbers(self) -> list[int]:
+        if not self._commits.exists():
+            return []
+        return sorted(int(path.stem) for path in self._commits.glob("*.json"))
+
+    def _read(self, number: int) -> dict[str, Any]:
+        path = self._commits / f"{number:09d}.json"
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise SinkInconsistent(f"{path} cannot be read: {error}") from error
+        if data.get("version") != FORMAT_VERSION:
+            raise SinkInconsistent(f"{path} has version {data.get('version')}")
+        return data
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,234 @@
+"""How far a job has come: for each topic its id and, by partition, the next offset.
+
+The same value is Spark's offset of the source, what a sink keeps in its commits, and what a job
+starts from. As JSON, keys are text: {"flights": {"id": "Xk…", "offsets": {"0": 17, "1": 4}}}.
+
+Also the arithmetic of batches: how much one may take (`admit`), how its ranges are cut for tasks
+(`cut`), that one batch goes on where another ended (`check_reachable`). All of it is pure.
+
+Must not know: Kafka clients, Spark.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vdl.pipeline.errors import LogShrank, RowsGone, TopicRecreated
+
+TASK_ROWS_MAX = 500_000
+"""The most rows of a range that one task reads, unless there would be more than TASKS_MAX."""
+TASKS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPositions:
+    """Of one topic. `offsets`: partition → next offset; `topic_id` is "" where it is not known."""
+
+    topic_id: str
+    offsets: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Of all topics of a job. Use: compare, `to_json`; never changed in place."""
+
+    topics: Mapping[str, TopicPositions] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.topics)
+
+    def offset(self, topic: str, partition: int) -> int | None:
+        found = self.topics.get(topic)
+        return None if found is None else found.offsets.get(partition)
+
+    def partitions(self) -> list[tuple[str, int, int]]:
+        """(topic, partition, next offset), sorted."""
+        return [
+            (topic, partition, known.offsets[partition])
+            for topic, known in sorted(self.topics.items())
+            for partition in sorted(known.offsets)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            topic: {
+                "id": known.topic_id,
+                "offsets": {str(p): known.offsets[p] for p in sorted(known.offsets)},
+            }
+            for topic, known in sorted(self.topics.items())
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Positions:
+        """Raises ValueError. Also reads the official connector's form, which has no ids:
+        {"flights": {"0": 17}}."""
+        topics: dict[str, TopicPositions] = {}
+        try:
+            for topic, known in data.items():
+                topic_id = str(known["id"]) if "id" in known else ""
+                offsets = known.get("offsets", known)
+                topics[topic] = TopicPositions(
+                    topic_id, {int(p): int(offset) for p, offset in offsets.items()}
+                )
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not positions: {data!r}") from error
+        return Positions(topics)
+
+    def of(self, topics: Iterable[str]) -> Positions:
+        """Those of some topics only."""
+        return Positions({t: self.topics[t] for t in topics if t in self.topics})
+
+    def goes_on_from(self, known: Positions) -> bool:
+        """Whether these are the same for every partition that is known; others may have come."""
+        return all(self.offset(t, p) == offset for t, p, offset in known.partitions())
+
+    def with_ids_of(self, other: Positions) -> Positions:
+        """These offsets with the topic ids of `other` where none are known."""
+        topics = {
+            topic: known
+            if known.topic_id or topic not in other.topics
+            else replace(known, topic_id=other.topics[topic].topic_id)
+            for topic, known in self.topics.items()
+        }
+        return Positions(topics)
+
+    def over(self, base: Positions) -> Positions:
+        """These, and `base` for the partitions that are missing here."""
+        topics: dict[str, TopicPositions] = {}
+        for topic in {**base.topics, **self.topics}:
+            mine, other = self.topics.get(topic), base.topics.get(topic)
+            first = mine or other
+            assert first is not None, topic
+            offsets = {**(other.offsets if other else {}), **(mine.offsets if mine else {})}
+            topics[topic] = TopicPositions(first.topic_id or (other or first).topic_id, offsets)
+        return Positions(topics)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """Offsets [start, end) of one partition. Not all of them need hold a record."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+
+def ranges(start: Positions, end: Positions) -> list[OffsetRange]:
+    """What lies between, without empty ranges. A partition that `start` does not know begins at 0:
+    it was created after the job began. Raises ValueError when `end` lies before `start`."""
+    found: list[OffsetRange] = []
+    for topic, partition, stop in end.partitions():
+        begin = start.offset(topic, partition) or 0
+        if stop < begin:
+            raise ValueError(f"{topic}/{partition}: [{begin}, {stop}) is no range")
+        if stop > begin:
+            found.append(OffsetRange(topic, partition, begin, stop))
+    return found
+
+
+def check_same_topics(known: Positions, found: Positions) -> None:
+    """Raises TopicRecreated when a topic's id is not the one that offsets are kept of."""
+    for topic, mine in known.topics.items():
+        other = found.topics.get(topic)
+        if other is None or not mine.topic_id or not other.topic_id:
+            continue
+        if mine.topic_id != other.topic_id:
+            raise TopicRecreated(topic, known=mine.topic_id, found=other.topic_id)
+
+
+def check_reachable(start: Positions, first: Positions, end: Positions) -> None:
+    """That the log still has what comes at `start`. Raises RowsGone, LogShrank."""
+    for topic, partition, wanted in start.partitions():
+        low, high = first.offset(topic, partition), end.offset(topic, partition)
+        if low is not None and wanted < low:
+            raise RowsGone(topic, partition, wanted=wanted, first=low)
+        if high is not None and wanted > high:
+            raise LogShrank(topic, partition, known=wanted, end=high)
+
+
+def admit(
+    start: Positions,
+    end: Positions,
+    *,
+    rows_max: int,
+    bytes_max: int = 0,
+    row_bytes: Mapping[tuple[str, int], float] | None = None,
+) -> Positions:
+    """Where a batch from `start` ends: at most `rows_max` offsets, about `bytes_max` bytes, shared
+    out in proportion to what waits in each partition, at least one offset where anything waits.
+
+    `row_bytes`: bytes per record, by (topic, partition), as far as they are known; 0: no limit.
+    """
+    waiting = ranges(start, end)
+    rows = sum(r.count for r in waiting)
+    size = sum(r.count * (row_bytes or {}).get((r.topic, r.partition), 0.0) for r in waiting)
+    share = 1.0
+    if rows_max and rows > rows_max:
+        share = rows_max / rows
+    if bytes_max and size > bytes_max:
+        share = min(share, bytes_max / size)
+    if share >= 1.0:
+        return end
+    taken = {(r.topic, r.partition): int(r.count * share) for r in waiting}
+    if waiting and not any(taken.values()):
+        fullest = max(waiting, key=lambda r: (r.count, r.topic, r.partition))
+        taken[fullest.topic, fullest.partition] = 1
+    topics = {
+        topic: TopicPositions(
+            known.topic_id,
+            {p: (start.offset(topic, p) or 0) + taken.get((topic, p), 0) for p in known.offsets},
+        )
+        for topic, known in end.topics.items()
+    }
+    return Positions(topics)
+
+
+def capped(end: Positions, limit: Positions) -> Positions:
+    """`end`, but nowhere behind `limit`; partitions that `limit` does not know are left out."""
+    topics = {
+        topic: TopicPositions(
+            known.topic_id,
+            {
+                p: min(offset, limited)
+                for p, offset in known.offsets.items()
+                if (limited := limit.offset(topic, p)) is not None
+            },
+        )
+        for topic, known in end.topics.items()
+        if topic in limit.topics
+    }
+    return Positions(topics)
+
+
+def cut(wanted: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[OffsetRange]:
+    """The ranges in pieces for tasks: none larger than TASK_ROWS_MAX, and at least `tasks_min`
+    pieces if there are that many offsets, the largest ranges being cut the most."""
+    total = sum(r.count for r in wanted)
+    piece = max(TASK_ROWS_MAX, -(-total // TASKS_MAX))
+    if tasks_min:
+        piece = max(1, min(piece, total // tasks_min))
+    pieces: list[OffsetRange] = []
+    for r in wanted:
+        count = -(-r.count // piece)
+        edges = [r.start + r.count * n // count for n in range(count + 1)]
+        pieces += [
+            OffsetRange(r.topic, r.partition, low, high) for low, high in itertools.pairwise(edges)
+        ]
+    return pieces
+
+
+def next_offsets(read: Iterable[OffsetRange]) -> dict[tuple[str, int], int]:
+    """(topic, partition) → the largest end among ranges."""
+    found: dict[tuple[str, int], int] = {}
+    for r in read:
+        key = (r.topic, r.partition)
+        found[key] = max(found.get(key, 0), r.end)
+    return found

@@ -1,0 +1,214 @@
+"""Reading a range of offsets over the Kafka protocol into Arrow batches. Runs on executors.
+
+A consumer of an unmodified librdkafka is assigned to one partition, without a group. A range ends
+with the record before `end`, or where the broker says that the partition ends: the last offsets of
+a range may be control records or compacted away, and then no record says so.
+
+A range that makes no progress for `stall_seconds` fails instead of waiting for ever: Spark tries
+the task again, and then the job stops with the reason.
+
+Columns are made from lists that `map` fills from methods of C: no Python frame per record. Types
+are exactly those that Spark expects (`binary`, never `large_binary`).
+
+Must not know: Spark, the driver's side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from vdl.pipeline.errors import RowsGone, Stalled
+from vdl.pipeline.positions import OffsetRange
+
+BATCH_ROWS = 10_000
+"""Records of one Arrow batch, at most."""
+POLL_SECONDS = 0.5
+QUEUE_KIBIBYTES = 64 << 10
+"""Of memory for records that librdkafka has fetched ahead, per task."""
+FETCH_BYTES = 4 << 20
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TYPES: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": HEADERS,
+}
+"""Column → its Arrow type."""
+
+DDL = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "long",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+"""Column → its type as Spark writes it."""
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, TYPES[name]) for name in columns])
+
+
+def read_range(
+    wanted: OffsetRange,
+    *,
+    bootstrap: str,
+    columns: Sequence[str],
+    stall_seconds: float,
+    isolation: str = "read_committed",
+    client: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range. Raises RowsGone, Stalled."""
+    consumer = Consumer(_settings(wanted, bootstrap, isolation, client or {}))
+    try:
+        consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
+        make = _Columns(wanted, columns)
+        position, heard = wanted.start, clock()
+        reason = ""
+        while position < wanted.end:
+            count = min(BATCH_ROWS, wanted.end - position)
+            messages = consumer.consume(count, timeout=POLL_SECONDS)
+            records, problem = _split(messages)
+            if records:
+                heard, reason = clock(), ""
+                position = int(records[-1].offset() or 0) + 1
+                if position > wanted.end:
+                    records = list(takewhile(lambda m: (m.offset() or 0) < wanted.end, records))
+                if records:
+                    yield make.batch(records)
+            if problem is not None:
+                if problem.code() == KafkaError._PARTITION_EOF:
+                    if _end_of(messages) >= wanted.end:
+                        return
+                    continue  # The follower of a new leader: what is missing comes.
+                reason = str(problem)
+                _raise_if_gone(problem, wanted, position)
+            if clock() - heard > stall_seconds:
+                raise Stalled(
+                    wanted.topic, wanted.partition,
+                    offset=position, end=wanted.end, seconds=stall_seconds, reason=reason,
+                )  # fmt: skip
+    finally:
+        consumer.close()
+
+
+def _settings(
+    wanted: OffsetRange, bootstrap: str, isolation: str, client: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "fetch.message.max.bytes": FETCH_BYTES,
+        "fetch.wait.max.ms": 100,
+        "queued.max.messages.kbytes": QUEUE_KIBIBYTES,
+        # What is fetched behind the range is thrown away.
+        "queued.min.messages": max(1, min(100_000, wanted.count)),
+        "check.crcs": True,
+        "log_level": 3,
+        **client,
+        "bootstrap.servers": bootstrap,
+        "group.id": "vdl-pipeline-read",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": isolation,
+    }
+
+
+def _split(messages: list[Message]) -> tuple[list[Message], KafkaError | None]:
+    """(the records, the last thing that is none)."""
+    if not messages:
+        return [], None
+    if messages[-1].error() is None and not any(map(Message.error, messages)):
+        return messages, None
+    problem: KafkaError | None = None
+    records: list[Message] = []
+    for message in messages:
+        error = message.error()
+        if error is None:
+            records.append(message)
+        else:
+            problem = error
+    return records, problem
+
+
+def _end_of(messages: list[Message]) -> int:
+    """The offset at which the broker said that the partition ends."""
+    ends = [
+        int(m.offset() or 0)
+        for m in messages
+        if (error := m.error()) is not None and error.code() == KafkaError._PARTITION_EOF
+    ]
+    return max(ends, default=-1)
+
+
+def _raise_if_gone(problem: KafkaError, wanted: OffsetRange, position: int) -> None:
+    """Retention while the task was waiting: the offset is no longer there."""
+    gone = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+    if problem.code() in gone:
+        raise RowsGone(wanted.topic, wanted.partition, wanted=position, first=position)
+
+
+class _Columns:
+    """Makes batches of the columns that are wanted."""
+
+    def __init__(self, wanted: OffsetRange, columns: Sequence[str]) -> None:
+        self._wanted = wanted
+        self._schema = schema_of(columns)
+
+    def batch(self, records: list[Message]) -> pa.RecordBatch:
+        arrays = [self._array(name, records) for name in self._schema.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _array(self, name: str, records: list[Message]) -> pa.Array:
+        count, kind = len(records), TYPES[name]
+        match name:
+            case "key":
+                return pa.array(map(Message.key, records), kind, size=count)
+            case "value":
+                return pa.array(map(Message.value, records), kind, size=count)
+            case "offset":
+                return pa.array(map(Message.offset, records), kind, size=count)
+            case "topic":
+                return constant(self._wanted.topic, kind, count)
+            case "partition":
+                return constant(self._wanted.partition, kind, count)
+            case "timestamp":
+                times = [m.timestamp() for m in records]
+                micros = [None if t[0] == 0 else t[1] * 1000 for t in times]
+                return pa.array(micros, pa.int64()).cast(kind)
+            case "timestampType":
+                # librdkafka counts from "none"; Kafka and Spark have 0 for CreateTime.
+                return pa.array([m.timestamp()[0] - 1 for m in records], kind)
+            case _:
+                return headers_array(list(map(Message.headers, records)))
+
+
+def constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    """`count` times the same."""
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def headers_array(headers: Sequence[Any]) -> pa.Array:
+    """Lists of (name, value), or None, as the column `headers`; a record without has none."""
+    if not any(headers):
+        return pa.nulls(len(headers), HEADERS)
+    rows = [
+        [{"key": name, "value": value} for name, value in found] if found else None
+        for found in headers
+    ]
+    return pa.array(rows, HEADERS)

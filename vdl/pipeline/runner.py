@@ -1,0 +1,511 @@
+"""Running a job: batches from a source into tables, each with its offsets in the same commit.
+
+A run begins where the *tables* end, in a new checkpoint of Spark's: what Spark remembers of earlier
+runs is not asked, so it can be lost, old or from another machine. Within the run Spark's stream
+hands over one range of offsets after the other; each batch is decoded, written to files by the
+executors, and committed by the driver. The order of a batch:
+
+1. rows and dead letters are written to staging files (one pass over the source),
+2. too many dead letters: stop, nothing is committed,
+3. the topics must still be those that the offsets are of,
+4. the dead letters are committed, then the rows with the offsets.
+
+Between the two commits a crash leaves dead letters whose rows are written again; the dead-letter
+table's own offsets then say which ones it has.
+
+Must not know: the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vdl.pipeline.decode import DEAD_ONLY, decode
+from vdl.pipeline.errors import PipelineError, TooManyDeadLetters
+from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
+from vdl.pipeline.job import INPUT, Job
+from vdl.pipeline.options import At, parse_where
+from vdl.pipeline.positions import (
+    OffsetRange,
+    Positions,
+    admit,
+    capped,
+    check_same_topics,
+    ranges,
+)
+from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
+from vdl.pipeline.topics import Topics
+
+WAIT_SECONDS = 0.5
+START_ATTEMPTS = 5
+NOT_CONNECTED = "Python worker failed to connect back"
+"""What Spark says when the process of a Python source is not there after ten seconds, as happens on
+a machine with too much to do."""
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """One batch, for progress bars, metrics and logs. `phases_ms`: read and write (one pass over
+    the source), commit, and the questions to the cluster."""
+
+    batch: int
+    rows: int
+    dead: int
+    end: Positions
+    lag: dict[tuple[str, int], int]
+    newest_ms: int
+    phases_ms: dict[str, float] = field(default_factory=dict)
+
+
+OnBatch = Callable[[BatchReport], None]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of a run."""
+
+    batches: int = 0
+    rows: int = 0
+    dead: int = 0
+
+
+class Runner:
+    """Runs one job in one Spark session. Use: `run` or `backfill`; `stop` from another thread."""
+
+    def __init__(self, job: Job, spark: Any, on_batch: OnBatch | None = None) -> None:
+        self._job = job
+        self._spark = spark
+        self._on_batch = on_batch or (lambda report: None)
+        self._run = uuid.uuid4().hex[:12]
+        self._rows_table: TableSink = open_table(job.sink_kind, job.sink_path, job.name)
+        self._dead_table: TableSink = open_table(job.sink_kind, job.errors.path, job.name)
+        self._topics = Topics(job.source.read_options())
+        self._positions = Positions()
+        self._dead_positions = Positions()
+        self._failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._group = GroupOffsets(job)
+        self.totals = Totals()
+
+    # --- the three ways to run ------------------------------------------------------------------
+    def run(self, *, once: bool = False) -> Totals:
+        """Follow the topics until `stop`; with `once`, up to where they end now.
+
+        Raises PipelineError; Spark's own exceptions for what fails in there.
+        """
+        self._open()
+        self._drop_old_checkpoints()
+        for attempt in range(START_ATTEMPTS):
+            try:
+                self._follow(f"{self._job.checkpoint}/{self._run}-{attempt}", once=once)
+                break
+            except Exception as error:
+                if self._failure is not None:
+                    raise self._failure from None
+                is_slow_start = NOT_CONNECTED in str(error) and not self.totals.batches
+                if not is_slow_start or attempt + 1 == START_ATTEMPTS:
+                    raise PipelineError(_reason(error)) from error
+        return self.totals
+
+    def _follow(self, checkpoint: str, *, once: bool) -> None:
+        """One query, until it ends or `stop`."""
+        frame = self._stream()
+        writer = frame.writeStream.foreachBatch(
+            lambda batch, number: self._stream_batch(batch, number, checkpoint)
+        ).option("checkpointLocation", checkpoint)
+        if once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{self._job.interval_seconds} seconds")
+        query = writer.start()
+        while not query.awaitTermination(WAIT_SECONDS):
+            if self._stopping.is_set():
+                query.stop()
+                break
+
+    def backfill(self, start: str, end: str, *, rows_max: int = 2_000_000) -> Totals:
+        """From where the table ends, or `start` where it is new, up to `end`, in large batches.
+        A stream goes on at exactly that offset. Raises PipelineError."""
+        self._open(start or self._job.source.start)
+        target = self._topics.resolve(parse_where("end", end or "latest"))
+        target = capped(target, self._topics.ends()).over(self._positions)
+        number = 0
+        while ranges(self._positions, _not_before(target, self._positions)):
+            if self._stopping.is_set():
+                break
+            stop = admit(self._positions, _not_before(target, self._positions), rows_max=rows_max)
+            with self._noting():
+                self._batch(self._bounded(self._positions, stop), number, stop)
+            number += 1
+        return self.totals
+
+    def preview(self, count: int) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+        """(the table's columns, the first decoded rows, dead letters among those looked at).
+        Writes nothing."""
+        positions = self._topics.resolve(parse_where("start", self._job.source.start))
+        ends = self._topics.ends()
+        stop = admit(positions, _not_before(ends, positions), rows_max=20 * count)
+        decoded = self._decoded(self._bounded(positions, stop))
+        dead = [r.asDict() for r in decoded.filter("_error is not null").limit(count).collect()]
+        rows = self._transformed(decoded)
+        columns = "\n".join(f"{f.name}: {f.dataType.simpleString()}" for f in rows.schema.fields)
+        return columns, [row.asDict() for row in rows.limit(count).collect()], dead
+
+    def close(self) -> None:
+        """Let go of the connections to the cluster."""
+        self._group.close()
+        self._topics.close()
+
+    def stop(self) -> None:
+        """Ask a run to end; what was begun and not committed is done again next time."""
+        self._stopping.set()
+
+    # --- beginnings -----------------------------------------------------------------------------
+    def _open(self, start: str = "") -> None:
+        ids = self._topics.ids()
+        self._dead_positions = self._dead_table.open(ids)
+        self._positions = self._rows_table.open(ids)
+        where = parse_where("start", start or self._job.source.start)
+        if not self._positions:
+            self._positions = self._topics.resolve(where)
+            if isinstance(where, At):
+                check_same_topics(where.positions, self._positions)
+        else:
+            # Partitions that were added since begin at their start.
+            self._positions = self._positions.over(self._topics.begins())
+
+    def _drop_old_checkpoints(self) -> None:
+        folder = Path(self._job.checkpoint)
+        if folder.exists():
+            for old in folder.iterdir():
+                shutil.rmtree(old, ignore_errors=True)
+
+    # --- sources --------------------------------------------------------------------------------
+    def _stream(self) -> Any:
+        source = self._job.source
+        reader = self._spark.readStream
+        if source.kind == "vdl":
+            options = {**source.reader_options(), "headers": "true"}
+            options["start"] = json.dumps(self._positions.to_json())
+            return reader.format("vdl").options(**options).load()
+        begin = self._positions.of(source.topics)
+        options = {
+            **self._connector_options(),
+            "startingOffsets": connector_offsets(begin),
+            "maxOffsetsPerTrigger": str(source.max_rows),
+        }
+        return reader.format("kafka").options(**options).load()
+
+    def _bounded(self, start: Positions, end: Positions) -> Any:
+        source = self._job.source
+        reader = self._spark.read
+        if source.kind == "vdl":
+            options = {**source.reader_options(), "headers": "true"}
+            options["start"] = json.dumps(start.to_json())
+            options["end"] = json.dumps(end.to_json())
+            return reader.format("vdl").options(**options).load()
+        options = {
+            **self._connector_options(),
+            "startingOffsets": connector_offsets(start.of(source.topics)),
+            "endingOffsets": connector_offsets(end.of(source.topics)),
+        }
+        return reader.format("kafka").options(**options).load()
+
+    def _connector_options(self) -> dict[str, str]:
+        source = self._job.source
+        return {
+            "kafka.bootstrap.servers": source.bootstrap,
+            "subscribe": ",".join(source.topics),
+            "includeHeaders": "true",
+            "failOnDataLoss": "true",
+            "kafka.max.poll.records": "50000",
+            **source.options,
+        }
+
+    # --- batches --------------------------------------------------------------------------------
+    def _stream_batch(self, frame: Any, number: int, checkpoint: str) -> None:
+        with self._noting():
+            end = self._planned_end(checkpoint, number)
+            self._batch(frame, number, end)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Keep what goes wrong as it is: Spark's exception has it as text only."""
+        try:
+            yield
+        except PipelineError as error:
+            self._failure = error
+            raise
+
+    def _planned_end(self, checkpoint: str, number: int) -> Positions:
+        """Where Spark's plan of this batch ends: the same file for every source. Ids are ours."""
+        jvm = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets/{number}")
+        files = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
+        stream = files.open(path)
+        try:
+            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        planned = Positions.from_json(json.loads(text.splitlines()[-1]))
+        return planned.with_ids_of(self._positions)
+
+    def _batch(self, frame: Any, number: int, end: Positions) -> None:
+        """Write and commit [self._positions, end)."""
+        if self._positions.goes_on_from(end.over(self._positions)):
+            return  # Spark begins with a batch though there is nothing to read.
+        clock = _Phases()
+        decoded = self._decoded(frame)
+        written = self._write(decoded, number)
+        clock.lap("read and write")
+        self._check_share(written)
+        ends = self._topics.ends()
+        check_same_topics(end, ends)
+        end = end.with_ids_of(ends).over(self._positions)
+        self._check_spans(written, end)
+        clock.lap("ask")
+        self._commit(written, number, end)
+        clock.lap("commit")
+        self._positions = end
+        self._group.commit(end)
+        clock.lap("group offsets")
+        self.totals.batches += 1
+        self.totals.rows += written.rows
+        self.totals.dead += written.dead
+        lag = {
+            (topic, partition): max(0, stop - (end.offset(topic, partition) or 0))
+            for topic, partition, stop in ends.partitions()
+        }
+        self._on_batch(
+            BatchReport(
+                number, written.rows, written.dead, end, lag, written.newest_ms, clock.laps_ms
+            )
+        )
+
+    def _decoded(self, frame: Any) -> Any:
+        job = self._job
+        return decode(frame, form=job.format, schema=job.schema, topics=len(job.source.topics))
+
+    def _transformed(self, decoded: Any) -> Any:
+        """The rows that the table gets: good ones, through the job's steps."""
+        good = decoded.filter("_error is null").drop(*DEAD_ONLY)
+        if not self._job.steps:
+            return good
+        session = decoded.sparkSession
+        for name, table in self._job.tables.items():
+            reader = session.read.format(table.format).options(**table.options)
+            reader.load(table.path).createOrReplaceTempView(name)
+        good.createOrReplaceTempView(INPUT)
+        found = good
+        for step in self._job.steps:
+            found = session.sql(step.sql)
+            found.createOrReplaceTempView(step.name)
+        return found
+
+    def _write(self, decoded: Any, number: int) -> Written:
+        spec = WriteSpec(
+            prefix=f"{self._run}-{number}",
+            rows_folder=self._rows_table.staging(self._run),
+            dead_folder=self._dead_table.staging(self._run),
+            topic=self._job.source.topics[0] if len(self._job.source.topics) == 1 else "",
+            kinds=_kinds(self._job.schema),
+            dead_from={f"{t}/{p}": offset for t, p, offset in self._dead_positions.partitions()},
+        )
+        if not self._job.steps:
+            rows = decoded.drop(*DEAD_ONLY)
+            return self._collect([(decoded, spec)], rows)
+        from dataclasses import replace
+
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        seen = Observation(f"decoded-{number}")
+        watched = decoded.observe(
+            seen, f.count(f.lit(1)).alias("rows"), f.count("_error").alias("dead")
+        )
+        rows = self._transformed(watched)
+        written = self._collect([(rows, replace(spec, only=ROWS))], rows)
+        counts = seen.get
+        dead = int(counts["dead"]) if "dead" in counts else 1
+        if dead:
+            letters = decoded.filter("_error is not null")
+            written = written.and_dead(self._collect([(letters, replace(spec, only=DEAD))], rows))
+        return written.of_total(int(counts.get("rows", written.rows + written.dead)))
+
+    def _collect(self, passes: list[tuple[Any, WriteSpec]], rows: Any) -> Written:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        written = Written(arrow_schema=to_arrow_schema(rows.schema, timezone="UTC"))
+        for frame, spec in passes:
+            write = functools.partial(write_batches, spec=spec)
+            for report in frame.mapInArrow(write, REPORT_DDL).collect():
+                written.add(report)
+        written.total = written.rows + written.dead
+        return written
+
+    def _check_share(self, written: Written) -> None:
+        rows = max(written.total, self._job.errors.rows_min)
+        if written.dead > rows * self._job.errors.share_max:
+            raise TooManyDeadLetters(
+                dead=written.dead,
+                rows=written.total,
+                share_max=self._job.errors.share_max,
+                example=written.example,
+            )
+
+    def _check_spans(self, written: Written, end: Positions) -> None:
+        """That the rows are of this batch: the source gave what was planned."""
+        for file in (*written.files, *written.dead_files):
+            for span in file.spans:
+                low = self._positions.offset(span.topic, span.partition) or 0
+                high = end.offset(span.topic, span.partition)
+                assert low <= span.start, (span, low)
+                assert high is not None, span
+                assert span.end <= high, (span, high)
+
+    def _commit(self, written: Written, number: int, end: Positions) -> None:
+        if written.dead_files:
+            letters = sum(file.rows for file in written.dead_files)
+            start = self._dead_positions.over(self._positions)
+            self._dead_table.commit(
+                Commit(
+                    self._job.name, self._run, number, start, end, letters, 0,
+                    tuple(written.dead_files), schema_lines(DEAD_SCHEMA),
+                ),
+                DEAD_SCHEMA,
+            )  # fmt: skip
+            self._dead_positions = end
+        is_first = not self.totals.batches
+        self._rows_table.commit(
+            Commit(
+                self._job.name, self._run, number, self._positions, end, written.rows,
+                written.dead, tuple(written.files), schema_lines(written.arrow_schema),
+            ),
+            written.arrow_schema,
+        )  # fmt: skip
+        if is_first:
+            # Whoever else still writes under this name will be refused, so its files can go.
+            self._rows_table.clean()
+            self._dead_table.clean()
+
+
+@dataclass(slots=True)
+class Written:
+    """What the executors wrote of one batch."""
+
+    arrow_schema: Any
+    files: list[DataFile] = field(default_factory=list)
+    dead_files: list[DataFile] = field(default_factory=list)
+    rows: int = 0
+    dead: int = 0
+    total: int = 0
+    """Records decoded; with steps, other than rows and dead letters together."""
+    newest_ms: int = -1
+    example: str = ""
+
+    def add(self, report: Any) -> None:
+        spans = tuple(OffsetRange(*span) for span in json.loads(report["spans"]))
+        file = DataFile(report["path"], int(report["rows"]), int(report["bytes"]), spans)
+        if report["kind"] == ROWS:
+            self.rows += file.rows
+            self.newest_ms = max(self.newest_ms, int(report["newest"]))
+            self.files.append(file)
+        else:
+            self.dead += int(report["seen"])
+            self.example = self.example or report["example"]
+            if file.path:
+                self.dead_files.append(file)
+
+    def and_dead(self, other: Written) -> Written:
+        self.dead, self.dead_files, self.example = other.dead, other.dead_files, other.example
+        return self
+
+    def of_total(self, total: int) -> Written:
+        self.total = total
+        return self
+
+
+class GroupOffsets:
+    """Tells the cluster, under a group's name, how far the job is: what lag tools look at. Nothing
+    is read from it, and a failure is no reason to stop."""
+
+    def __init__(self, job: Job) -> None:
+        self._name = job.group
+        self._client = {
+            **job.source.read_options().client,
+            "bootstrap.servers": job.source.bootstrap,
+            "log_level": 3,
+        }
+        self._consumer: Any = None
+        self.failures = 0
+
+    def commit(self, positions: Positions) -> None:
+        from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+        if self._consumer is None:
+            settings = {"group.id": self._name, "enable.auto.commit": False, **self._client}
+            self._consumer = Consumer(settings)
+        where = [TopicPartition(t, p, offset) for t, p, offset in positions.partitions()]
+        try:
+            self._consumer.commit(offsets=where, asynchronous=False)
+        except KafkaException:
+            self.failures += 1
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+
+class _Phases:
+    """Time of the parts of a batch."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self.laps_ms: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps_ms[name] = (now - self._since) * 1000
+        self._since = now
+
+
+def connector_offsets(positions: Positions) -> str:
+    """As the official connector wants them."""
+    return json.dumps(
+        {
+            topic: {str(p): offset for p, offset in sorted(known.offsets.items())}
+            for topic, known in positions.topics.items()
+        }
+    )
+
+
+def _not_before(target: Positions, start: Positions) -> Positions:
+    from vdl.pipeline.source import later
+
+    return later(target, start)
+
+
+def _kinds(schema: str) -> dict[str, str]:
+    if not schema:
+        return {}
+    from pyspark.sql.types import StructType
+
+    return {f.name: f.dataType.simpleString() for f in StructType.fromDDL(schema).fields}
+
+
+def _reason(error: BaseException) -> str:
+    """The line of Spark's exception that says what went wrong: the last of the Python traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("vdl.pipeline.")]
+    return told[-1] if told else (lines[0] if lines else type(error).__name__)

@@ -1,0 +1,203 @@
+"""Reading records from a server's sealed segment files, without asking a broker for them.
+
+`find` runs on the driver: which log of a data directory holds a partition, and which of its
+segments are sealed (every one but the newest, which still grows and whose valid end only the
+journal knows). A sealed segment holds exactly the committed entries from its first index to that of
+the next, so the offsets [its base, the next one's base) can be read from there, and what comes
+behind the last sealed one over the protocol: the two meet at an exact offset.
+
+Which group a partition is, the server's catalog says as it was at the last checkpoint; its topic id
+must be the one the brokers name, so files of a deleted topic of the same name are never read.
+Files may be removed by retention, or be damaged, between plan and read. What was not read yet is
+then had over the protocol (`source.py`).
+
+Must not know: Spark, Kafka clients, the server.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import lmdb
+import msgspec
+import pyarrow as pa
+from crc32c import crc32c
+
+from segments.api import CorruptRecord, StorageError, StoreOptions
+from segments.fs import RealFileSystem
+from segments.identity import read_identity
+from segments.recovery import log_directory
+from segments.segment import LogFiles
+from vdl.pipeline.columns import Lane, decode, open_lane
+from vdl.pipeline.positions import OffsetRange
+
+CATALOG_GROUP = 0
+CHUNK_BYTES = 16 << 20
+"""Decompressed records that are decoded together."""
+CHUNK_RECORDS = 200_000
+_ITEM = struct.Struct("<IH")
+_TOPIC = b"t"
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSegment:
+    """A segment that no longer changes: entries [first, end) with offsets [base, next)."""
+
+    directory: str
+    log_id: int
+    group_id: int
+    number: int
+    first_index: int
+    end_index: int
+    base_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """Offsets of one partition that one sealed segment holds."""
+
+    wanted: OffsetRange
+    segment: SealedSegment
+
+
+def find(directory: str, topic: str, topic_id: str, count: int) -> dict[int, list[SealedSegment]]:
+    """Partition → its sealed segments in one data directory, by offset; nothing of partitions that
+    have no good replica there. The server may be running. Raises StorageError, OSError."""
+    fs = RealFileSystem()
+    identity = read_identity(fs, directory)
+    if identity is None:
+        raise FileNotFoundError(f"{directory}/identity")
+    by_group = {log.group_id: log for log in identity.logs.values() if not log.lost}
+    catalog = by_group.get(CATALOG_GROUP)
+    groups = [] if catalog is None else _groups(directory, catalog.log_id, topic, topic_id)
+    found: dict[int, list[SealedSegment]] = {}
+    for partition, group_id in enumerate(groups[:count]):
+        log = by_group.get(group_id)
+        if log is not None:
+            found[partition] = _sealed(fs, directory, log.log_id, group_id)
+    return found
+
+
+def _groups(directory: str, log_id: int, topic: str, topic_id: str) -> list[int]:
+    """The group ids of a topic's partitions, as the catalog's state in the meta has them; nothing
+    when it does not know the topic, or another of that name."""
+    name = _TOPIC + topic.encode()
+    key = log_id.to_bytes(4) + b"k" + name
+    with (
+        closing(lmdb.open(f"{directory}/meta", readonly=True, readahead=False)) as environment,
+        environment.begin() as transaction,
+    ):
+        stored = transaction.get(key)
+        item = None if stored is None else bytes(stored)
+    if item is None:
+        return []
+    crc, length = _ITEM.unpack_from(item)
+    end = _ITEM.size + length
+    if crc32c(item[4:]) != crc or item[_ITEM.size : end] != name:
+        raise CorruptRecord("meta value", 0, expected=crc, actual=crc32c(item[4:]))
+    fields = msgspec.msgpack.decode(item[end:])
+    told = base64.urlsafe_b64encode(fields[1]).decode().rstrip("=")
+    return [int(group) for group in fields[2]] if told == topic_id else []
+
+
+def _sealed(fs: RealFileSystem, directory: str, log_id: int, group_id: int) -> list[SealedSegment]:
+    path = log_directory(directory, log_id)
+    files = LogFiles(fs, path, log_id, group_id, StoreOptions().index_segment_entries)
+    if not fs.exists(path):
+        return []
+    infos, _ = files.segments(flushed_index=0)  # a bad header is nothing to a reader
+    return [
+        SealedSegment(
+            directory, log_id, group_id, info.number, info.first_index, after.first_index,
+            info.base_offset, after.base_offset,
+        )
+        for info, after in pairwise(infos)
+        if after.number == info.number + 1 and after.first_index > info.first_index
+    ]  # fmt: skip
+
+
+def divide(
+    wanted: Sequence[OffsetRange], segments: Sequence[dict[tuple[str, int], list[SealedSegment]]]
+) -> tuple[list[SegmentRange], list[OffsetRange]]:
+    """(what can be read from segments, the rest). `segments`: of each data directory, by (topic,
+    partition). Of directories that hold the same offsets, each gets its share."""
+    from_files: list[SegmentRange] = []
+    rest: list[OffsetRange] = []
+    turn = 0
+    for r in wanted:
+        position = r.start
+        while position < r.end:
+            choices = [
+                one
+                for directory in segments
+                for one in directory.get((r.topic, r.partition), [])
+                if one.base_offset <= position < one.next_offset
+            ]
+            if not choices:
+                after = [
+                    one.base_offset
+                    for directory in segments
+                    for one in directory.get((r.topic, r.partition), [])
+                    if position < one.base_offset < r.end
+                ]
+                stop = min(after, default=r.end)
+                rest.append(OffsetRange(r.topic, r.partition, position, stop))
+            else:
+                chosen = choices[turn % len(choices)]
+                turn += 1
+                stop = min(chosen.next_offset, r.end)
+                piece = OffsetRange(r.topic, r.partition, position, stop)
+                from_files.append(SegmentRange(piece, chosen))
+            position = stop
+    return from_files, rest
+
+
+def read_segment(task: SegmentRange, *, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The records of a range. Each frame's CRC is checked. Raises StorageError, OSError,
+    UndecodableBatch; what was yielded before is good."""
+    one, wanted = task.segment, task.wanted
+    fs = RealFileSystem()
+    path = log_directory(one.directory, one.log_id)
+    if not Path(path).is_dir():
+        raise FileNotFoundError(path)
+    files = LogFiles(fs, path, one.log_id, one.group_id, StoreOptions().index_segment_entries)
+    infos, _ = files.segments(flushed_index=0)  # a bad header is nothing to a reader
+    info = next((i for i in infos if i.number == one.number), None)
+    if info is None or info.first_index != one.first_index:
+        raise FileNotFoundError(files.segment_path(one.number))
+    lanes: list[Lane] = []
+    size = records = 0
+
+    def decoded() -> pa.RecordBatch:
+        return decode(
+            lanes, topic=wanted.topic, partition=wanted.partition, columns=columns,
+            start=wanted.start, end=wanted.end,
+        )  # fmt: skip
+
+    for entry, _, _ in files.walk(info, one.end_index):
+        if entry.base_offset >= wanted.end:
+            break
+        if not entry.records or entry.base_offset + entry.records <= wanted.start:
+            continue
+        lane = open_lane(memoryview(entry.data))
+        if lane is None:
+            continue
+        lanes.append(lane)
+        size += len(lane.records)
+        records += lane.count
+        if size >= CHUNK_BYTES or records >= CHUNK_RECORDS:
+            yield decoded()
+            lanes, size, records = [], 0, 0
+    if lanes:
+        yield decoded()
+
+
+FAILURES = (StorageError, OSError)
+"""What a file can do to its reader; undecodable batches besides."""

@@ -1,0 +1,263 @@
+"""`format("vdl")`: Spark's view of topics, batch and stream, from brokers and from segment files.
+
+The driver's half plans: which offsets, cut into tasks. The executors' half is `read.read_range`
+and `segment_read`, which know no Spark. Spark keeps the objects here in a Python process of its
+own and sends pickles of them about, so they hold options and no connections.
+
+A stream's offset is `Positions`, with the topic ids in it: a topic that was deleted and created
+again stops the query instead of being skipped to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from vdl.pipeline.filters import Pushed, push
+from vdl.pipeline.options import AtTime, ReadOptions, parse
+from vdl.pipeline.positions import (
+    OffsetRange,
+    Positions,
+    admit,
+    capped,
+    check_reachable,
+    check_same_topics,
+    cut,
+    ranges,
+)
+from vdl.pipeline.segment_read import SealedSegment, SegmentRange
+from vdl.pipeline.topics import Topics
+
+SAMPLES_EVERY = 16
+"""Batches between two looks at how large records are."""
+
+
+class RangePartition(InputPartition):
+    """What one task reads: a range over the protocol, or from a segment."""
+
+    def __init__(self, wanted: OffsetRange | SegmentRange) -> None:
+        super().__init__(wanted)
+
+
+class VdlDataSource(DataSource):
+    """Topics as rows; `options.py` has the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "vdl"
+
+    def schema(self) -> str:
+        from vdl.pipeline.read import DDL
+
+        columns = parse(self.options).columns
+        return ", ".join(f"`{name}` {DDL[name]}" for name in columns)
+
+    def reader(self, schema: Any) -> VdlReader:
+        del schema
+        return VdlReader(parse(self.options))
+
+    def streamReader(self, schema: Any) -> VdlStreamReader:
+        del schema
+        return VdlStreamReader(parse(self.options))
+
+
+def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[Any]:
+    """The executor's side of both readers."""
+    assert isinstance(partition, RangePartition), partition
+    task = partition.value
+    if isinstance(task, SegmentRange):
+        return read_segment_or_broker(task, options)
+    return read_broker(task, options)
+
+
+def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
+    from vdl.pipeline.read import read_range
+
+    return read_range(
+        wanted,
+        bootstrap=options.bootstrap,
+        columns=options.columns,
+        stall_seconds=options.stall_seconds,
+        isolation=options.isolation,
+        client=options.client,
+    )
+
+
+def read_segment_or_broker(task: SegmentRange, options: ReadOptions) -> Iterator[Any]:
+    """From the file as far as it can be read; what is missing then, over the protocol: retention
+    may have removed the file, this executor may not see it, or it may be damaged."""
+    from vdl.pipeline.columns import UndecodableBatch
+    from vdl.pipeline.segment_read import FAILURES, read_segment
+
+    position = task.wanted.start
+    columns = options.columns if "offset" in options.columns else (*options.columns, "offset")
+    try:
+        for batch in read_segment(task, columns=columns):
+            if batch.num_rows:
+                position = batch.column("offset")[-1].as_py() + 1
+            yield batch.select(list(options.columns))
+    except (*FAILURES, UndecodableBatch):
+        rest = OffsetRange(task.wanted.topic, task.wanted.partition, position, task.wanted.end)
+        if rest.count:
+            yield from read_broker(rest, options)
+
+
+def plan(
+    options: ReadOptions, wanted: Sequence[OffsetRange], known: Positions
+) -> list[InputPartition]:
+    """The tasks for these ranges. `known` has the topics' ids and partitions."""
+    if not options.segments:
+        return [RangePartition(piece) for piece in cut(wanted, tasks_min=options.tasks_min)]
+    from vdl.pipeline.segment_read import FAILURES, divide, find
+
+    places: list[dict[tuple[str, int], list[SealedSegment]]] = []
+    for directory in options.segments:
+        place: dict[tuple[str, int], list[SealedSegment]] = {}
+        for topic, topic_known in known.topics.items():
+            try:
+                found = find(directory, topic, topic_known.topic_id, len(topic_known.offsets))
+            except FAILURES:
+                continue  # Not on this machine, or not good: the brokers have it all.
+            place |= {(topic, partition): sealed for partition, sealed in found.items()}
+        places.append(place)
+    from_files, rest = divide(wanted, places)
+    tasks: list[InputPartition] = [RangePartition(piece) for piece in from_files]
+    return tasks + [RangePartition(piece) for piece in cut(rest, tasks_min=options.tasks_min)]
+
+
+class VdlReader(DataSourceReader):
+    """A batch read from `start` to `end`."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._pushed = Pushed()
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        self._pushed, left = push(filters)
+        return left
+
+    def partitions(self) -> Sequence[InputPartition]:
+        topics = Topics(self._options)
+        start = topics.resolve(self._options.start)
+        end = topics.resolve(self._options.end)
+        check_same_topics(start, end)
+        if not self._options.allow_loss:
+            check_reachable(start, topics.begins(), topics.ends())
+        else:
+            start = later(start, topics.begins())
+        if self._pushed.time_first_ms is not None:
+            start = later(start, topics.resolve(AtTime(self._pushed.time_first_ms)))
+        wanted = self._pushed.cut(ranges(start, later(end, start)))
+        return plan(self._options, wanted, end)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_partition(partition, self._options)
+
+
+def later(one: Positions, other: Positions) -> Positions:
+    """For each partition of `one` the later of both offsets."""
+    from dataclasses import replace
+
+    topics = {
+        topic: replace(
+            known,
+            offsets={
+                p: max(offset, other.offset(topic, p) or 0) for p, offset in known.offsets.items()
+            },
+        )
+        for topic, known in one.topics.items()
+    }
+    return Positions(topics)
+
+
+class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream from `start` on, a micro-batch at a time."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._topics: Topics | None = None
+        self._target: Positions | None = None
+        self._ends: Positions | None = None
+        self._row_bytes: dict[tuple[str, int], float] = {}
+        self._batches_planned = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks get a pickle of this: connections stay here.
+        return {**self.__dict__, "_topics": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = self._ask().resolve(self._options.start)
+        check_same_topics(found, self._ask().begins())
+        return found.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._ask().ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = Positions.from_json(start)
+        topics = self._ask()
+        ends = topics.ends()
+        check_same_topics(begin, ends)
+        self._ends = ends
+        target = ends if self._target is None else capped(ends, self._target)
+        if isinstance(limit, ReadAllAvailable):
+            return target.over(begin).to_json()
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.rows_max
+        waiting = ranges(begin, target.over(begin))
+        if waiting and self._options.bytes_max and self._batches_planned % SAMPLES_EVERY == 0:
+            starts = [(r.topic, r.partition, r.start) for r in waiting]
+            self._row_bytes |= topics.row_bytes(starts)
+        self._batches_planned += bool(waiting)
+        end = admit(
+            begin,
+            target.over(begin),
+            rows_max=rows_max,
+            bytes_max=self._options.bytes_max,
+            row_bytes=self._row_bytes,
+        )
+        return end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._ends is None else self._ends.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, stop = Positions.from_json(start), Positions.from_json(end)
+        topics = self._ask()
+        firsts = topics.begins()
+        check_same_topics(begin, firsts)
+        if self._options.allow_loss:
+            begin = later(begin, firsts)
+            stop = later(stop, begin)
+        else:
+            check_reachable(begin, firsts, stop)
+        return plan(self._options, ranges(begin, stop), firsts)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_partition(partition, self._options)
+
+    def stop(self) -> None:
+        if self._topics is not None:
+            self._topics.close()
+            self._topics = None
+
+    def _ask(self) -> Topics:
+        if self._topics is None:
+            self._topics = Topics(self._options)
+        return self._topics

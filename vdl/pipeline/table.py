@@ -1,0 +1,123 @@
+"""What the sinks have in common: commits of files together with the offsets they stand for.
+
+A table is written in commits, numbered from 1 for each job. A commit holds the files of one batch
+and, for every partition, the offset the next batch begins at; both become visible in one step or
+not at all. Because the offsets are the table's own, nothing else has to be kept: whoever opens the
+table goes on from there, whatever has become of Spark's checkpoint.
+
+A commit is refused (CommitConflict) when the table is not as this run left it. So of two runs of
+the same job, one of which was taken for dead, only one can write, and no row is written twice.
+
+Must not know: Spark, Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vdl.pipeline.positions import OffsetRange, Positions
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A finished file in the table's staging folder. `spans`: for each partition, the first offset
+    of its rows and the one after the last, as far as rows carry them."""
+
+    path: str
+    rows: int
+    bytes: int
+    spans: tuple[OffsetRange, ...] = ()
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One batch of a job. `start` and `end` are positions of the source."""
+
+    job: str
+    run: str
+    batch: int
+    start: Positions
+    end: Positions
+    rows: int
+    dead: int
+    files: tuple[DataFile, ...]
+    schema: str
+    """Names and types of the columns, one `name: type` a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNote:
+    """What is kept of a commit, for `verify`."""
+
+    sequence: int
+    start: Positions
+    end: Positions
+    rows: int
+    dead: int
+
+
+class TableSink(Protocol):
+    """A table that one job writes. Paths are of a file system that all executors see."""
+
+    path: str
+
+    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        """Finish what a killed run left half done; where the next batch begins, nothing where the
+        table is new. `topics`: topic → (id, partitions). Raises SinkInconsistent."""
+
+    @property
+    def sequence(self) -> int:
+        """Of the last commit; 0: there is none."""
+
+    def clean(self) -> None:
+        """Remove what killed runs have left; only once this run has committed."""
+
+    def staging(self, run: str) -> str:
+        """The folder that a run's files are written to."""
+
+    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        """Make the batch visible, durably. Raises CommitConflict."""
+
+    def notes(self) -> list[CommitNote]:
+        """All commits that are known, oldest first."""
+
+    def files(self) -> list[str]:
+        """Absolute paths of the table's files."""
+
+
+def open_table(kind: str, path: str, job: str) -> TableSink:
+    """The table of a job."""
+    if kind == "delta":
+        from vdl.pipeline.delta_table import DeltaSink
+
+        return DeltaSink(path, job)
+    from vdl.pipeline.parquet_table import ParquetSink
+
+    assert kind == "parquet", kind
+    return ParquetSink(path, job)
+
+
+def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:
+    """A file's name in its table: of one partition's rows, the offsets [first, end) it holds."""
+    if len(spans) == 1:
+        (span,) = spans
+        where = f"{span.topic}-{span.partition}-{span.start:020d}-{span.end:020d}"
+        return f"{sequence:09d}-{where}-{number:04d}.parquet"
+    return f"{sequence:09d}-mixed-{number:04d}.parquet"
+
+
+def schema_lines(arrow_schema: Any) -> str:
+    """The columns as text, to be compared."""
+    return "\n".join(f"{f.name}: {f.type}" for f in arrow_schema)
+
+
+def schema_problem(known: str, found: str) -> str:
+    """Why rows of the columns `found` cannot be added to a table of the columns `known`; "" when
+    they can: columns may be added at the end."""
+    if not known or found == known or found.startswith(known + "\n"):
+        return ""
+    missing = sorted(set(known.splitlines()) - set(found.splitlines()))
+    return f"its columns have changed; the table has also {missing}" if missing else "their order"
