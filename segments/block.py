@@ -102,7 +102,8 @@ MARK_INSTALLED = 2
 
 @dataclass(slots=True)
 class Mark:
-    """What a file header says about one log: everything that blocks before the file said."""
+    """What a file header says about one log: everything that blocks before the file said, and the
+    first one in it, which comes in the same write."""
 
     log_id: int
     sequence: int

@@ -228,6 +228,7 @@ class Checkpoints:
             for segment in log.segments:
                 if segment.number == number:
                     segment.max_timestamp = max_timestamp
+        log.touch(self._journal.batch)
         log.segments += result.opened
         log.cursor = result.cursor
         log.flushed_index = plan.last
@@ -247,7 +248,12 @@ class Checkpoints:
 
         Votes need no rewriting: each file's header carries them. The journal may be twice as long
         as what no segment holds, so rewriting never costs more than the appends that caused it.
+
+        Not on a full disk: there it would take the reserve from votes, and could hold them up; what
+        little can be written again is carried over (`carry.py`).
         """
+        if self._journal.is_full:
+            return
         live = self._cache.unflushed + sum(len(log.installed_state) for log in self._logs.values())
         excused = 2 * live // self._options.journal_file_bytes
         if self._journal.file_count <= JOURNAL_FILES_MIN + excused:

@@ -185,7 +185,7 @@ class Journal:
         file.file.pwrite(buffers, 0, durable=True)
         self._advance(file, end)
         self._pieces_left = self._reserve.pieces()
-        if self._replaced:
+        if self._replaced or carried.records:
             self._unproved = True
             self._arm_idle()
         self._prepare()
@@ -539,11 +539,14 @@ class Journal:
 
     def entry_room(self, *, pieces_kept: int) -> int:
         """Bytes of entries for which there is room in the files at hand, or in a piece of the
-        reserve when there are more than so many: what needs several may not get them."""
+        reserve when there are more than so many: what needs several may not get them. With fewer
+        none: filling the file at hand, too, would take the next piece from votes."""
         current = self._current
         assert current is not None, "journal is not open"
         ahead = min((file.capacity for file in self._prepared), default=0)
-        if not ahead and self._pieces_left > pieces_kept:
+        if not ahead:
+            if self._pieces_left <= pieces_kept:
+                return 0
             ahead = self._reserve.piece_bytes
         waiting = block_bytes(self.batch) + self._under_way_bytes
         if self._rest is not None:

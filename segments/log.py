@@ -79,13 +79,14 @@ class Batch:
 
     `hard` has, for each log whose hard state moved, the place of its newest record in `records` and
     that record's sequence. `installs` are resets: (log, its generation). `needs_proof` is False as
-    long as only commit indexes moved. `marks` is what the header of a new file would say behind
-    this batch; `stands_for` is the oldest of the journal files whose place the new one takes.
+    long as only commit indexes moved. `before` is the state of each log as the batch found it,
+    `marks` what the header of a new file would say behind this batch; `stands_for` is the oldest of
+    the journal files whose place the new one takes.
     """
 
     __slots__ = (
-        "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start", "marks",
-        "needs_proof", "records", "sequence", "spans", "stands_for", "token",
+        "before", "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start",
+        "marks", "needs_proof", "records", "sequence", "spans", "stands_for", "token",
     )  # fmt: skip
 
     def __init__(self, token: int) -> None:
@@ -97,6 +98,7 @@ class Batch:
         self.spans: list[Span] = []
         self.installs: list[tuple[DiskLog, int]] = []
         self.hard: dict[int, tuple[int, int]] = {}
+        self.before: dict[int, Mark] = {}
         self.marks: list[Mark] | None = None
         self.needs_proof = False
         self.sequence = 0
@@ -330,6 +332,7 @@ class DiskLog:
 
         The hottest loop of the engine: one copy, one CRC and two packs for each entry.
         """
+        self.touch(batch)
         index = first = entries[0].index
         if first <= self.last:
             self.truncate(first, batch)
@@ -393,11 +396,18 @@ class DiskLog:
         batch.entries += len(entries)
         batch.needs_proof = True
 
+    def touch(self, batch: Batch) -> None:
+        """The batch is about to say something of this log: keep what was true before, for the
+        header of a file that takes only a part of it."""
+        if self.id not in batch.before:
+            batch.before[self.id] = self.mark()
+
     def truncate(self, index: int, batch: Batch) -> None:
         """Cut the suffix from `index` on."""
         assert index > self.hard.commit, (index, self.hard.commit)
         assert index > self.flushed_index, (index, self.flushed_index)
         assert index >= self.first, (index, self.first)
+        self.touch(batch)
         self.offset = self.offset_after(index - 1)
         removed = self.tail.truncate(index)
         self.unflushed -= removed
@@ -443,6 +453,7 @@ class DiskLog:
     def _restage_entries(self, first: int, batch: Batch) -> None:
         """Stage everything from `first` on once more. The frames are those in the tail: nothing is
         copied or summed again."""
+        self.touch(batch)
         index = first
         for chunk, start, stop in self.tail.spans(first, self.last + 1):
             position = chunk.start_of(start)
@@ -475,12 +486,14 @@ class DiskLog:
         assert state.commit <= self.last, (state.commit, self.last)
         assert state.commit >= hard.commit, (state.commit, hard.commit)
         assert state.term >= hard.term, (state.term, hard.term)
-        if state.term != hard.term or state.vote != hard.vote:
+        is_vote = state.term != hard.term or state.vote != hard.vote
+        if not is_vote and state.commit == hard.commit:
+            return
+        self.touch(batch)
+        if is_vote:
             hard.term = state.term
             hard.vote = state.vote
             batch.needs_proof = True
-        elif state.commit == hard.commit:
-            return
         hard.commit = state.commit
         place, sequence = batch.hard.get(self.id, (-1, -2))
         if sequence != self.sequence - 1:
@@ -494,6 +507,7 @@ class DiskLog:
 
     def stage_state(self, batch: Batch, kind: int, term: int, index: int, value: int) -> None:
         """Stage a record without a frame."""
+        assert self.id in batch.before, self.id
         batch.records.append(
             STATE_RECORD.pack(self.id, self.sequence & SEQUENCE_MASK, kind, term, index, value)
         )
@@ -502,6 +516,7 @@ class DiskLog:
 
     def _stage_install(self, kind: int, install: Install, batch: Batch) -> None:
         """Stage a record with the state of a reset."""
+        self.touch(batch)
         header = frame_header(
             install.state, group_id=self.group, term=install.prev_term, index=install.first_index,
             base_offset=install.next_offset, timestamp=install.number,
@@ -529,6 +544,7 @@ class DiskLog:
     ) -> None:
         """Drop every entry and continue at `first_index`. No flush until `allow_flush`: the files
         there are belong to what was dropped."""
+        self.touch(batch)
         tail = self.tail
         tail.cache.unflushed -= self.unflushed
         self.unflushed = 0

@@ -175,8 +175,9 @@ class DiskStore:
             )
             failpoint.hit("open.carried")
             store._settle_carried()
-            remove_stale(fs, recovered.stale_files, recovered.stale_directories)
+            # First the reserve, which a start that is cut here again and again would use up.
             store._journal.take_back(replay.scrap)
+            remove_stale(fs, recovered.stale_files, recovered.stale_directories)
             failpoint.hit("open.done")
         except BaseException:
             if meta is not None:
@@ -328,8 +329,9 @@ class DiskStore:
         if first_index <= log.first:
             return
         assert log.install is None, "what follows an installed state is needed until it is covered"
-        log.trim(first_index)
         batch = self._journal.batch
+        log.touch(batch)
+        log.trim(first_index)
         log.stage_state(batch, TRIM, log.terms.terms[0], first_index, log.start_offset)
         failpoint.hit("trim.staged")
         generation = log.generation

@@ -8,10 +8,15 @@ import pytest
 
 from segments import checkpoints as checkpoints_module
 from segments.api import HardState, Log, MetaBatch, StoredEntry, StoreOptions
+from segments.block import Mark
 from segments.flusher import FlushPlan
 from segments.fs import RealFileSystem
 from segments.inline import InlineWorkers
+from segments.log import Batch
+from segments.split import marks_behind
 from segments.store import DiskStore
+from tests.storage_contract.conftest import SimHarness
+from tests.storage_contract.steps import OPTIONS, draw, stage
 
 JOURNAL_BYTES = 256 << 10
 
@@ -131,3 +136,100 @@ def test_commit_index_is_never_durable_before_the_truncation_it_presumes(tmp_pat
     logs = open_store(tmp_path, InlineWorkers()).logs.values()
     again = next(one for one in logs if one.group_id == 9)
     assert again.commit_index == 0 or again.term(again.commit_index) == 5
+
+
+def test_file_of_an_unfinished_batch_says_only_what_is_durable(tmp_path: Path) -> None:
+    """A batch larger than a file begins several, and the process dies between two. Later the first
+    of them is the journal's oldest: what its header says must not include the parts that never
+    came, or a plain start finds that entries are missing."""
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    one, other = make_logs(store, workers, 9, 10)
+    store.append(one, [entry(1, index, 5_000) for index in range(1, 41)])
+    store.set_hard_state(one, HardState(1, 1, 0))
+    store.submit()
+    workers.pump()
+    store.append(other, [entry(1, index, 5_000) for index in range(1, 46)])
+    store.append(one, [entry(1, index, 5_000) for index in range(41, 140)])
+    store.set_hard_state(one, HardState(2, 3, 0))
+    store.submit()
+    journal = store._journal
+    while journal.current_sequence < 3 or not journal.partly_written:
+        workers.run_one(workers.journal_jobs or workers.pool_jobs)
+    store.abandon()
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    one = next(log for log in store.logs.values() if log.group_id == 9)
+    assert 40 < one.last_index < 139
+    assert one.hard_state.term == 1
+    end = one.last_index + 1
+    store.append(one, [entry(4, end, 20_000)])
+    store.set_hard_state(one, HardState(4, 0, end))
+    store.submit()
+    workers.pump()
+    store.checkpoint()
+    workers.advance(1_000)
+    assert min(store._journal._paths) == 2
+    store.abandon()
+    again = open_store(tmp_path, InlineWorkers()).logs[one.log_id]
+    assert not again.lost
+    assert again.last_index == end
+    assert again.hard_state == HardState(4, 0, end)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_marks_behind_a_part_of_a_batch_are_the_state_of_its_logs_there(seed: int) -> None:
+    """As the records of the part say, from the state that the batch found."""
+    harness = SimHarness(OPTIONS)
+    harness.start()
+    rng = random.Random(seed)
+    for _ in range(3):
+        harness.new_log()
+    store = harness.store
+    parts = 0
+    for _ in range(150):
+        batch = store._journal.batch
+        seen: list[tuple[list[bytes], dict[int, Mark]]] = []
+        for _ in range(rng.randint(1, 8)):
+            step = draw(rng, store.logs)
+            if step.kind in {"append", "hard", "reset", "trim"}:
+                stage(store, step)
+                marks = {mark.log_id: mark for mark in store.journal_marks()}
+                seen.append((list(batch.records), marks))
+        for records, marks in seen:
+            # A newer hard state takes the place of an older one: then there is no such part.
+            if batch.records[: len(records)] == records:
+                part = Batch(0)
+                part.records, part.buffers = records, batch.buffers
+                behind = marks_behind(batch.before, part)
+                assert behind == {log_id: marks[log_id] for log_id in batch.before}
+                parts += 1
+        harness.submit()
+        if rng.random() < 0.3:
+            harness.checkpoint()
+    assert parts > 300
+
+
+def test_block_that_a_start_repeats_is_proved_by_an_idle_one(tmp_path: Path) -> None:
+    """What was acknowledged is repeated in a new file's first block, and nothing else has it. Bit
+    rot there is no tear once the journal has been quiet for a while."""
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    (log,) = make_logs(store, workers, 9)
+    index = 0
+    while store._journal.current_sequence == 1:
+        index += 1
+        store.append(log, [entry(1, index, 30_000)])
+        store.submit()
+        workers.pump()
+    store.abandon()
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    path = Path(store._journal._paths[store._journal.current_sequence])
+    workers.advance(1_000)
+    store.abandon()
+    data = bytearray(path.read_bytes())
+    data[data.find(b"VDLB") + 100] ^= 1
+    path.write_bytes(data)
+    (again,) = open_store(tmp_path, InlineWorkers()).logs.values()
+    assert again.lost or again.last_index == index
