@@ -249,10 +249,10 @@ class Checkpoints:
         Votes need no rewriting: each file's header carries them. The journal may be twice as long
         as what no segment holds, so rewriting never costs more than the appends that caused it.
 
-        Not on a full disk: there it would take the reserve from votes, and could hold them up; what
-        little can be written again is carried over (`carry.py`).
+        Not on a full disk, nor where one may be about to show: it would take the reserve from
+        votes, and could hold them up. What is little is carried over there (`carry.py`).
         """
-        if self._journal.is_full:
+        if not self._journal.has_next:
             return
         live = self._cache.unflushed + sum(len(log.installed_state) for log in self._logs.values())
         excused = 2 * live // self._options.journal_file_bytes

@@ -209,6 +209,22 @@ class Journal:
                 raise
             return piece
 
+    def make_room(self, unproved: tuple[str, int, int], scrap: Sequence[str]) -> None:
+        """Before `open`, when the reserve is used up; blocks. Starts that died one after the other
+        have each left a file. What of the newest one is not proved (path, start, end) is written
+        again, as it is and where it is: once that is durable, those before it can go. Raises
+        OSError."""
+        path, start, end = unproved
+        if self._reserve.pieces() or not path:
+            return
+        self._fs.sync_directory(self._directory)
+        file = self._fs.open(path)
+        file.pwrite([file.pread(end - start, start)], start, durable=True)
+        file.close()
+        for other in scrap:
+            if other != path:
+                self._reserve.give(other)
+
     def take_back(self, paths: Sequence[str]) -> None:
         """Files that recovery found not to count; blocks. After `open`: not before its first block
         is durable, because they may be the only proof. Raises OSError."""
@@ -257,6 +273,11 @@ class Journal:
     def partly_written(self) -> bool:
         """A batch larger than a file is on disk only in part."""
         return self._rest is not None
+
+    @property
+    def has_next(self) -> bool:
+        """A file is there for what the one being written has no room for."""
+        return bool(self._prepared) and not self.is_full
 
     @property
     def file_count(self) -> int:

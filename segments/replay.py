@@ -178,6 +178,8 @@ class Replay:
     """LSN up to which the file before counts, by the sequence of each in `live`."""
     carried_from: tuple[int, int] = (0, 0)
     """(journal file, position) from which blocks are carried."""
+    unproved: tuple[str, int, int] = ("", 0, 0)
+    """(path, start, end) of what is carried, with the header if that is not proved either."""
     blocks: int = 0
     torn_bytes: int = 0
     damaged_blocks: int = 0
@@ -273,8 +275,10 @@ class _Replayer:
         first = result.carried[0] if result.carried else None
         start = first.lsn if first is not None else end_lsn
         result.carried_from = last.sequence, start - header.start_lsn
+        result.unproved = last.path, start - header.start_lsn, end_lsn - header.start_lsn
         if first is None or first.lsn == header.start_lsn + header.bytes:
             # Not even its header is proved: the file before it is the last of the journal.
+            result.unproved = last.path, 0, end_lsn - header.start_lsn
             result.live.remove((last.sequence, last.path))
             result.scrap.append(last.path)
             result.position = Position(

@@ -170,6 +170,7 @@ class DiskStore:
             )  # fmt: skip
             replay = recovered.replay
             failpoint.hit("open.recovered")
+            store._journal.make_room(replay.unproved, replay.scrap)
             store._journal.open(
                 replay.position, replay.live, replay.spare, recovered.carried, replay.begins
             )

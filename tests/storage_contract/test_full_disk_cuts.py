@@ -1,0 +1,186 @@
+"""A disk that fills up and is freed again, under an engine that dies in the middle of its jobs and
+of its starts, of a kill or of a power cut, and is found where the twin is."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from segments.api import HardState
+from segments.fs import is_disk_full
+from segments.inline import InlineWorkers
+from segments.journal import Journal
+from segments.reserve import RESERVE_PIECES
+from segments.store import DiskStore
+from tests.storage_contract.conftest import ODD
+from tests.storage_contract.steps import draw
+from tests.storage_contract.test_failpoints import seen
+from tests.storage_contract.test_failpoints import settle as settle_twin
+from tests.storage_contract.test_full_disk_lives import (
+    SIZES,
+    Engine,
+    Twin,
+    finish,
+    make,
+    restart,
+    settle,
+)
+from vdl.sim.filesystem import SimFileSystem
+
+CASES = {**SIZES, "odd": ODD}
+FOUND = (("large", 13), ("odd", 8), ("odd", 21), ("as a piece", 23))
+"""Tails written again on a full disk held up votes; entries left votes no file; starts that were
+cut one after the other used up the reserve, twice."""
+
+
+class DiedError(Exception):
+    """The process is gone; what its last job did is partly done."""
+
+
+class MortalWorkers(InlineWorkers):
+    """Die in the job that is `jobs_left` jobs away; 0: never."""
+
+    def __init__(self, disk, rng):
+        super().__init__()
+        self.disk = disk
+        self.rng = rng
+        self.jobs_left = 0
+
+    def run_one(self, jobs):
+        self.jobs_left -= 1
+        if self.jobs_left:
+            super().run_one(jobs)
+            return
+        _, steps, _ = self.disk.run_job(jobs[0][0])
+        cut(self.disk, steps, self.rng)
+        raise DiedError
+
+
+class MortalEngine(Engine):
+    """An engine whose jobs may be its last."""
+
+    def start(self):
+        self.acknowledged = 0
+        self.lives += 1
+        self.workers = MortalWorkers(self.disk, self.rng)
+        self.store = self._open()
+        self.store.on_durable = self._durable
+        self.store.on_fatal = self.fatal.append
+        return self.store
+
+
+def cut(disk, steps, rng):
+    """End a process between two steps, or in one of them, and perhaps the machine."""
+    writes = [n for n, step in enumerate(steps) if step.is_durable_write]
+    reached = rng.choice(writes) if writes and rng.random() < 0.5 else rng.randint(0, len(steps))
+    disk.cut_job(steps, reached=reached)
+    if rng.random() < 0.6:
+        disk.power_cut()
+
+
+def start(engine, rng):
+    """Some starts that are cut, and one that is not."""
+    disk = engine.disk
+    while rng.random() < 0.4:
+        luck = random.Random(rng.getrandbits(64))
+        opened, steps, _ = disk.run_job(
+            lambda luck=luck: DiskStore.open(
+                SimFileSystem(disk), "data", InlineWorkers(), engine.options, luck
+            )
+        )
+        assert not isinstance(opened, Exception) or is_disk_full(opened), opened
+        cut(disk, steps, rng)
+    restart(engine)
+    assert not any(log.lost for log in engine.store.logs.values())
+
+
+def live(engine, twin, rng, steps):
+    """Up to so many steps, and a death in one of them."""
+    engine.workers.jobs_left = rng.randint(1, 3 * steps)
+    for _ in range(steps):
+        if rng.random() < 0.02 and engine.store._journal._is_reserve_whole:
+            engine.disk.room = rng.choice((0, 0, 70_000, 200_000, None))
+        step = draw(rng, twin.store.logs)
+        if step.kind == "reset" and step.size > engine.options.journal_file_bytes // 2:
+            # One that no file takes makes a file longer: its block cannot be refused before.
+            step = replace(step, size=1_000)
+        if engine.store.disk_full or engine.disk.room is not None:
+            if step.kind in {"create", "renew", "checkpoint"}:
+                continue
+            cost = (step.count or 1) * (step.size + 100) + 4096
+            is_essential = rng.random() < 0.3
+            room = engine.store.entry_room(is_essential=is_essential)
+            if step.kind != "hard" and cost > room:
+                continue
+            if step.kind == "trim" and engine.store.logs[step.log_id].installed_state:
+                continue
+        engine.token = 1 << 60
+        try:
+            engine.do(step)
+        except DiedError:
+            return step, engine.is_done
+        assert engine.is_done or engine.token == 1 << 60, step
+        twin.do(step)
+        if rng.random() < 0.05:
+            try:
+                engine.workers.advance(rng.choice((10, 1_500)))
+            except DiedError:
+                return None, True
+    return None, True
+
+
+@pytest.mark.parametrize(
+    ("size", "seed"),
+    [*((size, seed) for size in CASES for seed in range(3)), *FOUND],
+)
+def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_twin_is(size, seed):
+    """Every step that was acknowledged, and the one under way as a whole, not at all, or of many
+    entries the first."""
+    rng = random.Random(f"{size} {seed}")
+    engine, twin = MortalEngine(CASES[size]), Twin(CASES[size])
+    engine.rng = rng
+    engine.disk.rng = random.Random(f"disk {seed}")
+    start(engine, rng)
+    twin.start()
+    for _ in range(12):
+        step, is_done = live(engine, twin, rng, rng.choice((5, 40, 120)))
+        engine.disk.locks.clear()
+        if step is None:
+            engine.crash()
+        start(engine, rng)
+        twin.reopen()
+        if step is not None:
+            if is_done:
+                twin.do(step)
+                twin.reopen()
+            else:
+                settle_twin(twin, seen(engine), step)
+        assert seen(engine) == seen(twin), step
+        if rng.random() < 0.5:
+            settle(engine.disk, engine.disk.root)
+    engine.workers.jobs_left = 0
+    finish(engine, twin)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_starts_that_die_behind_their_first_block_do_not_use_up_the_reserve(size, monkeypatch):
+    """Each leaves a file that nothing proves; the next one counts on it, and none is given back."""
+    engine, twin = make(SIZES[size], 40, random.Random(size))
+
+    def die(*_):
+        raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "take_back", die)
+        for _ in range(3 * RESERVE_PIECES):
+            engine.crash()
+            with pytest.raises(DiedError):
+                engine.start()
+    engine.crash()
+    restart(engine)
+    twin.reopen()
+    assert seen(engine) == seen(twin)
+    for n in range(100):
+        engine.store.set_hard_state(engine.log, HardState(1_000 + n, 1, engine.log.commit_index))
+        engine.submit()
+        assert engine.is_done
