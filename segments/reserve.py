@@ -91,6 +91,7 @@ class Reserve:
         file.close()
         missing = [piece for piece in self._paths() if not fs.exists(piece)]
         if missing and size == self.piece_bytes:
+            make_durable_directory(fs, self._folder)
             fs.rename(path, missing[0])
             fs.sync_directory(self._folder)
         else:

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from segments.api import HardState, StoreOptions
+from segments.checkpoints import JOURNAL_FILES_MIN
 from segments.index import IndexDamaged
 from tests.storage_contract.conftest import SMALL, MemoryHarness, SimHarness
 from tests.storage_contract.steps import OPTIONS, Step, draw
@@ -198,4 +199,34 @@ def test_entry_larger_than_a_piece_of_the_reserve_does_not_hold_up_votes(life, w
         engine.start()
         assert engine.log.last_index == last
         assert engine.log.hard_state.term == 1_099
+    assert engine.fatal == []
+
+
+def test_checkpoint_on_a_full_disk_does_not_hold_up_votes(writer):
+    """It writes no tails again that only the oldest journal file has: they would need more than the
+    reserve has, and votes wait behind them."""
+    engine, _ = make(LARGE, 3, random.Random(1))
+    engine.disk.room = None
+    log = engine.log
+    journal = engine.store._journal
+    for group_id in (10, 11, 12):
+        # Not committed, and too much to be carried over: three files that have to stay.
+        other = engine.new_log(group_id)
+        first = journal.current_sequence
+        engine.store.append(other, writer(other).entries(12, size=6_000))
+        engine.submit()
+        while journal.current_sequence == first and group_id < 12:
+            engine.store.append(log, writer(log).entries(5, term=1_000, size=6_000))
+            engine.store.set_hard_state(log, HardState(1_000, 1, log.last_index))
+            engine.submit()
+            engine.checkpoint()
+    engine.workers.advance(2_000)
+    engine.disk.room = 0
+    for n in range(300):
+        engine.store.set_hard_state(log, HardState(1_001 + n, 1, log.commit_index))
+        engine.submit()
+        assert engine.is_done
+        if n % 20 == 0:
+            engine.checkpoint()
+    assert journal.file_count > JOURNAL_FILES_MIN
     assert engine.fatal == []
