@@ -29,7 +29,7 @@ def carry_over(
     whole = [logs[log_id] for log_id in sorted(logs) if not logs[log_id].is_lost]
     chosen = 0
     for sequence in reversed(live):
-        if sum(log.carried_bytes(sequence) for log in whole) > bytes_max:
+        if needed_bytes(logs, sequence) > bytes_max:
             break
         if sequence not in inside:
             chosen = sequence
@@ -38,3 +38,8 @@ def carry_over(
         for log in whole:
             log.carry_over(chosen, batch)
     return chosen
+
+
+def needed_bytes(logs: Mapping[int, DiskLog], sequence: int) -> int:
+    """What the journal files from `sequence` on are still needed for."""
+    return sum(log.carried_bytes(sequence) for log in logs.values() if not log.is_lost)

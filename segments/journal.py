@@ -62,6 +62,9 @@ class JournalOwner(Protocol):
     ) -> int:
         """See `carry.carry_over`."""
 
+    def journal_needed(self, sequence: int) -> int:
+        """Bytes that the journal files from that one on are needed for."""
+
     def journal_placed(self, batch: Batch) -> None:
         """The batch is durable as a whole, in the files from `batch.sequence` on."""
 
@@ -537,14 +540,18 @@ class Journal:
     def _carry_over(self, batch: Batch) -> None:
         """Let the file that this batch begins stand for the newest ones, as far as what is needed
         of them fits into a piece beside the batch."""
-        sizes = [file.capacity for file in self._prepared][:1]
-        size = min(self._reserve.piece_bytes, self._options.journal_file_bytes, *sizes)
-        room = size - 2 * PAGE_BYTES - self._header_bytes() - block_bytes(batch)
+        room = self._carry_room() - block_bytes(batch)
         if room >= 0 and self._paths:
             live = self._live()
             self._split = [(first, last) for first, last in self._split if last >= live[0]]
             inside = {n for first, last in self._split for n in live if first < n <= last}
             batch.stands_for = self._owner.journal_carry_over(live, inside, batch, room)
+
+    def _carry_room(self) -> int:
+        """Bytes that a file on a full disk takes in its first block."""
+        sizes = [file.capacity for file in self._prepared][:1]
+        size = min(self._reserve.piece_bytes, self._options.journal_file_bytes, *sizes)
+        return size - 2 * PAGE_BYTES - self._header_bytes()
 
     def _live(self) -> list[int]:
         """The files of the chain, ascending."""
@@ -561,18 +568,21 @@ class Journal:
     def entry_room(self, *, pieces_kept: int) -> int:
         """Bytes of entries for which there is room in the files at hand, or in a piece of the
         reserve when there are more than so many: what needs several may not get them. With fewer
-        none: filling the file at hand, too, would take the next piece from votes."""
+        only what the next file can still carry over, so that it takes the place of this one."""
         current = self._current
         assert current is not None, "journal is not open"
-        ahead = min((file.capacity for file in self._prepared), default=0)
-        if not ahead:
-            if self._pieces_left <= pieces_kept:
-                return 0
-            ahead = self._reserve.piece_bytes
+        room = current.capacity - current.position
+        if self._prepared:
+            ahead = min(file.capacity for file in self._prepared)
+            room = max(room, ahead - self._header_bytes())
+        elif self._pieces_left > pieces_kept:
+            room = max(room, self._reserve.piece_bytes - self._header_bytes())
+        else:
+            needed = self._owner.journal_needed(current.sequence) + SMALL_BLOCK_BYTES
+            room = min(room, self._carry_room() - needed)
         waiting = block_bytes(self.batch) + self._under_way_bytes
         if self._rest is not None:
             waiting += block_bytes(self._rest)
-        room = max(current.capacity - current.position, ahead - self._header_bytes())
         return room - waiting - 2 * PAGE_BYTES
 
     def _take_sequence(self) -> int:

@@ -37,7 +37,7 @@ from segments.api import (
 )
 from segments.block import TRIM, Mark
 from segments.cache import Cache
-from segments.carry import carry_over
+from segments.carry import carry_over, needed_bytes
 from segments.checkpoints import Checkpoints
 from segments.chores import Chore, Chores
 from segments.fs import (
@@ -359,6 +359,9 @@ class DiskStore:
         self, live: Sequence[int], inside: Container[int], batch: Batch, bytes_max: int
     ) -> int:
         return carry_over(self._logs, live, inside, batch, bytes_max)
+
+    def journal_needed(self, sequence: int) -> int:
+        return needed_bytes(self._logs, sequence)
 
     def journal_placed(self, batch: Batch) -> None:
         for span in batch.spans:
