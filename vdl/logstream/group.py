@@ -21,7 +21,7 @@ from typing import Protocol
 import segments.api as storage
 from raft.config import Config
 from raft.errors import SnapshotTemporarilyUnavailable
-from raft.messages import MsgStorageAppend, MsgStorageApply
+from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
 from raft.types import CONF_CHANGE_KINDS, ColdRead, Entry, NodeId, Snapshot
 from vdl.logstream.options import HostOptions
@@ -107,6 +107,7 @@ class Group:
         "_held",
         "_members_stored",
         "_pace",
+        "_settled_for",
         "_snapshot_refused_tick",
         "applied",
         "commit",
@@ -157,6 +158,7 @@ class Group:
         self.store = store
         self.owner = owner
         self.placement = tuple(placement)
+        self._settled_for: tuple[object, object] = (None, None)
         self.node = RawNode(
             Config(
                 id=replica_id,
@@ -222,12 +224,31 @@ class Group:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the members are what the catalog says they are to be."""
-        membership = self.node.membership
+        """Whether the members are what the catalog says they are to be. Asked often, and answered
+        anew when either has changed."""
+        membership = self.node.raft.membership
+        if membership is not self._settled_for[0] or self.placement is not self._settled_for[1]:
+            is_settled = (
+                not membership.learners
+                and not membership.is_joint
+                and membership.incoming == frozenset(self.placement)
+            )
+            if not is_settled:
+                return False
+            self._settled_for = membership, self.placement
+        return True
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `pump` would do anything."""
+        node = self.node
         return (
-            not membership.learners
-            and not membership.is_joint
-            and membership.incoming == frozenset(self.placement)
+            node.has_ready()
+            or self.was_leader
+            or node.is_leader
+            or node.lead != self.leader_known
+            or node.term != self.term_known
+            or bool(self.reads)
         )
 
     @property
@@ -252,6 +273,13 @@ class Group:
         self.catch_up(tick)
         if self.node.ticks_until_due() <= 1:
             self.node.tick(1)
+
+    def asks_for_news(self) -> MsgAppResp:
+        """What makes the leader repeat its commit index, the news of which may have been lost: an
+        old acknowledgement. Like every one it vouches for nothing that is not durable here."""
+        node = self.node
+        index = min(node.commit, node.stable)
+        return MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=index)
 
     # --- the turn ----------------------------------------------------------------------------
     def pump(self, turn: Turn) -> None:

@@ -25,7 +25,6 @@ import segments.api as storage
 from raft.messages import (
     Message,
     MsgApp,
-    MsgAppResp,
     MsgSnap,
     MsgStorageApply,
 )
@@ -364,6 +363,7 @@ class Host:
             self._answers.submit(turn)
         self._scheduled = False
         self._send(turn)
+        self.upkeep.watch(touched)
         for group in touched.values():
             if self._groups.get(group.group_id) is group:  # else it was deleted in this turn
                 self._after_pump(group, tick)
@@ -432,19 +432,18 @@ class Host:
         node = group.node
         if node.is_leader:
             self._proofs.tell_leader(group)
-            group.fall_due(tick)
         else:
             group.catch_up(tick)
             self._proofs.tell_follower(group)
             if node.lead and node.commit < node.last_index:
-                # Quiet for an election timeout, yet not all is committed here: the news may have
-                # been lost. An old acknowledgement makes the leader repeat it; like every one it
-                # vouches for nothing that is not durable here.
-                index = min(node.commit, node.stable)
-                ask = MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=index)
-                self._turn.send(group.group_id, ask)
-            group.fall_due(tick)
-        self.mark_dirty(group)
+                # Quiet for an election timeout, yet not all is committed here.
+                self._turn.send(group.group_id, group.asks_for_news())
+                self.mark_dirty(group)
+        group.fall_due(tick)
+        if group.has_news:
+            self.mark_dirty(group)
+        elif not group.dirty:
+            self._after_pump(group, tick)  # the common case of a group at rest
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:

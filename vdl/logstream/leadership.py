@@ -10,15 +10,14 @@ Must not know: Raft nodes, sockets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.clock import Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(NamedTuple):
     """A leader that was alive `ago_ns` ago."""
 
     term: int

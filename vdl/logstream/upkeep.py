@@ -76,12 +76,17 @@ class Upkeep:
         self._log = log
         self._staged = staged
         self._retention_clock = RetentionClock(clock)
+        self._watched: dict[int, Group] = {}
         self._searching: set[int] = set()
         """Groups for which it is being looked up where their log is to be cut."""
         self._closed = False
         self._stopping = False
         self.policy_of: Callable[[LogStream], RetentionPolicy] = lambda stream: KEEP
         """What a partition's topic asks to keep; set by whoever knows topics' settings."""
+
+    def watch(self, groups: Mapping[int, Group]) -> None:
+        """Something may wait in these groups: they had a turn. By id."""
+        self._watched.update(groups)
 
     def start(self) -> None:
         """Begin."""
@@ -106,18 +111,25 @@ class Upkeep:
             self._transfers.make_room()
         self._conditions.look()
         self._replacement.change_members()
-        for group in list(self._groups.values()):
-            if group.owner.busy:
-                group.owner.expire(now_ns)
-            if group.reads:
-                group.reads.expire(now_ns)
+        self._expire(now_ns)
         if not self._catalog_group.is_running and self._catalog_group.busy:
             self._catalog_group.expire(now_ns)
         self._forwarding.retry(now_ns)
 
+    def _expire(self, now_ns: int) -> None:
+        """End what has waited for too long: in groups that had a turn since nothing waited."""
+        for group in list(self._watched.values()):
+            is_here = self._groups.get(group.group_id) is group
+            if is_here and (group.owner.busy or group.reads):
+                group.owner.expire(now_ns)
+                group.reads.expire(now_ns)
+            else:
+                del self._watched[group.group_id]
+
     def _each_second(self) -> None:
         if self._closed or self._stopping:
             return
+        self.watch(self._groups)
         self._clock.call_later(SECOND_NS, self._each_second)
         if self._conditions.is_full:
             self._transfers.hand_over_all()
