@@ -95,7 +95,7 @@ class SegmentJournal(Journal):
         limits = log.limits or SegmentLimits(self._options.segment_bytes)
         return FlushPlan(
             log.files, log.generation, span.first, span.last, log.offset_after(span.last), 0,
-            cursor, spans, limits, span.first,
+            cursor, spans, limits, span.first, log.id not in self._written_to,
         )  # fmt: skip
 
 
