@@ -71,10 +71,12 @@ $(DEV): pyproject.toml | $(RUNTIME)
 	@$(PIP) --editable '.[dev]'
 	@touch $(RUNTIME) $@
 
-# About 840 MB, which nothing but `vdl/pipeline` needs.
+# About 840 MB, which nothing but `vdl/pipeline` needs; written back before a server starts, whose
+# first sync would wait for all of it.
 $(SPARK): pyproject.toml | $(DEV)
 	@echo "setup: Spark"
 	@$(PIP) --editable '.[dev,spark]'
+	@sync
 	@touch $(RUNTIME) $(DEV) $@
 
 setup: $(DEV)
