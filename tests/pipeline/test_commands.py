@@ -6,18 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.pipeline.test_job_file import GOOD
+
 ROOT = Path(__file__).resolve().parents[2]
-JOB = """
-[job]
-name = "flights"
-[source]
-bootstrap = "127.0.0.1:9092"
-topics = ["flights"]
-[decode]
-schema = "year int"
-[sink]
-path = "out"
-"""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -28,14 +19,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_validate_of_a_good_job_says_what_it_does(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(JOB, encoding="utf-8")
+    (tmp_path / "job.toml").write_text(GOOD, encoding="utf-8")
     done = run("validate", str(tmp_path / "job.toml"))
     assert done.returncode == 0
     assert "flights: flights (vdl, json)" in done.stdout
 
 
 def test_validate_of_a_bad_job_exits_with_one(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(JOB.replace("path", "paht"), encoding="utf-8")
+    (tmp_path / "job.toml").write_text(GOOD.replace("path", "paht"), encoding="utf-8")
     done = run("validate", str(tmp_path / "job.toml"))
     assert done.returncode == 1
     assert "sink.paht: there is no such setting" in done.stderr
@@ -51,7 +42,7 @@ def test_validate_of_the_examples_finds_nothing() -> None:
 
 def test_run_without_java_says_what_to_install(tmp_path: Path) -> None:
     """One line, no traceback; also where the extra is not installed."""
-    (tmp_path / "job.toml").write_text(JOB, encoding="utf-8")
+    (tmp_path / "job.toml").write_text(GOOD, encoding="utf-8")
     command = "import sys; from vdl.cli import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", command, "pipeline", "run", str(tmp_path / "job.toml")],

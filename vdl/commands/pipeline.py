@@ -20,7 +20,7 @@ import click
 
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job, load_job
-from vdl.pipeline.session import make_session
+from vdl.pipeline.session import check_installed, make_session
 
 if TYPE_CHECKING:
     from vdl.pipeline.runner import BatchReport, Runner, Totals
@@ -36,9 +36,16 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            return self._invoke(ctx)
         except PipelineError as error:
             raise click.ClickException(str(error)) from error
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError:
+            check_installed()  # says what is missing and how to have it, whichever came first
+            raise
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
