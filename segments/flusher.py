@@ -2,9 +2,9 @@
 
 On the loop a `FlushPlan` is made: which chunks, from where to where. In the pool `run_flush` writes
 it: long runs straight from the chunks, Idx beside them, a new segment whenever the next frame would
-pass the size limit, synced in steps of a mebibyte so that the journal's writes never wait behind a
-large sync. Nothing counts until the journal has a FLUSHED record; a crash or a full disk before
-that leaves scrap, which the next flush removes before it begins.
+pass the size limit, written back in steps of a mebibyte so that the journal's writes never wait
+behind a large sync, and synced at the end. Nothing counts until the journal has a FLUSHED record; a
+crash or a full disk before that leaves scrap, which the next flush removes before it begins.
 
 Must not know: the journal, when to flush.
 """
@@ -26,7 +26,9 @@ from segments.segment import (
     encode_segment_header,
 )
 
-SYNC_STEP_BYTES = 1 << 20
+WRITE_BACK_BYTES = 1 << 20
+"""Written back, not synced: a sync has the file system commit its own journal, too, and the writes
+of ours wait for that."""
 NO_TIMESTAMP = -1
 _GROW_MIN = 64 << 10
 _GROW_MAX = 4 << 20
@@ -100,7 +102,8 @@ class _Writer:
         self._index = IndexWriter(plan.files)
         self._file: File | None = None
         self._allocated = 0
-        self._unsynced = 0
+        self._behind = 0
+        """Bytes before the cursor that were neither synced nor written back."""
         self._new_names = False
         if cursor.segment:
             self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
@@ -149,8 +152,7 @@ class _Writer:
     def finish(self) -> None:
         assert self._file is not None, "a plan without entries"
         self._index.flush()
-        if self._unsynced:
-            self._file.sync()
+        self._file.sync()
         if self._new_names:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
 
@@ -168,13 +170,13 @@ class _Writer:
         self._grow(file, position + len(view))
         done = 0
         while done < len(view):
-            step = min(len(view) - done, SYNC_STEP_BYTES - self._unsynced)
-            file.pwrite([view[done : done + step]], position + done)
-            done += step
-            self._unsynced += step
-            if self._unsynced >= SYNC_STEP_BYTES:
-                file.sync()
-                self._unsynced = 0
+            step = view[done : done + WRITE_BACK_BYTES - self._behind]
+            file.pwrite([step], position + done)
+            done += len(step)
+            self._behind += len(step)
+            if self._behind >= WRITE_BACK_BYTES:
+                file.write_back(self._behind, position + done - self._behind)
+                self._behind = 0
 
     def _grow(self, file: File, end: int) -> None:
         """Lengthen the file in steps, so that most syncs find its length unchanged."""
@@ -198,7 +200,7 @@ class _Writer:
         self._file = files.fs.open(files.segment_path(info.number), create=True)
         failpoint.hit("flush.created")
         self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
-        self._allocated = self._unsynced = SEGMENT_HEADER_BYTES
+        self._allocated = self._behind = SEGMENT_HEADER_BYTES
         self._new_names = True
         self.result.opened.append(info)
         cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES

@@ -142,7 +142,7 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
         _NO_FLUSH,
         Change(segments.store, "Journal", SegmentJournal),
         # A batch is synced once, at its end: nothing else waits behind it.
-        Change(segments.flusher, "SYNC_STEP_BYTES", 1 << 40),
+        Change(segments.flusher, "WRITE_BACK_BYTES", 1 << 40),
     ),
     "timed": (Change(DiskStore, "open", staticmethod(timed_open)),),
 }

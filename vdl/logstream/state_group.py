@@ -195,10 +195,11 @@ class StateGroup:
         if not self.serving or len(data) > COMMAND_BYTES_MAX:
             return False
         store = self.group.store
-        if not store.accepts_appends and not (
-            self.is_essential and len(data) < store.entry_room(is_essential=True)
-        ):
-            return False
+        if not store.accepts_appends:
+            # The store does not know yet what was appended in this turn.
+            needed = len(data) + self.group.node.uncommitted_bytes
+            if not self.is_essential or needed >= store.entry_room(is_essential=True):
+                return False
         try:
             self.group.node.propose([Entry(data=data)])
         except ProposalDropped:

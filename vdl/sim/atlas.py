@@ -4,8 +4,10 @@ Whatever crashes comes back with its disk. A disk that is wiped, or whose journa
 it had been durable, does not: what it held is on its group's other replicas or nowhere. Raft
 survives one such loss at a time: whatever is committed is with at least one of the other voters,
 and no majority can be had without the one that has most. So a loss may begin, also while others
-are down, as long as every group has its full number of voters and none of them is one that lost
-something: the loss before has been made good.
+are down, as long as every group has its full number of voters, none of them is one that lost
+something (the loss before has been made good), and each of them knows the others: members take
+effect when they are applied, so who is left behind with a promotion that only the lost leader knew
+to be committed has the members of before, and perhaps no majority of them.
 
 Must not know: how anything is broken or made good.
 """
@@ -66,6 +68,8 @@ def _why_not(group_id: int, newest: Host, watch: RaftWatch) -> str:
         return "a voter is missing"
     if membership.incoming != frozenset(replica_ids(newest.catalog.replicas(group_id))):
         return "its membership is to change"
+    if not watch.members_known(group_id):
+        return "a voter does not know its members"
     return ""
 
 

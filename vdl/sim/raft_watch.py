@@ -627,6 +627,16 @@ class RaftWatch:
                 return False
         return True
 
+    def members_known(self, group_id: int) -> bool:
+        """Whether every voter's disk knows that the newest change of its group's members is
+        committed: a restart does not take that back."""
+        seen = self.group(group_id)
+        for voter in seen.membership.voters():
+            log = self._durable_log(group_id, voter)
+            if log is None or max(log.commit, log.first - 1) < seen.membership_index:
+                return False
+        return True
+
     def is_durable(self, group_id: int, replica: NodeId, index: Index, term: Term) -> bool:
         """Whether the replica's disk holds this entry, or a snapshot that covers it."""
         log = self._durable_log(group_id, replica)

@@ -550,7 +550,6 @@ class Catalog:
 
     # --- producer ids ----------------------------------------------------------------------
     def _allocate_producer_ids(self, command: commands.AllocateProducerIds) -> ProducerIdBlock:
-        assert command.count > 0, command
         block = ProducerIdBlock(self.next_producer_id, command.count)
         self.next_producer_id += command.count
         self._dirty.add(_KEY_COUNTERS)

@@ -15,6 +15,8 @@ Must not know: who proposes, how entries are stored, Kafka's wire format.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 
@@ -85,7 +87,7 @@ class DeleteTopics(Command, frozen=True, tag=3):
 class AllocateProducerIds(Command, frozen=True, tag=4):
     """Take the next `count` producer ids out of the cluster's range."""
 
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ReplaceServer(Command, frozen=True, tag=5):

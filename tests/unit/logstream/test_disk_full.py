@@ -6,8 +6,9 @@ import pytest
 
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
+from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.state_group import Outcome
-from vdl.state.commands import CompleteJoin
+from vdl.state.commands import AllocateProducerIds, CompleteJoin
 
 
 @pytest.fixture
@@ -102,6 +103,25 @@ def test_coordinators_refuse_commands_on_a_full_disk(cluster: Any, full: set[byt
     outcomes: list[Outcome] = []
     group.propose(CompleteJoin("g", 1), deadline_ns=cluster.deadline(), done=outcomes.append)
     assert [outcome.kind.value for outcome in outcomes] == ["not appended"]
+
+
+def test_commands_of_one_turn_share_the_room_of_a_full_disk(
+    cluster: Any, full: set[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store hears of them at the turn's end: until then each must reckon with those before."""
+    catalog = next(
+        node.host.state_group(CATALOG_GROUP)
+        for node in cluster.nodes.values()
+        if node.host.state_group(CATALOG_GROUP).serving
+    )
+    fill(cluster, full, 1, 2, 3)
+    monkeypatch.setattr(MemoryStore, "entry_room", lambda store, *, is_essential: 400)
+    accepted = [catalog.append(catalog.envelope(AllocateProducerIds(1))[1]) for _ in range(40)]
+    assert accepted[0]
+    assert not accepted[-1]
+    assert accepted == sorted(accepted, reverse=True)
+    cluster.run(1_000)
+    assert catalog.append(catalog.envelope(AllocateProducerIds(1))[1])
 
 
 def test_new_leader_serves_though_its_follower_missed_records_on_a_full_disk(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from segments import fs as file_system
 from segments.fs import RealFileSystem, SyncFailed, is_disk_full
 
 
@@ -16,7 +18,12 @@ def refuse(*arguments: Any) -> int:
     raise OSError(errno.ENOSPC, "a thin volume has no more blocks")
 
 
-@pytest.mark.parametrize("kind", ["sync", "directory", "durable write"])
+def refuse_in_c(*arguments: Any) -> int:
+    ctypes.set_errno(errno.ENOSPC)
+    return -1
+
+
+@pytest.mark.parametrize("kind", ["sync", "directory", "durable write", "write back"])
 def test_sync_that_fails_for_want_of_room_is_fatal(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,10 +32,12 @@ def test_sync_that_fails_for_want_of_room_is_fatal(
     file = fs.open(str(tmp_path / "f"), create=True)
     for name in ("fdatasync", "fsync", "pwritev"):
         monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr(file_system, "_sync_file_range", refuse_in_c)
     calls = {
         "sync": file.sync,
         "directory": lambda: fs.sync_directory(str(tmp_path)),
         "durable write": lambda: file.pwrite([b"x"], 0, durable=True),
+        "write back": lambda: file.write_back(1, 0),
     }
     with pytest.raises(SyncFailed) as caught:
         calls[kind]()
@@ -47,4 +56,23 @@ def test_write_that_finds_no_room_is_a_full_disk(
         file.pwrite([b"x"], 0)
     assert is_disk_full(caught.value)
     monkeypatch.undo()
+    file.close()
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_system_that_cannot_write_back_syncs(
+    *, offered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some sandboxes' kernels do not know the call, some C libraries do not offer it."""
+    synced: list[int] = []
+
+    def unknown(*arguments: Any) -> int:
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    monkeypatch.setattr(file_system, "_sync_file_range", unknown if offered else None)
+    file = RealFileSystem().open(str(tmp_path / "f"), create=True)
+    file.write_back(1, 0)
+    assert len(synced) == 1
     file.close()

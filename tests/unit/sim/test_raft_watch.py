@@ -167,3 +167,25 @@ def test_broken_rule_is_noticed(sabotage: Sabotage, rule: str) -> None:
     world.live(story)
     names = [violation.name for violation in world.watch.violations]
     assert any(name.startswith(rule) for name in names), names
+
+
+def test_nothing_is_taken_away_while_a_voter_does_not_know_its_members() -> None:
+    """Two of three replicas that have the promotion of the third in their logs, and not that it was
+    committed, cannot elect anybody when the leader that knew is lost."""
+    world = World(1, CALM)
+
+    def story() -> None:
+        world.run_for(1 * S)
+        leader = world.leader()
+        assert leader is not None
+        group = led(world, leader)
+        assert world.why_no_loss() == ""
+        seen = world.watch.raft.group(group.group_id)
+        seen.membership_index = group.node.last_index + 1
+        assert "does not know its members" in world.why_no_loss()
+        seen.membership_index = group.node.commit
+        world.run_for(1 * S)
+        assert world.why_no_loss() == ""
+        raise Over
+
+    world.live(story)

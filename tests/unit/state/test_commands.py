@@ -57,6 +57,13 @@ def test_command_with_an_unknown_field_is_refused() -> None:
         commands.decode(msgspec.msgpack.encode(envelope))
 
 
+def test_command_that_no_replica_could_apply_is_refused() -> None:
+    """Before it is in the log: there every replica would stop at it, again and again."""
+    data = commands.encode(commands.Envelope(1, 1, 1, 1, commands.AllocateProducerIds(0)))
+    with pytest.raises(commands.DecodeError):
+        commands.decode(data)
+
+
 def test_dict_order_does_not_reach_the_bytes() -> None:
     """Equal commands are equal bytes, whatever order a dict was filled in."""
     one = commands.NewTopic("t", b"i" * 16, configs={"a": "1", "b": "2"})

@@ -1,0 +1,79 @@
+"""How a flush writes: in paced steps, and counted only when all of it is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from segments.api import Buffer, SegmentLimits, StoredEntry
+from segments.flusher import WRITE_BACK_BYTES, FlushPlan, FlushSpan, run_flush
+from segments.fs import RealFile, RealFileSystem
+from segments.segment import Cursor, LogFiles
+
+MIB = 1 << 20
+Call = tuple[str, str, int, int]
+"""What was done to which file, from where to where."""
+
+
+class WatchedFile(RealFile):
+    """A file that notes what is done to it."""
+
+    __slots__ = ("calls", "name")
+    calls: list[Call]
+    name: str
+
+    def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
+        written = super().pwrite(buffers, position, durable=durable)
+        self.calls.append(("write", self.name, position, position + written))
+        return written
+
+    def write_back(self, length: int, position: int) -> None:
+        self.calls.append(("back", self.name, position, position + length))
+        super().write_back(length, position)
+
+    def sync(self) -> None:
+        self.calls.append(("sync", self.name, 0, 0))
+        super().sync()
+
+
+class WatchedFileSystem(RealFileSystem):
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        real = super().open(path, create=create)
+        file = WatchedFile(real._fd)
+        real._fd = -1
+        file.calls, file.name = self.calls, path.rpartition(".")[2]
+        return file
+
+
+def test_large_flush_is_written_back_step_by_step_and_synced_once(tmp_path: Path) -> None:
+    """Each sync makes the file system commit its own journal; one at the end says as much."""
+    fs = WatchedFileSystem()
+    size = 300_000
+    entries = [StoredEntry(1, index, 1, b"", index, 1, 0) for index in range(1, 21)]
+    image = memoryview(bytes(size * len(entries)))
+    spans = [
+        FlushSpan(image, entries[:5], [n * size for n in range(1, 6)], 0),
+        FlushSpan(image, entries[5:], [n * size for n in range(6, 21)], 5 * size),
+    ]
+    files = LogFiles(fs, str(tmp_path / "log"), 1, 9, 1024)
+    plan = FlushPlan(
+        files, 0, 1, 20, 20, len(image), Cursor(), spans, SegmentLimits(64 * MIB), 0, False
+    )
+    cursor = run_flush(plan).cursor
+    log = [call for call in fs.calls if call[1] == "log"]
+    assert [call for call in log if call[0] == "sync"] == [("sync", "log", 0, 0)]
+    assert log[-1][0] == "sync"
+    back = [(start, end) for kind, _, start, end in log if kind == "back"]
+    assert back == [(n * MIB, (n + 1) * MIB) for n in range(cursor.position // MIB)]
+    behind = 0
+    for kind, _, start, end in log[:-1]:
+        if kind == "write":
+            behind += end - start
+            assert behind <= WRITE_BACK_BYTES
+        else:
+            behind -= end - start
