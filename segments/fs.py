@@ -120,7 +120,7 @@ class FileSystem(Protocol):
 
 
 def _find_sync_file_range() -> Any:
-    """The C library's `sync_file_range(2)`, which Python does not offer; None where there is none."""
+    """The C library's `sync_file_range(2)`, which Python does not offer; None: nor does that."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if function is not None:
         function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)

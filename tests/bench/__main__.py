@@ -13,10 +13,11 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol, cast
 
+from tests.bench.page_cache import memory_in_use
 from tests.bench.rounds import Comparison, alternate, medians, table
 
 DEFAULT = "workloads"
@@ -48,6 +49,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, Measurement, argparse.Namespac
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--memory-in-use", action="store_true", help="fill free memory with cached pages before"
+    )
     measurement.add_options(parser)
     return name, measurement, parser.parse_args(arguments[1:] if named else arguments)
 
@@ -57,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     # As ^C does: what was started is stopped, and its data removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with measurement.prepared(options) as comparison:
-        rounds = alternate(comparison, options.rounds)
+        around = memory_in_use if options.memory_in_use else nullcontext
+        rounds = alternate(comparison, options.rounds, around)
     print("\n".join(table(rounds, comparison.baseline)))
     if options.json is not None:
         found = {"measurement": name, "medians": medians(rounds), "rounds": rounds}

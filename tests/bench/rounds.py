@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 Figures = dict[str, float]
@@ -35,14 +36,19 @@ Rounds = dict[str, list[Figures]]
 """Column → what each round measured."""
 
 
-def alternate(comparison: Comparison, count: int) -> Rounds:
-    """Run everything `count` times; says on stderr what is running."""
+def alternate(
+    comparison: Comparison,
+    count: int,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Rounds:
+    """Run everything `count` times, each within `around`; says on stderr what is running."""
     found: Rounds = {name: [] for name in comparison.runs}
     for number in range(count):
         names = list(comparison.runs)
         for name in names if number % 2 == 0 else reversed(names):
             print(f"round {number + 1} of {count}: {name}", file=sys.stderr, flush=True)
-            found[name].append(comparison.runs[name]())
+            with around():
+                found[name].append(comparison.runs[name]())
     return found
 
 
