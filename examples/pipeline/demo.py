@@ -146,7 +146,7 @@ def run_jobs(folder: Path, bootstrap: str) -> int:
     began_cpu = cpu_seconds()
     try:
         for job in jobs(folder, bootstrap):
-            print(f"{job.name}: {TOPIC} → {job.sink_kind}", flush=True)
+            print(f"{job.name}: {TOPIC} → {job.sink.kind}", flush=True)
             began = time.monotonic()
             with contextlib.closing(Runner(job, spark, report)) as runner:
                 totals = runner.run(once=True)

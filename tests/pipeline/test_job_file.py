@@ -31,10 +31,10 @@ def write(folder: Path, text: str) -> Path:
 def test_job_file_with_the_least_has_defaults(tmp_path: Path) -> None:
     """Paths are of the file's folder, tables of dead letters and checkpoints beside the table."""
     job = load_job(write(tmp_path, GOOD))
-    assert job.sink_path == str(tmp_path / "out")
+    assert job.sink.path == str(tmp_path / "out")
     assert job.errors.path == str(tmp_path / "out-dead")
     assert job.checkpoint == str(tmp_path / "out-checkpoint")
-    assert (job.sink_kind, job.format, job.group) == ("parquet", "json", "vdl-pipeline-flights")
+    assert (job.sink.kind, job.format, job.group) == ("parquet", "json", "vdl-pipeline-flights")
 
 
 def test_job_file_with_steps_keeps_their_order(tmp_path: Path) -> None:

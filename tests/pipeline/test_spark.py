@@ -131,7 +131,7 @@ steps = [
     job = job_of(tmp_path, bootstrap, topic, more=steps)
     totals = Runner(job, spark).backfill("earliest", "latest", rows_max=400)
     assert (totals.rows, totals.dead) == (COUNT // 2, len(BROKEN))
-    found = spark.read.parquet(job.sink_path)
+    found = spark.read.parquet(job.sink.path)
     assert {r["n"]: r["name"] for r in found.filter("n < 4").collect()} == {1: "one", 3: None}
     letters = {r["value"]: r for r in spark.read.parquet(job.errors.path).collect()}
     assert {None if v is None else bytes(v) for v in letters} == set(BROKEN)
@@ -157,7 +157,7 @@ def test_job_with_too_many_dead_letters_writes_nothing(
     job = job_of(tmp_path, bootstrap, topic, share=0.0)
     with pytest.raises(TooManyDeadLetters, match="nothing of this batch was written"):
         Runner(job, spark).backfill("earliest", "latest")
-    assert list(Path(job.sink_path).glob("*.parquet")) == []
+    assert list(Path(job.sink.path).glob("*.parquet")) == []
     assert list(Path(job.errors.path).glob("*.parquet")) == []
 
 
@@ -186,7 +186,7 @@ def test_verify_of_a_changed_table_names_the_offsets(
     """A file that is there twice, and one that is gone."""
     job = job_of(tmp_path, bootstrap, topic)
     Runner(job, spark).run(once=True)
-    commits = sorted((Path(job.sink_path) / "_vdl" / "commits").glob("*.json"))
+    commits = sorted((Path(job.sink.path) / "_vdl" / "commits").glob("*.json"))
     data = json.loads(commits[0].read_text(encoding="utf-8"))
     kept = data["files"][0]
     lost = data["files"][1]["rows"]

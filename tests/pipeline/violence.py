@@ -266,10 +266,10 @@ def _count(
 
     for file in files:
         job = load_job(file)
-        table = open_table(job.sink_kind, job.sink_path, job.name)
+        table = open_table(job.sink.kind, job.sink.path, job.name)
         table.open(ids)
         numbers = Counter(n for path in table.files() for n in pq.read_table(path)["n"].to_pylist())
-        letters = open_table(job.sink_kind, job.errors.path, job.name)
+        letters = open_table(job.sink.dead_kind, job.errors.path, job.name)
         letters.open(ids)
         dead = Counter(
             place

@@ -60,7 +60,7 @@ def validate(*, job_file: Path) -> int:
     job = load_job(job_file)
     click.echo(
         f"{job.name}: {', '.join(job.source.topics)} ({job.source.kind}, {job.format}) → "
-        f"{len(job.steps)} steps → {job.sink_kind} {job.sink_path}"
+        f"{len(job.steps)} steps → {job.sink.kind} {job.sink.path}"
     )
     return 0
 
@@ -116,7 +116,7 @@ def status(*, job_file: Path, as_json: bool) -> int:
     job = load_job(job_file)
     topics = Topics(job.source.read_options())
     ids = topics.ids()
-    table = open_table(job.sink_kind, job.sink_path, job.name)
+    table = open_table(job.sink.kind, job.sink.path, job.name)
     positions = table.open(ids)
     ends = topics.ends()
     notes = table.notes()
@@ -132,7 +132,7 @@ def status(*, job_file: Path, as_json: bool) -> int:
     ]
     found = {
         "job": job.name,
-        "table": job.sink_path,
+        "table": job.sink.path,
         "commits": table.sequence,
         "rows": sum(note.rows for note in notes),
         "dead_letters": sum(note.dead for note in notes),

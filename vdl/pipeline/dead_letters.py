@@ -21,7 +21,7 @@ def read_letters(job: Job) -> Iterator[dict[str, Any]]:
     """The dead letters of a job, by file, oldest first."""
     import pyarrow.parquet as pq
 
-    table = open_table(job.sink_kind, job.errors.path, job.name)
+    table = open_table(job.sink.dead_kind, job.errors.path, job.name)
     for path in sorted(table.files()):
         for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
             yield from batch.to_pylist()

@@ -25,8 +25,12 @@ steps = [                           # each sees the ones before; "input" are the
 ]
 
 [sink]
-kind = "parquet"                    # or "delta"
-path = "tables/flights"
+kind = "parquet"                    # or "delta", or "topic": at least once
+path = "tables/flights"             # of a topic: where its commits are kept
+topic = ""                          # of kind "topic", and only there
+key = ""                            # the column that is the records' key
+bootstrap = ""                      # the source's by default
+[sink.options]                      # librdkafka's, for the producers
 
 [errors]
 path = "tables/flights-dead"        # the dead letters; the sink's path with "-dead" by default
@@ -71,7 +75,8 @@ from vdl.pipeline.options import (
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SOURCES = ("vdl", "kafka")
-SINKS = ("parquet", "delta")
+TOPIC = "topic"
+SINKS = ("parquet", "delta", TOPIC)
 FORMATS = ("json", "raw")
 INPUT = "input"
 
@@ -120,6 +125,23 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Sink:
+    """`topic`, `key`, `bootstrap` and `options` are of kind "topic"."""
+
+    kind: str
+    path: str
+    topic: str = ""
+    key: str = ""
+    bootstrap: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def dead_kind(self) -> str:
+        """Of the table of dead letters: also a topic's are kept as a table."""
+        return "parquet" if self.kind == TOPIC else self.kind
+
+
+@dataclass(frozen=True, slots=True)
 class Errors:
     path: str
     share_max: float = 0.01
@@ -134,8 +156,7 @@ class Job:
     schema: str
     tables: Mapping[str, Table]
     steps: tuple[Step, ...]
-    sink_kind: str
-    sink_path: str
+    sink: Sink
     errors: Errors
     interval_seconds: float
     checkpoint: str
@@ -200,8 +221,14 @@ def _read(r: _Reader, folder: Path) -> Job:
         schema=r.text("decode", "schema", ""),
         tables=tables,
         steps=steps,
-        sink_kind=r.text("sink", "kind", "parquet"),
-        sink_path=sink_path,
+        sink=Sink(
+            kind=r.text("sink", "kind", "parquet"),
+            path=sink_path,
+            topic=r.text("sink", "topic", ""),
+            key=r.text("sink", "key", ""),
+            bootstrap=r.text("sink", "bootstrap", "") or source.bootstrap,
+            options=r.mapping("sink", "options"),
+        ),
         errors=Errors(
             path_of(r.text("errors", "path", "")) or f"{sink_path}-dead",
             r.number("errors", "share_max", 0.01),
@@ -222,12 +249,19 @@ def _check(job: Job, problems: list[str]) -> None:
 
     need(bool(NAME.fullmatch(job.name)), f"job.name: {job.name!r} is no name")
     need(job.source.kind in SOURCES, f"source.kind: {job.source.kind!r} is none of {SOURCES}")
-    need(job.sink_kind in SINKS, f"sink.kind: {job.sink_kind!r} is none of {SINKS}")
+    need(job.sink.kind in SINKS, f"sink.kind: {job.sink.kind!r} is none of {SINKS}")
+    need(job.sink.kind != TOPIC or bool(job.sink.topic), "sink.topic: is needed")
+    of_topics = job.sink.topic or job.sink.key or job.sink.options
+    need(job.sink.kind == TOPIC or not of_topics, "sink.topic, key, options: only of kind 'topic'")
+    need(
+        job.sink.topic not in job.source.topics or job.sink.bootstrap != job.source.bootstrap,
+        "sink.topic: is one of the source's",
+    )
     need(job.format in FORMATS, f"decode.format: {job.format!r} is none of {FORMATS}")
     need(bool(job.source.topics), "source.topics: at least one is needed")
     need(job.format != "json" or bool(job.schema), "decode.schema: is needed to decode JSON")
     need(0 <= job.errors.share_max <= 1, "errors.share_max: must lie between 0 and 1")
-    need(job.errors.path != job.sink_path, "errors.path: must not be the sink's")
+    need(job.errors.path != job.sink.path, "errors.path: must not be the sink's")
     need(job.interval_seconds >= 0, "run.interval_seconds: must not be negative")
     need(
         job.source.kind == "vdl" or not job.source.segments,

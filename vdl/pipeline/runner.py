@@ -33,7 +33,7 @@ from typing import Any
 from vdl.pipeline.decode import DEAD_ONLY, decode
 from vdl.pipeline.errors import PipelineError, TooManyDeadLetters
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
-from vdl.pipeline.job import INPUT, Job
+from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.options import At, parse_where
 from vdl.pipeline.positions import (
     OffsetRange,
@@ -44,6 +44,7 @@ from vdl.pipeline.positions import (
     ranges,
 )
 from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
+from vdl.pipeline.topic_sink import Target, TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
 
 WAIT_SECONDS = 0.5
@@ -87,8 +88,8 @@ class Runner:
         self._spark = spark
         self._on_batch = on_batch or (lambda report: None)
         self._run = uuid.uuid4().hex[:12]
-        self._rows_table: TableSink = open_table(job.sink_kind, job.sink_path, job.name)
-        self._dead_table: TableSink = open_table(job.sink_kind, job.errors.path, job.name)
+        self._rows_table = self._open_sink()
+        self._dead_table: TableSink = open_table(job.sink.dead_kind, job.errors.path, job.name)
         self._topics = Topics(job.source.read_options())
         self._positions = Positions()
         self._dead_positions = Positions()
@@ -96,6 +97,13 @@ class Runner:
         self._stopping = threading.Event()
         self._group = GroupOffsets(job)
         self.totals = Totals()
+
+    def _open_sink(self) -> TableSink:
+        sink, name = self._job.sink, self._job.name
+        if sink.kind != TOPIC:
+            return open_table(sink.kind, sink.path, name)
+        client = {**sink.options, "bootstrap.servers": sink.bootstrap}
+        return TopicSink(sink.path, name, send_on_spark(self._spark, Target(sink.topic, client)))
 
     # --- the three ways to run ------------------------------------------------------------------
     def run(self, *, once: bool = False) -> Totals:
@@ -297,7 +305,12 @@ class Runner:
         return decode(frame, form=job.format, schema=job.schema, topics=len(job.source.topics))
 
     def _transformed(self, decoded: Any) -> Any:
-        """The rows that the table gets: good ones, through the job's steps."""
+        """The rows that the sink gets: good ones, through the job's steps."""
+        sink = self._job.sink
+        rows = self._through_steps(decoded)
+        return as_records(rows, sink.key) if sink.kind == TOPIC else rows
+
+    def _through_steps(self, decoded: Any) -> Any:
         good = decoded.filter("_error is null").drop(*DEAD_ONLY)
         if not self._job.steps:
             return good
@@ -321,7 +334,7 @@ class Runner:
             kinds=_kinds(self._job.schema),
             dead_from={f"{t}/{p}": offset for t, p, offset in self._dead_positions.partitions()},
         )
-        if not self._job.steps:
+        if not self._job.steps and self._job.sink.kind != TOPIC:
             rows = decoded.drop(*DEAD_ONLY)
             return self._collect([(decoded, spec)], rows)
         from dataclasses import replace

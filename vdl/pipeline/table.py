@@ -94,6 +94,10 @@ def open_table(kind: str, path: str, job: str) -> TableSink:
         from vdl.pipeline.delta_table import DeltaSink
 
         return DeltaSink(path, job)
+    if kind == "topic":
+        from vdl.pipeline.topic_sink import TopicSink
+
+        return TopicSink(path, job)
     from vdl.pipeline.parquet_table import ParquetSink
 
     assert kind == "parquet", kind

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vdl.pipeline.errors import PipelineError
-from vdl.pipeline.job import Job
+from vdl.pipeline.job import TOPIC, Job
 from vdl.pipeline.positions import Positions, TopicPositions
 from vdl.pipeline.table import TableSink, open_table
+from vdl.pipeline.topic_sink import JOB_HEADER, SOURCE_HEADER, deduplicated, header_text
 from vdl.pipeline.topics import Topics
 
 RANGE_OFFSETS = 100_000
@@ -64,9 +65,8 @@ def verify(job: Job, spark: Any) -> Verdict:
 
     topics = Topics(job.source.read_options())
     ids = topics.ids()
-    table, dead_table = (
-        open_table(job.sink_kind, path, job.name) for path in (job.sink_path, job.errors.path)
-    )
+    table = open_table(job.sink.kind, job.sink.path, job.name)
+    dead_table = open_table(job.sink.dead_kind, job.errors.path, job.name)
     end = table.open(ids)
     dead_table.open(ids)
     if not end:
@@ -139,9 +139,10 @@ def _places(spark: Any, table: TableSink, dead_table: TableSink, job: Job) -> An
     from pyspark.sql import functions as f
 
     files = table.files()
-    empty = spark.createDataFrame([], "topic string, partition int, offset long, is_row long")
-    rows = empty
-    if files:
+    rows = spark.createDataFrame([], "topic string, partition int, offset long, is_row long")
+    if job.sink.kind == TOPIC:
+        rows = _records_of(spark, job)
+    elif files:
         frame = spark.read.parquet(*files)
         if "_offset" not in frame.columns or "_partition" not in frame.columns:
             raise PipelineError(
@@ -162,6 +163,22 @@ def _places(spark: Any, table: TableSink, dead_table: TableSink, job: Job) -> An
         "topic", "partition", "offset", f.lit(0).cast("long").alias("is_row")
     )
     return rows.unionByName(dead)
+
+
+def _records_of(spark: Any, job: Job) -> Any:
+    """The same of a topic that the job writes: of records that came several times, one."""
+    from pyspark.sql import functions as f
+
+    client = {f"client.{name}": value for name, value in job.sink.options.items()}
+    options = {"bootstrap": job.sink.bootstrap, "topics": job.sink.topic, "headers": "true"}
+    frame = deduplicated(spark.read.format("vdl").options(**options, **client).load())
+    place = f.split(header_text(SOURCE_HEADER), "/")
+    return frame.filter(header_text(JOB_HEADER) == job.name).select(
+        place[0].alias("topic"),
+        place[2].cast("int").alias("partition"),
+        place[3].cast("long").alias("offset"),
+        f.lit(1).cast("long").alias("is_row"),
+    )
 
 
 def _source(spark: Any, job: Job, start: Positions, end: Positions) -> Any:

@@ -1,0 +1,240 @@
+"""A topic as a sink: at least once, and marked so that a reader can make it exactly once.
+
+Rows are staged as files like any table's. To commit a batch is to produce its rows, wait for every
+acknowledgement, and then write the commit with the offsets, as for a Parquet table that has no
+files. A crash between the two produces the batch again. Every record therefore says in its headers
+what it was made of:
+
+    vdl-job      the job's name
+    vdl-batch    number of the commit
+    vdl-source   topic/topic id/partition/offset, and /row where a column `_row` numbers the rows
+                 that were made of one record
+
+Two records with the same job and source are the same one; `deduplicated` keeps the first.
+
+Must not know: the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vdl.pipeline.errors import CommitConflict, PipelineError
+from vdl.pipeline.parquet_table import ParquetSink
+from vdl.pipeline.positions import Positions
+from vdl.pipeline.table import Commit, CommitNote
+
+JOB_HEADER, BATCH_HEADER, SOURCE_HEADER = "vdl-job", "vdl-batch", "vdl-source"
+ORIGIN = ("_topic", "_partition", "_offset", "_timestamp", "_row")
+PRODUCER = {
+    "enable.idempotence": True,
+    "linger.ms": 20,
+    # As Kafka's own clients place keys.
+    "partitioner": "murmur2_random",
+    "log_level": 3,
+}
+FLUSH_SECONDS = 120.0
+READ_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where records go. `client` are librdkafka's settings, the servers among them."""
+
+    topic: str
+    client: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the records of one batch say of themselves. `topic` is the source's only one, or ""
+    where `_topic` says it; `ids` are the ids of the source's topics."""
+
+    job: str
+    batch: int
+    topic: str
+    ids: Mapping[str, str] = field(default_factory=dict)
+
+
+Send = Callable[[Sequence[str], Mark], int]
+"""Produces the rows of files; how many."""
+
+
+class TopicSink:
+    """See above. Where `send` is not given it can be asked, not committed to."""
+
+    def __init__(self, path: str, job: str, send: Send | None = None) -> None:
+        self.path = path
+        self._commits = ParquetSink(path, job)
+        self._positions = Positions()
+        self._send = send
+
+    @property
+    def sequence(self) -> int:
+        return self._commits.sequence
+
+    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        self._positions = self._commits.open(topics)
+        return self._positions
+
+    def clean(self) -> None:
+        self._commits.clean()
+
+    def staging(self, run: str) -> str:
+        return self._commits.staging(run)
+
+    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        assert self._send is not None, "a sink that was opened to be asked"
+        if not commit.start.goes_on_from(self._positions):
+            raise CommitConflict(self.path, "the batch does not begin where the last one ended")
+        ids = {topic: known.topic_id for topic, known in commit.end.topics.items()}
+        only = next(iter(ids)) if len(ids) == 1 else ""
+        mark = Mark(commit.job, self.sequence + 1, only, ids)
+        sent = self._send([file.path for file in commit.files], mark)
+        assert sent == commit.rows, (sent, commit.rows)
+        self._commits.commit(replace(commit, files=()), arrow_schema)
+        self._positions = commit.end
+
+    def notes(self) -> list[CommitNote]:
+        return self._commits.notes()
+
+    def files(self) -> list[str]:
+        return []
+
+
+def send_on_spark(spark: Any, target: Target) -> Send:
+    """A `Send` whose producers run on the executors, one a file."""
+
+    def send(paths: Sequence[str], mark: Mark) -> int:
+        if not paths:
+            return 0
+        files = spark.sparkContext.parallelize(list(paths), len(paths))
+        produce = functools.partial(produce_file, target=target, mark=mark)
+        return int(files.map(produce).sum())
+
+    return send
+
+
+def as_records(rows: Any, key: str) -> Any:
+    """Rows in the columns of records: `key`, `value`, `headers` where they have such, and what says
+    where they come from. A row whose `value` is not bytes or text becomes JSON of all its columns;
+    `key` names the one that is the record's key besides. Raises PipelineError."""
+    from pyspark.sql import functions as f
+
+    names = rows.columns
+    missing = {"_partition", "_offset"}.difference(names)
+    if missing:
+        raise PipelineError(
+            f"the job's steps drop {', '.join(sorted(missing))}: a topic's records say what they "
+            "were made of"
+        )
+    origin = [name for name in ORIGIN if name in names]
+    if dict(rows.dtypes).get("value") in {"binary", "string"}:
+        kept = [name for name in ("key", "value", "headers") if name in names]
+        cast = [f.col(n) if n == "headers" else f.col(n).cast("binary").alias(n) for n in kept]
+        return rows.select(*cast, *origin)
+    value = f.to_json(f.struct(*[f.col(name) for name in names if name not in ORIGIN]))
+    keys = [f.col(key).cast("string").cast("binary").alias("key")] if key else []
+    return rows.select(*keys, value.cast("binary").alias("value"), *origin)
+
+
+def produce_file(path: str, target: Target, mark: Mark) -> int:
+    """Produce the rows of a file, in its order; how many. Raises PipelineError unless each was
+    acknowledged."""
+    from confluent_kafka import KafkaException, Producer
+
+    producer = Producer({**PRODUCER, **target.client})
+    failures: list[str] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        del message
+        if error is not None:
+            failures.append(str(error))
+
+    count, before = 0, b""
+    try:
+        for row in _rows(path):
+            marks = _marks(row, mark)
+            if marks[-1][1] == before:
+                raise PipelineError(
+                    f"{target.topic}: several rows were made of {before.decode()}; number them in "
+                    "a column _row"
+                )
+            before = marks[-1][1]
+            named: dict[str, Any] = {"headers": [*_headers(row), *marks], "on_delivery": delivered}
+            if row.get("_timestamp") is not None:
+                named["timestamp"] = int(row["_timestamp"].timestamp() * 1000)
+            while True:
+                try:
+                    producer.produce(target.topic, row["value"], row.get("key"), **named)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+            count += 1
+        left = producer.flush(FLUSH_SECONDS)
+    except KafkaException as error:
+        raise PipelineError(f"{target.topic}: {error}") from error
+    if left or failures:
+        reason = failures[0] if failures else "no answer"
+        raise PipelineError(
+            f"{target.topic}: {left + len(failures)} of {count} not acknowledged: {reason}"
+        )
+    return count
+
+
+def _rows(path: str) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    for batch in pq.ParquetFile(path).iter_batches(READ_ROWS):
+        yield from batch.to_pylist()
+
+
+def _headers(row: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    return [(header["key"], header["value"]) for header in row.get("headers") or ()]
+
+
+def _marks(row: Mapping[str, Any], mark: Mark) -> list[tuple[str, bytes]]:
+    topic = row.get("_topic") or mark.topic
+    place: list[object] = [topic, mark.ids.get(topic, ""), row["_partition"], row["_offset"]]
+    if "_row" in row:
+        place.append(row["_row"])
+    return [
+        (JOB_HEADER, mark.job.encode()),
+        (BATCH_HEADER, str(mark.batch).encode()),
+        (SOURCE_HEADER, "/".join(map(str, place)).encode()),
+    ]
+
+
+def header_text(name: str) -> Any:
+    """A column: the value of a record's last header of that name as text, null without one."""
+    from pyspark.sql import functions as f
+
+    return f.expr(
+        f"cast(try_element_at(filter(headers, h -> h.key = '{name}'), -1).value as string)"
+    )
+
+
+def deduplicated(frame: Any, *, within: str = "") -> Any:
+    """The records of topics that jobs write, each once, in the columns the frame has.
+
+    `frame` has the columns of `format("vdl")` with headers, or of the official connector with
+    `includeHeaders`. Records that no job has written are all kept. A stream remembers what it has
+    seen for `within` of event time ("1 hour"): longer than a job may take to come back, or the
+    repeated records are too late and kept. Raises ValueError.
+    """
+    from pyspark.sql import functions as f
+
+    job, source = header_text(JOB_HEADER), header_text(SOURCE_HEADER)
+    own = f.concat_ws("/", "topic", "partition", "offset")
+    # Names of jobs have no blanks, so the two kinds cannot meet.
+    marked = frame.withColumn("_made_of", f.coalesce(f.concat(job, f.lit(" "), source), own))
+    if not frame.isStreaming:
+        return marked.dropDuplicates(["_made_of"]).drop("_made_of")
+    if not within:
+        raise ValueError("a stream needs `within`: for how long to remember what was seen")
+    bounded = marked.withWatermark("timestamp", within)
+    return bounded.dropDuplicatesWithinWatermark(["_made_of"]).drop("_made_of")
