@@ -16,8 +16,6 @@ import statistics
 import time
 from collections import Counter
 
-import pytest
-
 from tests.chaos.conftest import Figure, MakeDiskSet
 from tests.chaos.harness.cluster import create_topic, leader, numbers, wait_equal, wait_healthy
 from tests.chaos.harness.copies import assert_equal, read_copies
@@ -92,9 +90,6 @@ def wait_scrubbed(servers: DiskSet) -> None:
         time.sleep(POLL_SECONDS)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="a flip in LMDB's own pages, met by a running server, is not always found"
-)
 def test_flipped_bits_of_one_server_are_served_to_nobody_and_healed(
     make_disk_set: MakeDiskSet, figure: Figure
 ) -> None:
