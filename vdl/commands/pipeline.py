@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import signal
 import sys
@@ -60,7 +61,9 @@ def validate(*, job_file: Path) -> int:
     job = load_job(job_file)
     click.echo(
         f"{job.name}: {', '.join(job.source.topics)} ({job.source.kind}, {job.format}) → "
-        f"{len(job.steps)} steps → {job.sink.kind} {job.sink.path}"
+        f"{len(job.steps)} steps → "
+        + (f"windows of {job.window.size} → " if job.window is not None else "")
+        + f"{job.sink.kind} {job.sink.path}"
     )
     return 0
 
@@ -110,7 +113,7 @@ def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) ->
 @_json
 def status(*, job_file: Path, as_json: bool) -> int:
     """How far the table is, and what the topics have beyond; without Spark."""
-    from vdl.pipeline.table import open_table
+    from vdl.pipeline.table import WindowSink, open_table
     from vdl.pipeline.topics import Topics
 
     job = load_job(job_file)
@@ -139,12 +142,17 @@ def status(*, job_file: Path, as_json: bool) -> int:
         "lag": sum(int(str(row["lag"])) for row in partitions),
         "partitions": partitions,
     }
+    windows = table.windows if isinstance(table, WindowSink) else None
+    if windows is not None:
+        found["late"] = sum(note.late for note in notes)
+        found["watermark"] = _moment(windows.watermark_us)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return 0
     click.echo(
         f"{job.name}: {found['commits']} commits, {found['rows']} rows, {found['dead_letters']} "
         f"dead letters, {found['lag']} records behind"
+        + (f", {found['late']} late, watermark {found['watermark']}" if windows else "")
     )
     for row in partitions:
         click.echo(f"  {row['topic']}/{row['partition']}: {row['offset']} of {row['end']}")
@@ -282,7 +290,8 @@ def _run(job: Job, act: Callable[[Runner], Totals], *, quiet: bool) -> int:
         finally:
             runner.close()
             spark.stop()
-    click.echo(f"{totals.batches} batches, {totals.rows} rows, {totals.dead} dead letters")
+    late = f", {totals.late} late" if job.window is not None else ""
+    click.echo(f"{totals.batches} batches, {totals.rows} rows, {totals.dead} dead letters{late}")
     return 0
 
 
@@ -300,8 +309,10 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[BatchReport], None]]:
 
 def _show_line(report: BatchReport) -> None:
     phases = ", ".join(f"{name} {millis:.0f} ms" for name, millis in report.phases_ms.items())
+    windows = report.windows
+    told = f"{windows.late} late, {windows.open} windows open, " if windows is not None else ""
     click.echo(
-        f"batch {report.batch}: {report.rows} rows, {report.dead} dead letters, "
+        f"batch {report.batch}: {report.rows} rows, {report.dead} dead letters, {told}"
         f"{sum(report.lag.values())} behind ({phases})",
         err=True,
     )
@@ -356,6 +367,14 @@ def _runner(job: Job, spark: Any, on_batch: Callable[[BatchReport], None] | None
     from vdl.pipeline.runner import Runner
 
     return Runner(job, spark, on_batch)
+
+
+def _moment(micros: int | None) -> str | None:
+    """A time of the job's rows."""
+    if micros is None:
+        return None
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return (epoch + datetime.timedelta(microseconds=micros)).isoformat()
 
 
 def _short(value: Any) -> str:

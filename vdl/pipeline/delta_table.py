@@ -4,7 +4,9 @@ Executors write Parquet files into the table's folder, where nobody sees them un
 them. The commit's transactions say how far the job has come: one `(job, sequence)`, and for every
 partition one `(job/topic/topic id/partition, next offset)`. Delta keeps the last version of each
 transaction in its checkpoints for ever, so no history has to be searched, and other writers
-(OPTIMIZE, deletions) come between without harm.
+(OPTIMIZE, deletions) come between without harm. A job with windows has one transaction more,
+`(job/windows, mark)`: the mark names a file that says what its open windows are (`window_files`).
+VACUUM leaves such files alone, because their folder's name begins with an underscore.
 
 Must not know: Spark, Kafka.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,15 +33,26 @@ from deltalake.transaction import (
 )
 
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
-from vdl.pipeline.parquet_table import sync_folder
 from vdl.pipeline.positions import Positions, TopicPositions
-from vdl.pipeline.table import Commit, CommitNote, DataFile, schema_lines, schema_problem
+from vdl.pipeline.table import (
+    Commit,
+    CommitNote,
+    DataFile,
+    WindowState,
+    schema_lines,
+    schema_problem,
+    sync_folder,
+)
+from vdl.pipeline.window_files import WindowFiles
 
 ATTEMPTS = 5
 """Other writers of the table may be quicker; another run of the same job may not."""
 HISTORY_MAX = 100_000
 FACTS = "vdl"
 """Key of what a commit's metadata says about its batch."""
+WINDOWS = "windows"
+MARK_BITS = 31
+"""Of a mark that are chance: two runs that try the same commit must not share a file's name."""
 
 
 class DeltaSink:
@@ -51,15 +65,25 @@ class DeltaSink:
         self._sequence = 0
         self._positions = Positions()
         self._table: DeltaTable | None = None
+        self._window_files = WindowFiles(self._root, job)
+        self._windows: WindowState | None = None
 
     @property
     def sequence(self) -> int:
         return self._sequence
 
+    @property
+    def windows(self) -> WindowState | None:
+        return self._windows
+
+    def window_folder(self) -> str:
+        return str(self._window_files.folder())
+
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         self._table = self._load()
         self._sequence = self._version(self._app())
         self._positions = Positions()
+        self._windows = None
         if not self._sequence:
             return self._positions
         facts = self._last_facts()
@@ -80,6 +104,10 @@ class DeltaSink:
                 f"{self.path}: the job {self._job} has committed {self._sequence} batches, but not "
                 f"of the topics there are now"
             )
+        mark = self._version(self._app(WINDOWS))
+        if mark:
+            self._windows = self._window_files.read_state(mark)
+            self._window_files.check(self._windows)
         self._positions = known
         return known
 
@@ -133,6 +161,7 @@ class DeltaSink:
             "end": commit.end.to_json(),
             "rows": commit.rows,
             "dead": commit.dead,
+            "late": commit.late,
         }
         now = int(time.time() * 1000)
         transactions = [Transaction(self._app(), sequence, now)]
@@ -142,6 +171,13 @@ class DeltaSink:
             )
             for topic, partition, offset in commit.end.partitions()
         ]
+        outdated: list[Path] = []
+        if commit.windows is not None:
+            mark = sequence << MARK_BITS | secrets.randbits(MARK_BITS)
+            name = self._window_files.write_state(mark, commit.windows)
+            self._window_files.sync()
+            outdated = self._window_files.others({name, *commit.windows.files})
+            transactions.append(Transaction(self._app(WINDOWS), mark, now))
         properties = CommitProperties(
             custom_metadata={FACTS: json.dumps(facts)},
             max_commit_retries=0,
@@ -150,7 +186,9 @@ class DeltaSink:
         sync_folder(self._root)
         self._write(actions, Schema.from_arrow(arrow_schema), properties)
         self._sync_log()
+        self._window_files.remove(outdated)
         self._sequence, self._positions = sequence, commit.end
+        self._windows = commit.windows
 
     def _sync_log(self) -> None:
         """Make the commit survive a power cut: delta-rs leaves that to the file system."""
@@ -225,6 +263,7 @@ class DeltaSink:
                 Positions.from_json(facts["end"]),
                 int(facts["rows"]),
                 int(facts["dead"]),
+                int(facts.get("late", 0)),
             )
             for facts in reversed(self._facts())
         ]

@@ -24,6 +24,16 @@ steps = [                           # each sees the ones before; "input" are the
   { name = "late", sql = "SELECT * FROM input WHERE dep_delay > 60" },
 ]
 
+[window]                            # windows.py; without it rows are written as they are
+time = "departed"                   # a timestamp column of the last step's rows
+size = "1 hour"                     # milliseconds, seconds, minutes, hours, days, weeks
+slide = ""                          # from the start of one window to the next; the size by default
+late = "10 minutes"                 # how far the watermark is behind the latest time seen
+keys = ["carrier"]                  # a row of the table for each, besides the window
+[window.values]                     # count(*); count, sum, min, max, avg of a column
+flights = "count(*)"
+delay = "avg(dep_delay)"
+
 [sink]
 kind = "parquet"                    # or "delta", or "topic": at least once
 path = "tables/flights"             # of a topic: where its commits are kept
@@ -71,12 +81,15 @@ from vdl.pipeline.options import (
     parse,
     parse_where,
 )
+from vdl.pipeline.windows import Window
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SOURCES = ("vdl", "kafka")
 TOPIC = "topic"
 SINKS = ("parquet", "delta", TOPIC)
+WINDOW_SINKS = ("parquet", "delta")
+"""Those that keep open windows in their commits."""
 FORMATS = ("json", "raw")
 INPUT = "input"
 
@@ -163,6 +176,7 @@ class Job:
     group: str
     metrics_listen: str
     spark: Mapping[str, str]
+    window: Window | None = None
 
 
 def load_job(path: Path) -> Job:
@@ -239,6 +253,18 @@ def _read(r: _Reader, folder: Path) -> Job:
         group=r.text("run", "group", "") or f"vdl-pipeline-{name}",
         metrics_listen=r.text("metrics", "listen", ""),
         spark=r.whole("spark"),
+        window=_read_window(r) if r.has("window") else None,
+    )
+
+
+def _read_window(r: _Reader) -> Window:
+    return Window(
+        time=r.text("window", "time"),
+        size=r.text("window", "size"),
+        slide=r.text("window", "slide", ""),
+        late=r.text("window", "late"),
+        keys=tuple(r.texts("window", "keys", [])),
+        aggregates=r.mapping("window", "values"),
     )
 
 
@@ -275,6 +301,9 @@ def _check(job: Job, problems: list[str]) -> None:
         names.append(step.name)
     for name, table in job.tables.items():
         need(bool(table.path), f"transform.tables.{name}: has no path")
+    if job.window is not None:
+        problems += job.window.problems()
+        need(job.sink.kind in WINDOW_SINKS, f"window: only with sink.kind of {WINDOW_SINKS}")
     try:
         parse_where("source.start", job.source.start)
         job.source.read_options()
@@ -289,6 +318,9 @@ class _Reader:
         self._data = data
         self._taken: dict[str, set[str]] = {}
         self.problems: list[str] = []
+
+    def has(self, section: str) -> bool:
+        return section in self._data
 
     def _take(self, section: str, key: str, default: Any, kind: type, what: str) -> Any:
         self._taken.setdefault(section, set()).add(key)

@@ -45,6 +45,18 @@ class JobMetrics:
             "vdl_pipeline_last_commit_timestamp_seconds", "When a batch was committed last.",
             ["job"], registry=registry,
         )  # fmt: skip
+        self._late = Counter(
+            "vdl_pipeline_late_rows", "Rows that came after a window of theirs was closed.",
+            ["job"], registry=registry,
+        )  # fmt: skip
+        self._open = Gauge(
+            "vdl_pipeline_open_windows", "Windows, by key, that are not written yet.", ["job"],
+            registry=registry,
+        )  # fmt: skip
+        self._watermark = Gauge(
+            "vdl_pipeline_watermark_timestamp_seconds", "Windows that end later are open.",
+            ["job"], registry=registry,
+        )  # fmt: skip
         if listen:
             host, _, port = listen.rpartition(":")
             start_http_server(int(port), addr=host or "127.0.0.1", registry=registry)
@@ -61,3 +73,8 @@ class JobMetrics:
             self._lag.labels(self._job, topic, str(partition)).set(lag)
         if report.newest_ms >= 0:
             self._time_lag.labels(self._job).set(max(0.0, now - report.newest_ms / 1000))
+        if report.windows is not None:
+            self._late.labels(self._job).inc(report.windows.late)
+            self._open.labels(self._job).set(report.windows.open)
+            if report.windows.watermark_us is not None:
+                self._watermark.labels(self._job).set(report.windows.watermark_us / 1e6)

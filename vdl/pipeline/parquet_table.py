@@ -4,6 +4,7 @@
 <path>/000000007-flights-3-…0500-…0900-0000.parquet   rows of offsets [500, 900) of partition 3
 <path>/_vdl/commits/000000007.json                     commit 7: its files, the offsets, the columns
 <path>/_vdl/staging/<run>/…                            files of a batch under way
+<path>/_vdl/windows/<job>/…                            open windows, as `window_files` has them
 ```
 
 A commit is its JSON file, put there by `link`, which fails when there is one of that number: of two
@@ -28,7 +29,15 @@ from typing import Any
 
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
-from vdl.pipeline.table import Commit, CommitNote, file_name, schema_problem
+from vdl.pipeline.table import (
+    Commit,
+    CommitNote,
+    WindowState,
+    file_name,
+    schema_problem,
+    sync_folder,
+)
+from vdl.pipeline.window_files import WindowFiles
 
 FORMAT_VERSION = 1
 
@@ -44,15 +53,25 @@ class ParquetSink:
         self._sequence = 0
         self._positions = Positions()
         self._schema = ""
+        self._window_files = WindowFiles(self._root, job)
+        self._windows: WindowState | None = None
 
     @property
     def sequence(self) -> int:
         return self._sequence
 
+    @property
+    def windows(self) -> WindowState | None:
+        return self._windows
+
+    def window_folder(self) -> str:
+        return str(self._window_files.folder())
+
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         self._commits.mkdir(parents=True, exist_ok=True)
         numbers = self._numbers()
         self._sequence, self._positions, self._schema = 0, Positions(), ""
+        self._windows = None
         if numbers:
             if numbers != list(range(1, len(numbers) + 1)):
                 raise SinkInconsistent(f"{self._commits}: commits are missing among {numbers[-1]}")
@@ -64,6 +83,9 @@ class ParquetSink:
             self._schema = str(last["schema"])
             found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
             check_same_topics(self._positions, Positions(found))
+            if last.get("windows") is not None:
+                self._windows = WindowState.from_json(last["windows"])
+                self._window_files.check(self._windows)
             self._publish(last)
         return self._positions
 
@@ -101,6 +123,8 @@ class ParquetSink:
             "end": commit.end.to_json(),
             "rows": commit.rows,
             "dead": commit.dead,
+            "late": commit.late,
+            "windows": None if commit.windows is None else commit.windows.to_json(),
             "schema": commit.schema,
             "files": [
                 {
@@ -116,10 +140,15 @@ class ParquetSink:
         # The names of what is about to be committed must be durable before the commit is.
         for folder in sorted({Path(file.path).parent for file in commit.files}):
             sync_folder(folder)
+        outdated: list[Path] = []
+        if commit.windows is not None:
+            self._window_files.sync()
+            outdated = self._window_files.others(commit.windows.files)
         self._link(data, sequence)
         self._publish(data)
+        self._window_files.remove(outdated)
         self._sequence, self._positions = sequence, commit.end
-        self._schema = commit.schema
+        self._schema, self._windows = commit.schema, commit.windows
 
     def _link(self, data: Mapping[str, Any], sequence: int) -> None:
         """Put the commit in its place, if nobody did. Raises CommitConflict."""
@@ -155,6 +184,7 @@ class ParquetSink:
                 Positions.from_json(data["end"]),
                 int(data["rows"]),
                 int(data["dead"]),
+                int(data.get("late", 0)),
             )
             for number in self._numbers()
             for data in [self._read(number)]
@@ -181,12 +211,3 @@ class ParquetSink:
         if data.get("version") != FORMAT_VERSION:
             raise SinkInconsistent(f"{path} has version {data.get('version')}")
         return data
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

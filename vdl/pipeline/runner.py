@@ -43,15 +43,34 @@ from vdl.pipeline.positions import (
     check_same_topics,
     ranges,
 )
-from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
+from vdl.pipeline.table import (
+    Commit,
+    DataFile,
+    TableSink,
+    WindowSink,
+    WindowState,
+    open_table,
+    schema_lines,
+)
 from vdl.pipeline.topic_sink import Target, TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
+from vdl.pipeline.windows import Window, all_windows, check_same, window_batch
 
 WAIT_SECONDS = 0.5
 START_ATTEMPTS = 5
 NOT_CONNECTED = "Python worker failed to connect back"
 """What Spark says when the process of a Python source is not there after ten seconds, as happens on
 a machine with too much to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """Of a batch of a job with windows. `late`: rows that missed a window; `open`: windows × keys
+    that are not written yet; `watermark_us`: event time, None before the first."""
+
+    late: int
+    open: int
+    watermark_us: int | None
 
 
 @dataclass(slots=True)
@@ -66,6 +85,7 @@ class BatchReport:
     lag: dict[tuple[str, int], int]
     newest_ms: int
     phases_ms: dict[str, float] = field(default_factory=dict)
+    windows: WindowReport | None = None
 
 
 OnBatch = Callable[[BatchReport], None]
@@ -78,6 +98,7 @@ class Totals:
     batches: int = 0
     rows: int = 0
     dead: int = 0
+    late: int = 0
 
 
 class Runner:
@@ -166,6 +187,8 @@ class Runner:
         decoded = self._decoded(self._bounded(positions, stop))
         dead = [r.asDict() for r in decoded.filter("_error is not null").limit(count).collect()]
         rows = self._transformed(decoded)
+        if self._job.window is not None:
+            rows = all_windows(rows, self._job.window)
         columns = "\n".join(f"{f.name}: {f.dataType.simpleString()}" for f in rows.schema.fields)
         return columns, [row.asDict() for row in rows.limit(count).collect()], dead
 
@@ -183,6 +206,8 @@ class Runner:
         ids = self._topics.ids()
         self._dead_positions = self._dead_table.open(ids)
         self._positions = self._rows_table.open(ids)
+        if self._rows_table.sequence and isinstance(self._rows_table, WindowSink):
+            check_same(self._job.window, self._rows_table.windows, path=self._rows_table.path)
         where = parse_where("start", start or self._job.source.start)
         if not self._positions:
             self._positions = self._topics.resolve(where)
@@ -290,15 +315,17 @@ class Runner:
         self.totals.batches += 1
         self.totals.rows += written.rows
         self.totals.dead += written.dead
+        self.totals.late += written.late
         lag = {
             (topic, partition): max(0, stop - (end.offset(topic, partition) or 0))
             for topic, partition, stop in ends.partitions()
         }
         self._on_batch(
             BatchReport(
-                number, written.rows, written.dead, end, lag, written.newest_ms, clock.laps_ms
+                number, written.rows, written.dead, end, lag, written.newest_ms,
+                clock.laps_ms, written.window_report(),
             )
-        )
+        )  # fmt: skip
 
     def _decoded(self, frame: Any) -> Any:
         job = self._job
@@ -334,7 +361,8 @@ class Runner:
             kinds=_kinds(self._job.schema),
             dead_from={f"{t}/{p}": offset for t, p, offset in self._dead_positions.partitions()},
         )
-        if not self._job.steps and self._job.sink.kind != TOPIC:
+        window = self._job.window
+        if not self._job.steps and window is None and self._job.sink.kind != TOPIC:
             rows = decoded.drop(*DEAD_ONLY)
             return self._collect([(decoded, spec)], rows)
         from dataclasses import replace
@@ -347,13 +375,35 @@ class Runner:
             seen, f.count(f.lit(1)).alias("rows"), f.count("_error").alias("dead")
         )
         rows = self._transformed(watched)
-        written = self._collect([(rows, replace(spec, only=ROWS))], rows)
+        spec = replace(spec, only=ROWS)
+        if window is None:
+            written = self._collect([(rows, spec)], rows)
+        else:
+            written = self._write_windows(rows, spec, window)
         counts = seen.get
         dead = int(counts["dead"]) if "dead" in counts else 1
         if dead:
             letters = decoded.filter("_error is not null")
             written = written.and_dead(self._collect([(letters, replace(spec, only=DEAD))], rows))
         return written.of_total(int(counts.get("rows", written.rows + written.dead)))
+
+    def _write_windows(self, rows: Any, spec: WriteSpec, window: Window) -> Written:
+        """Closed windows for the table, open ones for the next batch."""
+        from dataclasses import replace
+
+        table = self._rows_table
+        assert isinstance(table, WindowSink), self._job.sink.kind
+        folder = table.window_folder()
+        with window_batch(rows, window, table.windows, folder) as found:
+            passes = [(found.closed, spec)] if found.has_closed else []
+            written = self._collect(passes, found.closed)
+            spec = replace(spec, prefix=f"{spec.prefix}-open", rows_folder=folder)
+            kept = self._collect([(found.open, spec)] if found.has_open else [], found.open)
+        names = tuple(Path(file.path).name for file in kept.files)
+        written.windows = WindowState(window.definition(), found.columns, found.watermark_us, names)
+        written.late, written.open = found.late, kept.rows
+        written.newest_ms = found.newest_ms
+        return written
 
     def _collect(self, passes: list[tuple[Any, WriteSpec]], rows: Any) -> Written:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -403,6 +453,7 @@ class Runner:
             Commit(
                 self._job.name, self._run, number, self._positions, end, written.rows,
                 written.dead, tuple(written.files), schema_lines(written.arrow_schema),
+                written.late, written.windows,
             ),
             written.arrow_schema,
         )  # fmt: skip
@@ -425,6 +476,14 @@ class Written:
     """Records decoded; with steps, other than rows and dead letters together."""
     newest_ms: int = -1
     example: str = ""
+    late: int = 0
+    open: int = 0
+    windows: WindowState | None = None
+
+    def window_report(self) -> WindowReport | None:
+        if self.windows is None:
+            return None
+        return WindowReport(self.late, self.open, self.windows.watermark_us)
 
     def add(self, report: Any) -> None:
         spans = tuple(OffsetRange(*span) for span in json.loads(report["spans"]))

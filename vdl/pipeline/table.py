@@ -13,9 +13,11 @@ Must not know: Spark, Kafka.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from vdl.pipeline.positions import OffsetRange, Positions
 
@@ -33,6 +35,39 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowState:
+    """What a job with windows knows after a commit, and part of it.
+
+    `definition`: the job's windows, to be compared; `columns`: of the files, one `name: type` a
+    line; `watermark_us`: event time in microseconds since 1970, None before the first event;
+    `files`: names, in the table's `window_folder`, of the partial aggregates of open windows.
+    """
+
+    definition: str
+    columns: str
+    watermark_us: int | None
+    files: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "definition": self.definition,
+            "columns": self.columns,
+            "watermark_us": self.watermark_us,
+            "files": list(self.files),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> WindowState:
+        """Raises KeyError."""
+        return WindowState(
+            str(data["definition"]),
+            str(data["columns"]),
+            None if data["watermark_us"] is None else int(data["watermark_us"]),
+            tuple(map(str, data["files"])),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One batch of a job. `start` and `end` are positions of the source."""
 
@@ -46,6 +81,9 @@ class Commit:
     files: tuple[DataFile, ...]
     schema: str
     """Names and types of the columns, one `name: type` a line."""
+    late: int = 0
+    """Rows that came after a window of theirs was closed."""
+    windows: WindowState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +95,7 @@ class CommitNote:
     end: Positions
     rows: int
     dead: int
+    late: int = 0
 
 
 class TableSink(Protocol):
@@ -86,6 +125,18 @@ class TableSink(Protocol):
 
     def files(self) -> list[str]:
         """Absolute paths of the table's files."""
+
+
+@runtime_checkable
+class WindowSink(Protocol):
+    """A table that also keeps open windows, in the same commits."""
+
+    @property
+    def windows(self) -> WindowState | None:
+        """Of the last commit; None: it is not of a job with windows."""
+
+    def window_folder(self) -> str:
+        """The folder that the files of open windows are written to."""
 
 
 def open_table(kind: str, path: str, job: str) -> TableSink:
@@ -125,3 +176,12 @@ def schema_problem(known: str, found: str) -> str:
         return ""
     missing = sorted(set(known.splitlines()) - set(found.splitlines()))
     return f"its columns have changed; the table has also {missing}" if missing else "their order"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

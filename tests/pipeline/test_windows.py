@@ -1,0 +1,544 @@
+"""Windows: every one is written once, and every row is counted in its windows or as late.
+
+The twin is a loop over the table's commits in plain Python: which rows each had, is all it takes
+from the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import random
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vdl.pipeline.errors import JobInvalid, PipelineError, SinkInconsistent
+from vdl.pipeline.job import Job, load_job
+from vdl.pipeline.positions import Positions, TopicPositions
+from vdl.pipeline.table import Commit, DataFile, TableSink, WindowSink, WindowState, open_table
+from vdl.pipeline.windows import duration_us
+
+pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
+pytest.importorskip("deltalake", reason="needs the `spark` extra")
+
+KINDS = pytest.mark.parametrize("kind", ["parquet", "delta"])
+MINUTE_US = 60_000_000
+
+JOB = """
+[job]
+name = "windows"
+[source]
+bootstrap = "{bootstrap}"
+topics = ["{topic}"]
+max_rows = 150
+[decode]
+schema = "at timestamp, k string, n bigint, price decimal(10,2), x double"
+[transform]
+steps = [{{ name = "some", sql = "select * from input where k is null or k <> 'not'" }}]
+[window]
+time = "at"
+size = "{size}"
+slide = "{slide}"
+late = "10 minutes"
+keys = ["k"]
+[window.values]
+all = "count(*)"
+known = "count(n)"
+total = "SUM( n )"
+low = "min(x)"
+high = "max(x)"
+mean = "avg(n)"
+paid = "sum(price)"
+price = "avg(price)"
+[sink]
+kind = "{kind}"
+path = "table"
+[errors]
+share_max = 0.5
+"""
+
+
+def text_of(
+    *, kind: str = "parquet", size: str = "30 minutes", slide: str = "", **more: str
+) -> str:
+    where = {"bootstrap": "127.0.0.1:9", "topic": "events", **more}
+    return JOB.format(kind=kind, size=size, slide=slide, **where)
+
+
+def load(folder: Path, text: str) -> Job:
+    file = folder / "job.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_job(file)
+
+
+# --- job files ------------------------------------------------------------------------------------
+def test_window_of_a_job_file_is_parsed(tmp_path: Path) -> None:
+    window = load(tmp_path, text_of(size="1 hour", slide="10 minutes")).window
+    assert window is not None
+    assert (window.size_us, window.slide_us) == (60 * MINUTE_US, 10 * MINUTE_US)
+    assert (window.time, window.keys, window.late_us) == ("at", ("k",), 10 * MINUTE_US)
+    values = [(v.name, v.function, v.column) for v in window.values]
+    assert values[:3] == [("all", "count", "*"), ("known", "count", "n"), ("total", "sum", "n")]
+    same = load(tmp_path, text_of(size="60 minutes", slide="600 seconds")).window
+    assert same is not None
+    assert same.definition() == window.definition()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('time = "at"', "", "window.time: is needed"),
+        ('time = "at"', 'time = ""', "window.time: must name"),
+        ('late = "10 minutes"', "", "window.late: is needed"),
+        ('late = "10 minutes"', 'late = "soon"', "window.late: 'soon' is no duration"),
+        ('late = "10 minutes"', 'late = "-1 minutes"', "window.late"),
+        ('size = "30 minutes"', 'size = "30"', "window.size: '30' is no duration"),
+        ('size = "30 minutes"', 'size = "0 hours"', "window.size: must not be 0"),
+        ('size = "30 minutes"', 'size = "99999 weeks"', "more than a hundred years"),
+        ('slide = ""', 'slide = "31 minutes"', "window.slide: must not be more"),
+        ('slide = ""', 'slide = "0 minutes"', "window.slide: must not be 0"),
+        ('slide = ""', 'slide = "1 second"', "window.slide: puts a row into more than 1000"),
+        ('keys = ["k"]', 'keys = ["k", "K"]', "window.keys: 'K' is taken"),
+        ('keys = ["k"]', 'keys = ["window_end"]', "window.keys: 'window_end' is taken"),
+        ('keys = ["k"]', 'keys = ["_offset"]', "window.keys: _offset"),
+        ('all = "count(*)"', 'k = "count(*)"', "window.values: 'k' is taken"),
+        ('all = "count(*)"', '_all = "count(*)"', "window.values: '_all' is no name"),
+        ('all = "count(*)"', 'all = "median(n)"', "window.values.all: 'median(n)' is none of"),
+        ('all = "count(*)"', 'all = "sum(*)"', "window.values.all: 'sum(*)': only count"),
+        ('all = "count(*)"', "all = 5", "window.values.all: '5' is none of"),
+        ('keys = ["k"]', 'kyes = ["k"]', "window.kyes: there is no such setting"),
+        ('kind = "parquet"', 'kind = "topic"\ntopic = "t"', "window: only with sink.kind"),
+    ],
+)
+def test_window_with_a_mistake_is_refused(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    text = text_of()
+    assert old in text
+    with pytest.raises(JobInvalid) as refused:
+        load(tmp_path, text.replace(old, new))
+    assert any(problem in one for one in refused.value.problems), refused.value.problems
+
+
+def test_window_with_several_mistakes_tells_all(tmp_path: Path) -> None:
+    text = text_of(size="an hour", slide="0 days").replace('"max(x)"', '"max(x, y)"')
+    with pytest.raises(JobInvalid) as refused:
+        load(tmp_path, text.replace('time = "at"', 'time = ""'))
+    assert len(refused.value.problems) == 4
+    with pytest.raises(JobInvalid, match="at least one is needed"):
+        load(tmp_path, text_of().partition("[window.values]")[0] + '[sink]\npath = "t"\n')
+
+
+def test_window_duration_of_every_unit_is_known() -> None:
+    units = ["1 millisecond", "2 seconds", "3 minutes", "4hours", "5 days", "1 week"]
+    assert [duration_us(text) // 1000 for text in units] == [
+        1, 2_000, 180_000, 14_400_000, 432_000_000, 604_800_000,
+    ]  # fmt: skip
+
+
+# --- tables ---------------------------------------------------------------------------------------
+TOPICS = {"t": ("id", 1)}
+COLUMNS = pa.schema([("n", pa.int64())])
+
+
+def at(offset: int) -> Positions:
+    return Positions({"t": TopicPositions("id", {0: offset})})
+
+
+def windows_of(table: TableSink) -> WindowSink:
+    assert isinstance(table, WindowSink)
+    return table
+
+
+def keep(table: TableSink, name: str) -> str:
+    """A file of open windows; its name."""
+    path = Path(windows_of(table).window_folder()) / name
+    pq.write_table(pa.table({"window": [1]}), path)
+    return name
+
+
+def commit(table: TableSink, start: int, end: int, *names: str) -> None:
+    """A batch that closes no window."""
+    state = WindowState("d", "c", end, names)
+    files: tuple[DataFile, ...] = ()
+    table.commit(
+        Commit("job", "r", 0, at(start), at(end), 0, 0, files, "n: int64", 3, state), COLUMNS
+    )
+
+
+def kept(table: TableSink) -> set[str]:
+    return {path.name for path in Path(windows_of(table).window_folder()).glob("*.parquet")}
+
+
+@KINDS
+def test_table_keeps_windows_with_its_offsets(tmp_path: Path, kind: str) -> None:
+    """Also where the batch had no row for the table; files of older commits are gone."""
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    assert windows_of(table).windows is None
+    commit(table, 0, 5, keep(table, "a.parquet"))
+    commit(table, 5, 9, keep(table, "b.parquet"), keep(table, "c.parquet"))
+    again = open_table(kind, str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(9)
+    assert windows_of(again).windows == WindowState("d", "c", 9, ("b.parquet", "c.parquet"))
+    assert kept(again) == {"b.parquet", "c.parquet"}
+    assert [note.late for note in again.notes()] == [3, 3]
+    assert again.files() == []
+
+
+@KINDS
+def test_table_without_a_file_of_its_windows_is_refused(tmp_path: Path, kind: str) -> None:
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    commit(table, 0, 5, keep(table, "a.parquet"))
+    (Path(windows_of(table).window_folder()) / "a.parquet").unlink()
+    with pytest.raises(SinkInconsistent, match=r"a\.parquet"):
+        open_table(kind, str(tmp_path / "t"), "job").open(TOPICS)
+
+
+@KINDS
+def test_table_of_two_runs_keeps_the_windows_of_the_one_that_commits(
+    tmp_path: Path, kind: str
+) -> None:
+    """A refused run removes nothing, what it has left goes with the next commit."""
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    commit(table, 0, 5, keep(table, "a.parquet"))
+    zombie, heir = (open_table(kind, str(tmp_path / "t"), "job") for _ in range(2))
+    zombie.open(TOPICS)
+    heir.open(TOPICS)
+    commit(heir, 5, 8, keep(heir, "heir.parquet"))
+    with pytest.raises(PipelineError, match="another run"):
+        commit(zombie, 5, 7, keep(zombie, "zombie.parquet"))
+    assert kept(heir) == {"heir.parquet", "zombie.parquet"}
+    commit(heir, 8, 9, keep(heir, "next.parquet"))
+    assert kept(heir) == {"next.parquet"}
+
+
+@KINDS
+def test_run_that_sleeps_after_its_commit_removes_nothing_of_its_successor(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vdl.pipeline.window_files import WindowFiles
+
+    sleeper, successor = (open_table(kind, str(tmp_path / "t"), "job") for _ in range(2))
+    sleeper.open(TOPICS)
+    commit(sleeper, 0, 5, keep(sleeper, "a.parquet"))
+    remove = WindowFiles.remove
+
+    def sleep(files: WindowFiles, paths: list[Path]) -> None:
+        monkeypatch.setattr(WindowFiles, "remove", remove)
+        successor.open(TOPICS)
+        commit(successor, 6, 9, keep(successor, "successor.parquet"))
+        remove(files, paths)
+
+    monkeypatch.setattr(WindowFiles, "remove", sleep)
+    commit(sleeper, 5, 6, keep(sleeper, "b.parquet"))
+    assert kept(successor) == {"successor.parquet"}
+
+
+def test_delta_windows_survive_the_loss_of_history(tmp_path: Path) -> None:
+    """Transactions are all that is left of commits after thirty days."""
+    import deltalake
+
+    table = open_table("delta", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    commit(table, 0, 5, keep(table, "a.parquet"))
+    delta = deltalake.DeltaTable(str(tmp_path / "t"))
+    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    delta.create_checkpoint()
+    for file in (tmp_path / "t/_delta_log").glob("*.json"):
+        file.unlink()
+    again = open_table("delta", str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(5)
+    assert windows_of(again).windows == WindowState("d", "c", 5, ("a.parquet",))
+
+
+# --- on Spark -------------------------------------------------------------------------------------
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+Row = dict[str, Any]
+
+
+@dataclass
+class Twin:
+    """What the windows must be. `rows`: of each offset, as they were produced; None: broken."""
+
+    size: int
+    slide: int
+    rows: list[Row | None] = field(default_factory=list)
+    late: int = 0
+    watermark: int | None = None
+    counted: dict[tuple[int, Any], list[Row]] = field(default_factory=lambda: defaultdict(list))
+
+    def commits(self, table: TableSink) -> Twin:
+        for note in table.notes():
+            first, end = note.start.offset("events", 0) or 0, note.end.offset("events", 0) or 0
+            self._batch([row for row in self.rows[first:end] if row and row["k"] != "not"])
+        return self
+
+    def _batch(self, rows: list[Row]) -> None:
+        before = self.watermark
+        for row in rows:
+            time = row["at"]
+            first = -(self.size // self.slide + 1) * self.slide  # Windows may begin before 1970.
+            starts = [] if time is None else range(first, time + 1, self.slide)
+            mine = [start for start in starts if start <= time < start + self.size]
+            missed = [s for s in mine if before is not None and s + self.size <= before]
+            self.late += time is None or bool(missed)
+            for start in mine:
+                if start not in missed:
+                    self.counted[start, row["k"]].append(row)
+        times = [row["at"] for row in rows if row["at"] is not None]
+        if times:
+            latest = max(times) - 10 * MINUTE_US
+            self.watermark = latest if before is None else max(before, latest)
+
+    def closed(self) -> list[Row]:
+        return [
+            self._value(start, k, rows)
+            for (start, k), rows in self.counted.items()
+            if self.watermark is not None and start + self.size <= self.watermark
+        ]
+
+    def _value(self, start: int, k: Any, rows: list[Row]) -> Row:
+        def known(name: str) -> list[Any]:
+            return [row[name] for row in rows if row[name] is not None]
+
+        n, x, price = known("n"), known("x"), known("price")
+        cents = Decimal("0.000001")
+        return {
+            "window_start": EPOCH + datetime.timedelta(microseconds=start),
+            "window_end": EPOCH + datetime.timedelta(microseconds=start + self.size),
+            "k": k,
+            "all": len(rows),
+            "known": len(n),
+            "total": sum(n) if n else None,
+            "low": min(x, default=None),
+            "high": max(x, default=None),
+            "mean": sum(n) / len(n) if n else None,
+            "paid": sum(price) if price else None,
+            "price": (sum(price) / len(price)).quantize(cents, ROUND_HALF_UP) if price else None,
+        }
+
+
+class Events:
+    """Rows with disorder on a topic of one partition."""
+
+    def __init__(self, bootstrap: str, twin: Twin) -> None:
+        from confluent_kafka import Producer
+
+        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+        self._rng = random.Random(7)
+        self._twin = twin
+        self._minute = 0
+
+    def produce(self, count: int) -> None:
+        """A row a minute: most a little late, some much, some without a time, some broken."""
+        for _ in range(count):
+            self._minute += 1
+            luck = self._rng.random()
+            if luck < 0.02:
+                self._send(None, b"{")
+                continue
+            back = self._rng.randrange(12) if luck < 0.8 else self._rng.randrange(150)
+            self._row(None if luck > 0.97 else max(0, self._minute - back) * MINUTE_US)
+        assert self._producer.flush(30) == 0
+
+    def close_all(self) -> None:
+        """Rows far ahead, in windows that stay open."""
+        for _ in range(20):
+            self._row((self._minute + 1000) * MINUTE_US)
+        assert self._producer.flush(30) == 0
+
+    def _row(self, time: int | None) -> None:
+        rng = self._rng
+        cents = rng.randrange(100_000)
+        row = {
+            "at": time,
+            "k": rng.choice(["a", "b", None, "not"]),
+            "n": rng.choice([None, rng.randrange(1000)]),
+            "price": rng.choice([None, Decimal(cents) / 100]),
+            "x": rng.choice([None, rng.random()]),
+        }
+        at = None if time is None else (EPOCH + datetime.timedelta(microseconds=time)).isoformat()
+        price = None if row["price"] is None else float(row["price"])
+        self._send(row, json.dumps({**row, "at": at, "price": price}).encode())
+
+    def _send(self, row: Row | None, value: bytes) -> None:
+        self._twin.rows.append(row)
+        self._producer.produce("events", value, partition=0)
+
+
+@pytest.fixture(scope="module")
+def topic(bootstrap: str) -> str:
+    from tests.pipeline.test_reading import create
+
+    create(bootstrap, "events", partitions=1)
+    return "events"
+
+
+class Killed(PipelineError):
+    """Stands for the end of the process at one place."""
+
+
+def kill(patch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]) -> None:
+    """The process ends where this method is called with what `when` accepts."""
+    method = getattr(owner, name)
+
+    def call(self: Any, *arguments: Any) -> Any:
+        if when(self, *arguments):
+            raise Killed(name)
+        return method(self, *arguments)
+
+    patch.setattr(owner, name, call)
+
+
+def table_rows(table: TableSink) -> list[Row]:
+    return [row for path in table.files() for row in pq.read_table(path).to_pylist()]
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    return (row["window_start"], row["k"] or "")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("kind", "slide"), [("parquet", ""), ("delta", "12 minutes")])
+def test_windows_of_a_job_killed_everywhere_are_those_of_its_twin(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path, kind: str, slide: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """No window twice, no row lost, the late ones counted; Spark's checkpoint is of no use."""
+    pytest.importorskip("pyspark", reason="needs the `spark` extra")
+    from vdl.pipeline.delta_table import DeltaSink
+    from vdl.pipeline.metrics import JobMetrics
+    from vdl.pipeline.parquet_table import ParquetSink
+    from vdl.pipeline.runner import BatchReport, Runner
+    from vdl.pipeline.window_files import WindowFiles
+
+    start = topics_end(bootstrap)
+    job = load(tmp_path, text_of(kind=kind, slide=slide, bootstrap=bootstrap).replace(
+        "max_rows", f"start = '{json.dumps({topic: {'0': start}})}'\nmax_rows"
+    ))  # fmt: skip
+    twin = Twin(30 * MINUTE_US, duration_us(slide or "30 minutes"), [None] * start)
+    events = Events(bootstrap, twin)
+    reports: list[BatchReport] = []
+    metrics = JobMetrics("windows", "")
+
+    def on_batch(report: BatchReport) -> None:
+        reports.append(report)
+        metrics.on_batch(report)
+
+    def run(owner: Any = None, name: str = "", when: Callable[..., bool] | None = None) -> None:
+        """Until the topic's end, or a kill; there is never a checkpoint."""
+        shutil.rmtree(job.checkpoint, ignore_errors=True)
+        with (
+            contextlib.closing(Runner(job, spark, on_batch)) as runner,
+            monkeypatch.context() as patch,
+        ):
+            if when is None:
+                runner.run(once=True)
+            else:
+                kill(patch, owner, name, when)
+                with pytest.raises(Killed):
+                    runner.run(once=True)
+
+    events.produce(200)
+    sink = DeltaSink if kind == "delta" else ParquetSink
+    # Rows and open windows of the second batch are written, dead letters committed.
+    run(sink, "commit", lambda _, it, columns: it.windows is not None and it.batch == 1)
+    run()
+    events.produce(200)
+    # The commit is there, and nobody was told.
+    if kind == "delta":
+        run(sink, "_sync_log", lambda table: Path(table.path).name == "table")
+    else:
+        run(sink, "_publish", lambda table, it: it["windows"] and it["sequence"] > table.sequence)
+    # What the commit has made superfluous is still there.
+    run(WindowFiles, "remove", lambda files, paths: bool(paths))
+    events.produce(40)
+    run()
+    table = table_of(job)
+    found = Twin(twin.size, twin.slide, twin.rows).commits(table)
+    assert found.late > 20
+    assert sum(note.late for note in table.notes()) == found.late
+    assert sum(note.dead for note in table.notes()) == twin.rows[start:].count(None) > 2
+    assert sorted(table_rows(table), key=order) == sorted(found.closed(), key=order)
+    assert len(found.closed()) < len(found.counted)
+    told = windows_of(table).windows
+    assert told is not None
+    assert told.watermark_us == found.watermark
+    assert len(told.files) == 1
+    assert kept(table) == set(told.files)
+    last = reports[-1].windows
+    assert last is not None
+    assert last.open == len(found.counted) - len(found.closed())
+    sample = metrics.registry.get_sample_value
+    assert sample("vdl_pipeline_late_rows_total", {"job": "windows"}) == sum(
+        report.windows.late for report in reports if report.windows is not None
+    )
+    events.close_all()
+    with contextlib.closing(Runner(job, spark, on_batch)) as runner:
+        totals = runner.backfill("", "latest")
+    assert (totals.batches, totals.late) == (1, 0)
+    table = table_of(job)
+    found = Twin(twin.size, twin.slide, twin.rows).commits(table)
+    assert sorted(table_rows(table), key=order) == sorted(found.closed(), key=order)
+    assert len(found.closed()) > len(found.counted) - 20
+    assert {row["k"] for row in table_rows(table)} == {"a", "b", None}
+    check_refusals(tmp_path, job, spark)
+
+
+def table_of(job: Job) -> TableSink:
+    from vdl.pipeline.topics import Topics
+
+    topics = Topics(job.source.read_options())
+    table = open_table(job.sink.kind, job.sink.path, job.name)
+    table.open(topics.ids())
+    topics.close()
+    return table
+
+
+def topics_end(bootstrap: str) -> int:
+    """Where the topic ends now: both kinds of table share it."""
+    from tests.pipeline.test_reading import topics_of
+
+    topics = topics_of(bootstrap, "events")
+    end = topics.ends().offset("events", 0) or 0
+    topics.close()
+    return end
+
+
+def check_refusals(folder: Path, job: Job, spark: Any) -> None:
+    """What is not the same job any more is not run; a plan shows the windows."""
+    from vdl.pipeline.runner import Runner
+    from vdl.pipeline.verify import verify
+
+    def refuse(text: str, problem: str, act: Callable[[Runner], Any]) -> None:
+        with contextlib.closing(Runner(load(folder, text), spark)) as runner:
+            with pytest.raises(PipelineError) as refused:
+                act(runner)
+            assert re.search(problem, str(refused.value)), refused.value
+
+    text = (folder / "job.toml").read_text(encoding="utf-8")
+    longer = text.replace('size = "30 minutes"', 'size = "45 minutes"')
+    refuse(longer, r"window\.size.* differ; begin a new table", lambda r: r.run(once=True))
+    without = text.partition("[window]")[0] + "[sink]" + text.partition("[sink]")[2]
+    refuse(without, "the job has none", lambda r: r.run(once=True))
+    wrong = text.replace('"at"', '"k"').replace("sum(price)", "sum(prize)")
+    refuse(wrong, r"no column prize.*k is string, not timestamp", lambda r: r.preview(3))
+    with contextlib.closing(Runner(job, spark)) as runner:
+        columns, rows, _ = runner.preview(3)
+    assert columns.splitlines()[:4] == [
+        "window_start: timestamp", "window_end: timestamp", "k: string", "all: bigint",
+    ]  # fmt: skip
+    assert len(rows) == 3
+    with pytest.raises(PipelineError, match="cannot be told apart"):
+        verify(job, spark)
