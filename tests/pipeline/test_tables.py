@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
+from vdl.pipeline.parquet_table import ParquetSink
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
 
@@ -132,8 +133,29 @@ def test_table_with_files_of_a_killed_run_shows_none_of_them(tmp_path: Path, kin
     again = open_table(kind, str(tmp_path / "t"), "job")
     assert again.open(TOPICS) == at(5, 0)
     again.commit(batch(again, "b", at(5, 0), at(7, 0)), COLUMNS)
-    again.clean()
     assert rows_of(again) == list(range(7))
+
+
+def test_run_that_sleeps_between_its_commit_and_the_cleaning_takes_nothing_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is to remove it has listed before: what has been staged since is another's."""
+    slow = open_table("parquet", str(tmp_path / "t"), "job")
+    slow.open(TOPICS)
+    stage(slow, "killed", "0", 0, 5)
+    publish = ParquetSink._publish
+    successor = open_table("parquet", str(tmp_path / "t"), "job")
+
+    def sleep(sink: ParquetSink, data: dict[str, Any]) -> None:
+        publish(sink, data)
+        if sink is slow:
+            assert successor.open(TOPICS) == at(5, 0)
+            stage(successor, "successor", "0", 5, 9)
+
+    monkeypatch.setattr(ParquetSink, "_publish", sleep)
+    slow.commit(batch(slow, "slow", at(0, 0), at(5, 0)), COLUMNS)
+    left = sorted(path.name for path in (tmp_path / "t" / "_vdl" / "staging").iterdir())
+    assert left == ["slow", "successor"]
 
 
 @KINDS

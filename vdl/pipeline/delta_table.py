@@ -8,6 +8,8 @@ transaction in its checkpoints for ever, so no history has to be searched, and o
 `(job/windows, mark)`: the mark names a file that says what its open windows are (`window_files`).
 VACUUM leaves such files alone, because their folder's name begins with an underscore.
 
+Files that no commit names are removed by VACUUM, as those of any writer.
+
 Must not know: Spark, Kafka.
 """
 
@@ -110,9 +112,6 @@ class DeltaSink:
             self._window_files.check(self._windows)
         self._positions = known
         return known
-
-    def clean(self) -> None:
-        """Nothing: files that no commit names are removed by VACUUM, as of any writer."""
 
     def _from_ids(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         """Positions from the transactions alone, of the topics that there are."""

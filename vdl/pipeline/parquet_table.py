@@ -53,6 +53,7 @@ class ParquetSink:
         self._sequence = 0
         self._positions = Positions()
         self._schema = ""
+        self._has_committed = False
         self._window_files = WindowFiles(self._root, job)
         self._windows: WindowState | None = None
 
@@ -88,13 +89,6 @@ class ParquetSink:
                 self._window_files.check(self._windows)
             self._publish(last)
         return self._positions
-
-    def clean(self) -> None:
-        """Remove what killed runs have left. Only for a run that has begun to commit: another one
-        that still writes will be refused."""
-        staging = self._root / "_vdl" / "staging"
-        if staging.exists():
-            shutil.rmtree(staging)
 
     def staging(self, run: str) -> str:
         folder = self._root / "_vdl" / "staging" / run
@@ -139,7 +133,14 @@ class ParquetSink:
         }
         # The names of what is about to be committed must be durable before the commit is.
         for folder in sorted({Path(file.path).parent for file in commit.files}):
-            sync_folder(folder)
+            try:
+                sync_folder(folder)
+            except FileNotFoundError:
+                what = "another run has committed, and removed what this one had written"
+                raise CommitConflict(self.path, what) from None
+        # Listed before the commit: whoever has begun by now will be refused. Removed after it, when
+        # others may have begun that will not be.
+        scrap = [] if self._has_committed else self._staging_of_others(commit.run)
         outdated: list[Path] = []
         if commit.windows is not None:
             self._window_files.sync()
@@ -147,8 +148,15 @@ class ParquetSink:
         self._link(data, sequence)
         self._publish(data)
         self._window_files.remove(outdated)
+        for folder in scrap:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._has_committed = True
         self._sequence, self._positions = sequence, commit.end
         self._schema, self._windows = commit.schema, commit.windows
+
+    def _staging_of_others(self, run: str) -> list[Path]:
+        staging = self._root / "_vdl" / "staging"
+        return [path for path in staging.iterdir() if path.name != run] if staging.exists() else []
 
     def _link(self, data: Mapping[str, Any], sequence: int) -> None:
         """Put the commit in its place, if nobody did. Raises CommitConflict."""

@@ -448,7 +448,6 @@ class Runner:
                 DEAD_SCHEMA,
             )  # fmt: skip
             self._dead_positions = end
-        is_first = not self.totals.batches
         self._rows_table.commit(
             Commit(
                 self._job.name, self._run, number, self._positions, end, written.rows,
@@ -457,10 +456,6 @@ class Runner:
             ),
             written.arrow_schema,
         )  # fmt: skip
-        if is_first:
-            # Whoever else still writes under this name will be refused, so its files can go.
-            self._rows_table.clean()
-            self._dead_table.clean()
 
 
 @dataclass(slots=True)

@@ -111,14 +111,12 @@ class TableSink(Protocol):
     def sequence(self) -> int:
         """Of the last commit; 0: there is none."""
 
-    def clean(self) -> None:
-        """Remove what killed runs have left; only once this run has committed."""
-
     def staging(self, run: str) -> str:
         """The folder that a run's files are written to."""
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
-        """Make the batch visible, durably. Raises CommitConflict."""
+        """Make the batch visible, durably, and remove what killed runs have left. Raises
+        CommitConflict."""
 
     def notes(self) -> list[CommitNote]:
         """All commits that are known, oldest first."""

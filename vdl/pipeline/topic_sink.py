@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from vdl.pipeline.errors import CommitConflict, PipelineError
@@ -80,9 +81,6 @@ class TopicSink:
         self._positions = self._commits.open(topics)
         return self._positions
 
-    def clean(self) -> None:
-        self._commits.clean()
-
     def staging(self, run: str) -> str:
         return self._commits.staging(run)
 
@@ -97,6 +95,8 @@ class TopicSink:
         assert sent == commit.rows, (sent, commit.rows)
         self._commits.commit(replace(commit, files=()), arrow_schema)
         self._positions = commit.end
+        for file in commit.files:
+            Path(file.path).unlink(missing_ok=True)
 
     def notes(self) -> list[CommitNote]:
         return self._commits.notes()
