@@ -18,13 +18,13 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server",),
     ("vdl.config",),
     ("vdl.config_values",),
-    ("vdl.check", "vdl.metrics", "vdl.kafka", "vdl.pipeline"),
+    ("vdl.metrics", "vdl.kafka", "vdl.pipeline"),
     ("vdl.http",),
     ("vdl.logstream",),
     ("vdl.state",),
     ("vdl.records",),
     ("vdl.compression",),
-    ("vdl.log", "vdl.errors", "vdl.clock"),
+    ("vdl.check", "vdl.log", "vdl.errors", "vdl.clock"),
     ("vdl",),
     ("rpc",),
     ("segments", "raft"),
@@ -151,17 +151,31 @@ def test_imports_pure_layers_have_no_clock_luck_or_outside():
     assert wrong == []
 
 
-def test_imports_pipeline_knows_only_segments():
-    """Executors get `vdl.pipeline` and `segments`, and nothing else of ours."""
-    others = {
+def test_imports_pipeline_knows_only_segments_and_check():
+    """Executors get `vdl.pipeline`, `segments` and `vdl.check`, and nothing else of ours."""
+    assert imports_outside("vdl.pipeline", {"vdl.pipeline", "segments", "vdl.check"}) == set()
+
+
+def test_imports_check_knows_nothing_of_ours():
+    """The judge can be taken anywhere: to the simulator, to a harness, to executors."""
+    assert imports_outside("vdl.check", {"vdl.check"}) == set()
+
+
+def imports_outside(component, allowed):
+    """Imports of ours in the files of a component, beside those of the components allowed."""
+    return {
         f"{path.relative_to(ROOT)}:{line}: {module}"
         for path in sources()
-        if module_name(path).startswith("vdl.pipeline")
-        for line, module, _ in imports_of(path)
+        if is_within(module_name(path), component)
+        for line, module, name in imports_of(path)
         if module.split(".")[0] in PACKAGES
-        and not (module == "segments" or module.startswith(("segments.", "vdl.pipeline")))
+        # `from vdl import check` imports vdl.check.
+        and not any(is_within(f"{module}.{name}", one) for one in allowed)
     }
-    assert others == set()
+
+
+def is_within(module, component):
+    return module == component or module.startswith(f"{component}.")
 
 
 def test_imports_asyncio_only_at_the_edges():

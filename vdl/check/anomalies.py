@@ -17,9 +17,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 
+from vdl.check.findings import Anomaly, anomaly
 from vdl.check.history import EARLIEST, LATEST, Op, Record, Send
 
 STALE_READ_BOUND_NS = 5_000_000_000
@@ -28,19 +28,6 @@ STALE_READ_BOUND_NS = 5_000_000_000
 RETRIED = "retried"
 """The note on a send that was tried more than once. Without idempotence (`pid` -1) it may be there
 twice; with it, another server than the one that appended it may have acknowledged it."""
-
-
-@dataclass(slots=True)
-class Anomaly:
-    """One finding: its name, where, what, and the operations that prove it (`Op.i`)."""
-
-    name: str
-    key: str
-    detail: str
-    ops: list[int] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.key}: {self.detail} (ops {', '.join(map(str, self.ops))})"
 
 
 class Key:
@@ -115,8 +102,8 @@ def inconsistent_offsets(evidence: Evidence) -> Iterator[Anomaly]:
     for name, key in evidence.by_key():
         for offset, values in sorted(key.log.items()):
             if len(values) > 1:
-                detail = f"offset {offset} held {', '.join(map(str, sorted(values)))}"
-                yield Anomaly("inconsistent-offsets", name, detail, sorted(values.values()))
+                ops, held = sorted(values.values()), ", ".join(map(str, sorted(values)))
+                yield anomaly("inconsistent-offsets", name, ops, offset=offset, values=held)
 
 
 def duplicates(evidence: Evidence) -> Iterator[Anomaly]:
@@ -128,8 +115,8 @@ def duplicates(evidence: Evidence) -> Iterator[Anomaly]:
             if first == last or (writer and writer.pid < 0 and writer.note == RETRIED):
                 continue
             places = key.offsets[first], key.offsets[last]
-            detail = f"value {value} at offsets {places[0]} and {places[1]}"
-            yield Anomaly("duplicate", name, detail, [key.log[o][value] for o in places])
+            ops = [key.log[offset][value] for offset in places]
+            yield anomaly("duplicate", name, ops, value=value, first=places[0], last=places[1])
 
 
 def lost_writes(evidence: Evidence) -> Iterator[Anomaly]:
@@ -142,8 +129,8 @@ def lost_writes(evidence: Evidence) -> Iterator[Anomaly]:
             if last > bound or value in key.polled or writer is None:
                 continue
             if must_commit(writer, key):
-                detail = f"value {value} at offset {key.offsets[last]} was never read"
-                yield Anomaly("lost-write", name, detail, [writer.i])
+                offset = key.offsets[last]
+                yield anomaly("lost-write", name, [writer.i], value=value, offset=offset)
 
 
 def unseen(evidence: Evidence) -> Iterator[Anomaly]:
@@ -157,8 +144,7 @@ def unseen(evidence: Evidence) -> Iterator[Anomaly]:
         for op, send in key.sends:
             trimmed = send.offset is not None and bool(values) and send.offset < start
             if op.ok and send.value not in values and not trimmed:
-                detail = f"acknowledged value {send.value} (offset {send.offset}) is not there"
-                yield Anomaly("unseen", name, detail, [op.i])
+                yield anomaly("unseen", name, [op.i], value=send.value, offset=send.offset)
 
 
 def phantoms(evidence: Evidence) -> Iterator[Anomaly]:
@@ -167,10 +153,9 @@ def phantoms(evidence: Evidence) -> Iterator[Anomaly]:
         for value, op in sorted(key.polled.items()):
             writer = key.writer.get(value)
             if writer is None:
-                yield Anomaly("phantom", name, f"value {value} was never sent", [op])
+                yield anomaly("phantom", name, [op], value=value)
             elif writer.type == "fail":
-                detail = f"value {value} was read, its write had failed"
-                yield Anomaly("aborted-read", name, detail, [writer.i, op])
+                yield anomaly("aborted-read", name, [writer.i, op], value=value)
 
 
 def sends_in_order(evidence: Evidence) -> Iterator[Anomaly]:
@@ -185,10 +170,11 @@ def sends_in_order(evidence: Evidence) -> Iterator[Anomaly]:
             place = (op.proc, send.key)
             previous = last.get(place)
             if previous is not None and (previous[1].offset or 0) >= send.offset:
-                name = "nonmonotonic-send"
-                name = f"int-{name}" if previous[0] is op else name
-                detail = f"offset {send.offset} after {previous[1].offset} by {op.proc}"
-                yield Anomaly(name, send.key, detail, [previous[0].i, op.i])
+                before, sent = previous
+                kind = "int-nonmonotonic-send" if before is op else "nonmonotonic-send"
+                ops = [before.i, op.i]
+                at, last_at = send.offset, sent.offset
+                yield anomaly(kind, send.key, ops, offset=at, before=last_at, proc=op.proc)
             last[place] = (op, send)
 
 
@@ -221,8 +207,8 @@ def _walk(
             if step != 1:
                 kind = "poll-skip" if step > 1 else "nonmonotonic-poll"
                 kind = f"int-{kind}" if previous is op else kind
-                detail = f"offset {record.offset} after {key.offsets[before]} by {op.proc}"
-                yield Anomaly(kind, name, detail, [previous.i, op.i])
+                ops, last = [previous.i, op.i], key.offsets[before]
+                yield anomaly(kind, name, ops, offset=record.offset, before=last, proc=op.proc)
         at[name] = (index, op)
 
 
@@ -238,8 +224,8 @@ def realtime_offsets(evidence: Evidence) -> Iterator[Anomaly]:
                     _, highest, witness = known[i]
                 i += 1
             if op.ok and send.offset is not None and send.offset <= highest:
-                detail = f"offset {send.offset} given, {highest} was known before"
-                yield Anomaly("realtime-offset", name, detail, [witness, op.i])
+                ops = [witness, op.i]
+                yield anomaly("realtime-offset", name, ops, offset=send.offset, known=highest)
 
 
 def stale_reads(evidence: Evidence) -> Iterator[Anomaly]:
@@ -272,8 +258,8 @@ def stale_reads(evidence: Evidence) -> Iterator[Anomaly]:
                     i = bisect_left(offsets, position[place])
                     since = max(calm_since, earliest[i]) if i < len(offsets) else op.t0
                     if op.t0 - since > STALE_READ_BOUND_NS:
-                        detail = f"nothing at {position[place]}, {(op.t0 - since) / 1e9:.1f} s late"
-                        yield Anomaly("stale-read", name, detail, [op.i])
+                        at, late_s = position[place], (op.t0 - since) / 1e9
+                        yield anomaly("stale-read", name, [op.i], offset=at, late_s=late_s)
 
 
 def truncated_reads(evidence: Evidence) -> Iterator[Anomaly]:
@@ -284,8 +270,8 @@ def truncated_reads(evidence: Evidence) -> Iterator[Anomaly]:
         start = min(key.final)
         for op, record in key.reads:
             if record.offset >= start and record.offset not in key.final:
-                detail = f"offset {record.offset} was read as {record.value}, and is gone"
-                yield Anomaly("truncated-read", name, detail, [op.i])
+                at, value = record.offset, record.value
+                yield anomaly("truncated-read", name, [op.i], offset=at, value=value)
 
 
 def high_watermarks(evidence: Evidence) -> Iterator[Anomaly]:
@@ -303,8 +289,8 @@ def high_watermarks(evidence: Evidence) -> Iterator[Anomaly]:
                     highest, witness = by_return[i][1], by_return[i][0].i
                 i += 1
             if high_watermark < highest:
-                detail = f"{high_watermark} after {highest} in leader epoch {epoch}"
-                yield Anomaly("hw-regress", name, detail, [witness, op.i])
+                ops, told = [witness, op.i], high_watermark
+                yield anomaly("hw-regress", name, ops, offset=told, known=highest, epoch=epoch)
 
 
 def leader_epochs(evidence: Evidence) -> Iterator[Anomaly]:
@@ -314,8 +300,10 @@ def leader_epochs(evidence: Evidence) -> Iterator[Anomaly]:
         told = [(op, record) for op, record in final if record.leader_epoch >= 0]
         for (op, record), (_, after) in pairwise(told):
             if after.leader_epoch < record.leader_epoch:
-                detail = f"epoch {after.leader_epoch} at {after.offset} after {record.leader_epoch}"
-                yield Anomaly("epoch-regress", name, detail, [op.i])
+                epoch, at = record.leader_epoch, after.offset
+                yield anomaly(
+                    "epoch-regress", name, [op.i], after=after.leader_epoch, offset=at, epoch=epoch
+                )
         leader: dict[int, Op] = {}
         for op, send in key.sends:
             if not op.ok or not op.node or op.note == RETRIED or send.offset not in key.final:
@@ -323,8 +311,8 @@ def leader_epochs(evidence: Evidence) -> Iterator[Anomaly]:
             epoch = key.final[send.offset][1].leader_epoch
             other = leader.setdefault(epoch, op)
             if epoch >= 0 and other.node != op.node:
-                detail = f"{other.node} and {op.node} both acknowledged in epoch {epoch}"
-                yield Anomaly("two-leaders", name, detail, [other.i, op.i])
+                ops = [other.i, op.i]
+                yield anomaly("two-leaders", name, ops, node=other.node, other=op.node, epoch=epoch)
 
 
 def listed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
@@ -348,12 +336,12 @@ def listed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
             if timestamp == LATEST:
                 known = highest[bisect_left(returned, op.t0)]
                 if offset <= known:
-                    detail = f"latest is {offset}, {known} was acknowledged before"
-                    yield Anomaly("list-offsets", name, detail, [op.i])
+                    kind = "list-offsets: latest"
+                    yield anomaly(kind, name, [op.i], offset=offset, known=known)
             elif timestamp == EARLIEST:
                 if key.final and offset > min(key.final):
-                    detail = f"earliest is {offset}, {min(key.final)} is still there"
-                    yield Anomaly("list-offsets", name, detail, [op.i])
+                    kind, first = "list-offsets: earliest", min(key.final)
+                    yield anomaly(kind, name, [op.i], offset=offset, first=first)
             elif timestamp >= 0:
                 yield from by_time.check(name, op, timestamp, offset)
 
@@ -375,12 +363,14 @@ class _TimeIndex:
             least = self.offsets[i]
             writer = self.key.writer.get(self.key.final[least][1].value)
             if writer is not None and writer.ok and writer.t1 < op.t0:
-                detail = f"{offset} for timestamp {timestamp}, {least} fits"
-                yield Anomaly("list-offsets", name, detail, [writer.i, op.i])
+                ops, asked = [writer.i, op.i], timestamp
+                yield anomaly(
+                    "list-offsets: least", name, ops, offset=offset, timestamp=asked, least=least
+                )
         found = self.key.final.get(offset)
         if found is not None and 0 <= found[1].timestamp < timestamp:
-            detail = f"{offset} for timestamp {timestamp} has {found[1].timestamp}"
-            yield Anomaly("list-offsets", name, detail, [op.i])
+            later, asked, at = "list-offsets: later", timestamp, found[1].timestamp
+            yield anomaly(later, name, [op.i], offset=offset, timestamp=asked, found=at)
 
 
 CHECKS: tuple[Callable[[Evidence], Iterator[Anomaly]], ...] = (

@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from vdl.check.anomalies import Anomaly, Evidence
+from vdl.check.anomalies import Evidence
+from vdl.check.findings import Anomaly
 from vdl.check.history import Op
 
 FOREVER_NS = 1 << 62

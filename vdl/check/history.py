@@ -166,7 +166,7 @@ def decode(line: bytes | str, number: int = 0) -> Op:
         op = Op(**{name: getattr(raw, name) for name in _SCALARS})
         for mop in raw.mops:
             _add(op, mop)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
         raise MalformedHistory(number, str(error)) from error
     return op
 

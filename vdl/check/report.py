@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from vdl.check import anomalies, groups, history
-from vdl.check.anomalies import Anomaly, Evidence
+from vdl.check.anomalies import Evidence
+from vdl.check.findings import Anomaly
 from vdl.check.history import Op
 
 FINDINGS_SHOWN = 20

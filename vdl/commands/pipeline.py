@@ -261,6 +261,49 @@ def audit(*, directories: Sequence[Path], master: str, as_json: bool) -> int:
     return int(bool(found.findings))
 
 
+@pipeline.command("check")
+@click.argument(
+    "histories", metavar="HISTORY.jsonl...", nargs=-1, required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)  # fmt: skip
+@click.option("--master", default="", help="Spark's; two local cores without it.")
+@_json
+def check_history(*, histories: Sequence[Path], master: str, as_json: bool) -> int:
+    """Check one history, in one or several files, as a job on Spark.
+
+    As `vdl check`, for histories that no memory holds, but without anomalies of consumer groups.
+    Exit code 0 when clean, 1 when anomalies were found, 2 when a file is not a history.
+    """
+    from vdl.pipeline.check import CHECKED, NOT_CHECKED, check
+    from vdl.pipeline.evidence import FileUnreadable, LineMalformed, partitions_for
+
+    partitions = str(partitions_for(histories))
+    spark = make_session(
+        "vdl-check", master=master, settings={"spark.sql.shuffle.partitions": partitions}
+    )
+    try:
+        verdict = check([str(path) for path in histories], spark)
+    except (FileUnreadable, LineMalformed) as error:
+        click.echo(str(error), err=True)
+        return 2
+    finally:
+        spark.stop()
+    if as_json:
+        told = {**dataclasses.asdict(verdict), "checked": CHECKED, "not_checked": NOT_CHECKED}
+        click.echo(json.dumps(told, indent=2))
+        return int(not verdict.is_clean)
+    for anomaly in verdict.examples:
+        click.echo(anomaly)
+    more = sum(verdict.anomalies.values()) - len(verdict.examples)
+    if more:
+        click.echo(f"… and {more} more")
+    counts = ", ".join(f"{verdict.outcomes.get(kind, 0)} {kind}" for kind in ("ok", "fail", "info"))
+    names = ", ".join(f"{count} {name}" for name, count in sorted(verdict.anomalies.items()))
+    click.echo(f"{verdict.operations} operations ({counts}): {names or 'clean'}")
+    click.echo(f"not looked for, only by `vdl check`: {', '.join(NOT_CHECKED)}")
+    return int(not verdict.is_clean)
+
+
 @pipeline.command()
 def jars() -> int:
     """Fetch the official connector's jars with Maven, for source.kind = "kafka"."""

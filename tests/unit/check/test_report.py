@@ -30,8 +30,10 @@ def test_operation_survives_the_round_trip_through_its_line() -> None:
     assert history.decode(history.encode(op)) == op
 
 
-@pytest.mark.parametrize("line", [b"{", b"{}", b'{"i":1,"proc":"a","f":"x","type":"ok","t0":0,'
-                                  b'"t1":1,"mops":[["what"]]}'])  # fmt: skip
+@pytest.mark.parametrize("line", [
+    b"{", b"{}", b'{"i":1,"proc":"a","f":"x","type":"ok","t0":0,"t1":1,"mops":[["what"]]}',
+    b'{"i":1,"proc":"a","f":"x","type":"ok","t0":0,"t1":1,"mops":[[]]}', b'"\xff"',
+])  # fmt: skip
 def test_line_that_is_no_operation_is_refused(line: bytes) -> None:
     """Bad input is reported with its line."""
     with pytest.raises(MalformedHistory) as error:

@@ -1,0 +1,60 @@
+"""A finding: the name of an anomaly, where it is, what is wrong, and the operations that prove it.
+
+Whoever looks for anomalies of a log, in memory or elsewhere, says them in these names and texts, so
+that verdicts can be compared word by word.
+
+Must not know: how anything is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TEXTS = {
+    "inconsistent-offsets": "offset {offset} held {values}",
+    "duplicate": "value {value} at offsets {first} and {last}",
+    "lost-write": "value {value} at offset {offset} was never read",
+    "unseen": "acknowledged value {value} (offset {offset}) is not there",
+    "phantom": "value {value} was never sent",
+    "aborted-read": "value {value} was read, its write had failed",
+    "nonmonotonic-send": "offset {offset} after {before} by {proc}",
+    "int-nonmonotonic-send": "offset {offset} after {before} by {proc}",
+    "poll-skip": "offset {offset} after {before} by {proc}",
+    "int-poll-skip": "offset {offset} after {before} by {proc}",
+    "nonmonotonic-poll": "offset {offset} after {before} by {proc}",
+    "int-nonmonotonic-poll": "offset {offset} after {before} by {proc}",
+    "realtime-offset": "offset {offset} given, {known} was known before",
+    "stale-read": "nothing at {offset}, {late_s:.1f} s late",
+    "truncated-read": "offset {offset} was read as {value}, and is gone",
+    "hw-regress": "{offset} after {known} in leader epoch {epoch}",
+    "epoch-regress": "epoch {after} at {offset} after {epoch}",
+    "two-leaders": "{node} and {other} both acknowledged in epoch {epoch}",
+    "list-offsets: latest": "latest is {offset}, {known} was acknowledged before",
+    "list-offsets: earliest": "earliest is {offset}, {first} is still there",
+    "list-offsets: least": "{offset} for timestamp {timestamp}, {least} fits",
+    "list-offsets: later": "{offset} for timestamp {timestamp} has {found}",
+}
+"""Kind → what is said of it. A kind is the anomaly's name; where one name has several texts, a
+colon and a word follow it."""
+
+
+@dataclass(slots=True)
+class Anomaly:
+    """One finding: its name, where, what, and the operations that prove it (`Op.i`)."""
+
+    name: str
+    key: str
+    detail: str
+    ops: list[int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.key}: {self.detail} (ops {', '.join(map(str, self.ops))})"
+
+
+def anomaly(kind: str, key: str, ops: list[int], **facts: int | float | str | None) -> Anomaly:
+    """A finding of a kind in TEXTS; `facts` are the fields of its text."""
+    return Anomaly(name_of(kind), key, TEXTS[kind].format(**facts), ops)
+
+
+def name_of(kind: str) -> str:
+    return kind.partition(":")[0]
