@@ -256,7 +256,7 @@ class LogStream:
                 self._answer_duplicate(verdict, deadline_ns, done)
                 return True
             if verdict is not ErrorCode.NONE:
-                done(Appended(verdict, log_start_offset=self.log_start_offset))
+                self._refuse(verdict, deadline_ns, done)
                 return True
         entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
         group = self.group
@@ -289,6 +289,22 @@ class LogStream:
         if not group.dirty:
             self._mark_dirty(group)
         return True
+
+    def _refuse(
+        self, verdict: ErrorCode, deadline_ns: int, done: Callable[[Appended], None]
+    ) -> None:
+        """What the producer's own past forbids. That something is missing before the batch is said
+        only by a leader who knows that it still is one: its successor may have what is missing, and
+        the client would give the batch up."""
+
+        def confirmed(leads: bool) -> None:
+            error = verdict if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            done(Appended(error, log_start_offset=self.log_start_offset))
+
+        if verdict is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            self.read_index(deadline_ns=deadline_ns, done=confirmed)
+        else:
+            confirmed(True)
 
     def _answer_duplicate(
         self, original: Duplicate, deadline_ns: int, done: Callable[[Appended], None]

@@ -142,6 +142,25 @@ def test_retried_batch_is_recognised_by_the_next_leader(cluster: Any) -> None:
     assert stream.high_watermark == 1
 
 
+def test_gap_in_a_producers_sequence_is_told_by_a_leader_that_knows_it_is_one(
+    cluster: Any,
+) -> None:
+    """Who has been deposed without knowing it may lack what the successor took: the client would
+    give up a batch that is in order there."""
+    stream = cluster.leader(cluster.create_topic())
+    gap = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 2}
+    cluster.append(stream, producer_id=7, producer_epoch=0, base_sequence=0)
+    told = cluster.append(stream, **gap)
+    cluster.run(50)
+    assert error_of(told) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    for server in follower_servers(stream):
+        cluster.network.cut(stream.leader_server, server)
+    not_told = cluster.append(stream, ms=10_000, **gap)
+    assert stream.is_leader
+    cluster.run(5_000)
+    assert error_of(not_told) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
 def test_new_leader_holds_appends_until_its_own_term_applies(cluster: Any) -> None:
     """§8: before its own-term entry a leader does not know what is committed."""
     group_id = cluster.create_topic()
