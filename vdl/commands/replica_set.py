@@ -312,10 +312,12 @@ def wait_until_started(
                 )
         if time.monotonic() > deadline:
             names = ", ".join(str(probe.server_id) for probe in starting)
-            server = by_id[starting[0].server_id]
+            tails = "".join(
+                f"\n{by_id[probe.server_id].log_file} ends with\n{by_id[probe.server_id].log_tail()}"
+                for probe in starting
+            )
             raise ReplicaSetError(
-                f"server {names} does not serve after {timeout_seconds:.0f} s; "
-                f"{server.log_file} ends with\n{server.log_tail()}"
+                f"server {names} does not serve after {timeout_seconds:.0f} s;{tails}"
             )
         time.sleep(POLL_SECONDS)
 
