@@ -218,6 +218,7 @@ KEYS: dict[str, Key] = {
     "connection.write_buffer_bytes": Key("kafka.write_buffer_bytes_max", size(64 * KIB, GIB)),
     "request.timeout_max": Key("kafka.request_timeout_ms_max", duration(1_000, DAY_MS)),
     "request.read_timeout": Key("kafka.read_timeout_ms", duration(100, 600_000)),
+    "request.cold_read_rate": Key("kafka.cold_read_bytes_per_second", size(64 * KIB, 64 * GIB)),
     "request.overload_retry": Key("kafka.overload_retry_ms", duration(1, 60_000)),
     "request.topic_create_wait": Key("kafka.topic_create_wait_ms", duration(0, 60_000)),
     # --- consensus

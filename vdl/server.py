@@ -55,6 +55,8 @@ _LINGER_NS = 400 * MS
 """How long a server whose leaderships moved stays to say so, while clients still ask."""
 _LINGER_QUIET_NS = 100 * MS
 _CLUSTER_ID_BYTES = 16
+_PATIENCE_NS = 5_000 * MS
+"""After which a server that waits for others to found a cluster says so."""
 
 ADMIN_LISTENER = "ADMIN"
 """Name under which a server registers the address of its admin service."""
@@ -138,9 +140,17 @@ class Server:
                 coordinator_groups=config.coordinators,
             )
             self._found_if_all_are_empty()
+            self.clock.call_later(_PATIENCE_NS, self._tell_who_is_missing)
         for server_id, address in sorted(config.seeds.items()):
             if server_id != config.server_id:
                 self.links.set_peer(server_id, (address.host, address.port))
+
+    def _tell_who_is_missing(self) -> None:
+        """Again and again while no cluster can be had: an operator should see what it waits for."""
+        birth = self._birth
+        if birth is not None and self.state is ServerState.ASKING:
+            self._log.warning("waiting_for_seeds", missing=",".join(map(str, birth.missing)))
+            self.clock.call_later(_PATIENCE_NS, self._tell_who_is_missing)
 
     def _found_if_all_are_empty(self) -> None:
         birth = self._birth

@@ -312,10 +312,8 @@ def wait_until_started(
                 )
         if time.monotonic() > deadline:
             names = ", ".join(str(probe.server_id) for probe in starting)
-            tails = "".join(
-                f"\n{by_id[probe.server_id].log_file} ends with\n{by_id[probe.server_id].log_tail()}"
-                for probe in starting
-            )
+            late = [by_id[probe.server_id] for probe in starting]
+            tails = "".join(f"\n{s.log_file} ends with\n{s.log_tail()}" for s in late)
             raise ReplicaSetError(
                 f"server {names} does not serve after {timeout_seconds:.0f} s;{tails}"
             )

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.reader_pace import ReaderPace
 from vdl.log import Log
 
 
@@ -85,6 +86,8 @@ class KafkaOptions:
     """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
     request_timeout_ms_max: int = 300_000
     """No client's timeout holds a request longer than this."""
+    cold_read_bytes_per_second: int = 32 << 20
+    """What all consumers far behind are sent from disk while producers are at work."""
     read_timeout_ms: int = 10_000
     """How long a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000
@@ -258,6 +261,10 @@ class Context:
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, Any] = field(default_factory=dict)
     """Encoded answers that several requests of this turn may share; emptied after each."""
+    reader_pace: ReaderPace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader_pace = ReaderPace(self.config.cold_read_bytes_per_second)
 
 
 @dataclass(slots=True)

@@ -111,6 +111,11 @@ class Birth:
             )
         )
 
+    @property
+    def missing(self) -> list[int]:
+        """Seeds that have not said they are empty, as far as this server hears them now."""
+        return [s for s in self._seeds if s != self._server_id and s not in self._empty]
+
     def seed_is_empty(self, server_id: int, directory_id: bytes, digest: bytes) -> None:
         """A link is open to a server without a record. Other servers than seeds do not count."""
         if server_id in self._seeds:

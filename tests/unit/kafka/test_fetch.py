@@ -6,7 +6,10 @@ import pytest
 
 from segments.api import CorruptRecord
 from tests.unit.kafka.twin import World, batch, fill
+from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.reader_pace import ReaderPace
 from vdl.kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -20,6 +23,7 @@ from vdl.records import read_header, split_batches
 from vdl.state import commands
 
 FETCH = 1
+SECOND = 1_000 * MS
 
 
 def fetch(
@@ -419,3 +423,35 @@ def test_fetch_behind_a_produce_sees_it() -> None:
     world.run()
     _, fetched = client.answers()
     assert counts(fetched) == [1]
+
+
+def test_readers_from_disk_are_paced_while_producers_are_at_work() -> None:
+    """Nobody waits for their next megabyte; as soon as nobody produces they get all they take."""
+    world = World(KafkaOptions(cold_read_bytes_per_second=1 << 20))
+    (stream,) = world.topic()
+    fill(stream)
+    stream.on_disk_below = 1
+    client = world.client()
+    pace = world.context.reader_pace
+    for _ in range(3):
+        assert counts(client.ask(FETCH, 11, fetch(0))) == [1]  # nobody produces
+    pace.produced_ns = world.clock.now_ns()
+    assert pace.ask(1 << 20, world.clock.now_ns()) == 0  # another reader's, for a second to come
+    client.request(FETCH, 11, fetch(0))
+    world.run(900)
+    assert client.answers() == []
+    world.run(200)
+    (late,) = client.answers()
+    assert counts(late) == [1]
+
+
+def test_pace_counts_what_was_found_and_bounds_the_wait() -> None:
+    """Small answers do not use up what large ones were asked for; many readers do not add up."""
+    pace = ReaderPace(1_000)
+    pace.produced_ns = 0
+    assert pace.ask(500, 0) == 0
+    pace.found_less(400)
+    assert pace.ask(100, 0) == SECOND // 10
+    for _ in range(100):
+        assert pace.ask(1_000, 0) <= SECOND
+    assert pace.ask(1_000, 2 * SECOND) == 0  # the producers have gone

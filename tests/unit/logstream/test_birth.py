@@ -35,7 +35,9 @@ def test_seed_that_left_before_founding_is_waited_for() -> None:
     birth = birth_of(1)
     for seed in (2, 3):
         birth.seed_is_empty(seed, DIRECTORIES[seed], DIGEST)
+    assert birth.missing == []
     birth.seed_left(3)
+    assert birth.missing == [3]
     assert not birth.may_found
 
 

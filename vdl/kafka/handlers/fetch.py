@@ -57,6 +57,7 @@ class _Target:
         "diverging",
         "error",
         "group_id",
+        "may_read_cold",
         "stream",
         "unknown",
         "wait",
@@ -72,6 +73,8 @@ class _Target:
         self.stream: LogStream | None = None
         self.confirmed = False
         """A quorum confirmed the high watermark after this request arrived."""
+        self.may_read_cold = False
+        """It has waited for its turn to read from disk."""
         self.cold: Slices | None = None
         """What was read from disk."""
         self.diverging: EpochEndOffset | None = None
@@ -313,18 +316,35 @@ class _Poll:
             # One disk read at a time and request: its bytes must be known before more is read.
             if not self.gates:
                 self.gates += 1
-                stream.read_cold(offset, bytes_max, partial(self._read_from_disk, target))
+                self._read_cold(target, stream, bytes_max)
         except OffsetOutOfRange:
             target.error = ErrorCode.OFFSET_OUT_OF_RANGE
         except StorageError as error:
             target.error = code_of(error)
         return None
 
-    def _read_from_disk(self, target: _Target, found: Slices | StorageError) -> None:
+    def _read_cold(self, target: _Target, stream: LogStream, bytes_max: int) -> None:
+        server = self.ctx.server
+        if not target.may_read_cold:
+            target.may_read_cold = True
+            wait_ns = server.reader_pace.ask(bytes_max, server.clock.now_ns())
+            if wait_ns:
+                # Then everything is looked at again: much may have become of the partition.
+                server.clock.call_later(wait_ns, self._through_gate)
+                return
+        done = partial(self._read_from_disk, target, bytes_max)
+        stream.read_cold(target.asked.fetch_offset, bytes_max, done)
+
+    def _read_from_disk(
+        self, target: _Target, bytes_max: int, found: Slices | StorageError
+    ) -> None:
+        found_bytes = 0
         if isinstance(found, StorageError):
             target.error = code_of(found)
         else:
             target.cold = found
+            found_bytes = found.bytes
+        self.ctx.server.reader_pace.found_less(max(0, bytes_max - found_bytes))
         self._through_gate()
 
     def _error_answer(self, target: _Target) -> PartitionData:
@@ -359,6 +379,7 @@ class _Poll:
     def _wake(self, target: _Target) -> None:
         target.wait = None
         target.cold = None
+        target.may_read_cold = False
         self.woken = True
         self._schedule()
 

@@ -178,6 +178,7 @@ class _Produce:
 def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | Reply | Later:
     """Append what is sound; each partition has its own answer."""
     produce = _Produce(ctx, request)
+    ctx.server.reader_pace.produced_ns = ctx.received_ns
     refusal = ErrorCode.NONE
     if request.acks not in _ACKS:
         refusal = ErrorCode.INVALID_REQUIRED_ACKS
