@@ -238,8 +238,11 @@ class Server:
             self.state = ServerState.WAITING
 
     def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
-        if self.host is not None:
-            self.host.rejected(server_id, reason, text, by_peer=by_peer)
+        if reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
+            # Those two are part of every planned stop and of every birth.
+            self._log.warning(
+                "link_refused", peer=server_id, reason=reason.name, text=text, by_peer=by_peer
+            )
 
     def beat(self) -> None:
         if self.host is not None:

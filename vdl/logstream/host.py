@@ -30,7 +30,7 @@ from raft.messages import (
 )
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
-from rpc.hello import Hello, RejectReason
+from rpc.hello import Hello
 from rpc.peer import FrameType
 from rpc.streams import Transport
 from vdl.clock import MS, Clock
@@ -527,14 +527,6 @@ class Host:
             self._transport.send(server_id, FrameType.ANSWER, answer)
         elif frame_type is FrameType.ANSWER:
             self._replacement.invited(decode_answer(payload)[1])
-
-    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
-        """A link was refused for a stated reason."""
-        if reason in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
-            return  # part of every planned stop and of every birth
-        self._log.warning(
-            "link_refused", peer=server_id, reason=reason.name, text=text, by_peer=by_peer
-        )
 
     def beat(self) -> None:
         """Send the list heartbeats, and let leaders speak to peers that are out of step."""
