@@ -108,7 +108,8 @@ class Server:
         self._digest = configuration_digest(
             {server: str(address) for server, address in config.seeds.items()}
         )
-        self._birth: Birth | None = None
+        # From here on, because peers may link up before `start`, and say only once that they do.
+        self._birth = None if store.cluster_record() else self._make_birth()
         self._has_caught_up = False
         """Whether the applied catalog is known to be of this life, if its replica is new."""
         self.incarnation = clock.wall_ms()
@@ -124,21 +125,23 @@ class Server:
         )
 
     # --- birth ---------------------------------------------------------------------------------
+    def _make_birth(self) -> Birth:
+        config = self.config
+        return Birth(
+            server_id=config.server_id,
+            directory_id=self.store.directory_id,
+            seeds=tuple(config.seeds) or (config.server_id,),
+            digest=self._digest,
+            coordinator_groups=config.coordinators,
+        )
+
     def start(self) -> None:
         """Begin: with the cluster this directory belongs to, or by asking for one."""
         config = self.config
         adopted = self.store.cluster_record()
-        seeds = tuple(config.seeds) or (config.server_id,)
         if adopted:
             self._adopted(decode_record(adopted))
         else:
-            self._birth = Birth(
-                server_id=config.server_id,
-                directory_id=self.store.directory_id,
-                seeds=seeds,
-                digest=self._digest,
-                coordinator_groups=config.coordinators,
-            )
             self._found_if_all_are_empty()
             self.clock.call_later(_PATIENCE_NS, self._tell_who_is_missing)
         for server_id, address in sorted(config.seeds.items()):

@@ -12,10 +12,12 @@ from functools import partial
 from itertools import pairwise
 from random import Random
 
+import pytest
+
 from segments.block import decode_block, decode_file_header
 from vdl.clock import MS
 from vdl.sim.filesystem import SimFileSystem
-from vdl.sim.machine import Condition, Machine, StartCut
+from vdl.sim.machine import Condition, Life, Machine, StartCut
 from vdl.sim.options import Options
 from vdl.sim.world import World
 
@@ -44,6 +46,21 @@ def longest_gap_ns(world: World, since_ns: int, until_ns: int) -> int:
     times = [op.t1 for op in world.recorder.ops if op.f == "send" and op.ok]
     inside = [since_ns, *sorted(t for t in times if since_ns < t < until_ns), until_ns]
     return max(later - earlier for earlier, later in pairwise(inside))
+
+
+def test_cluster_is_founded_though_a_server_hears_its_peers_before_it_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It listens before it is told to begin; a peer says only once, when the link comes up, that it
+    is empty too."""
+    start = Life.start
+
+    def late(life: Life) -> None:
+        gap_ns = 300 * MS if life.machine.server_id == 1 else 0
+        life.clock.call_later(gap_ns, lambda: start(life))
+
+    monkeypatch.setattr(Life, "start", late)
+    tell(lambda world, leader: world.run_for(1 * S))
 
 
 def test_killed_leader_is_replaced_within_milliseconds() -> None:
