@@ -107,6 +107,9 @@ class Node:
             def __getattr__(self, name: str) -> Any:
                 return getattr(node.host, name)
 
+            def rejected(self, *arguments: Any, **named: Any) -> None:
+                """The server logs it; a host has nothing to do."""
+
         hello = Hello(
             server_id=self.id,
             directory_id=self.store.directory_id,
