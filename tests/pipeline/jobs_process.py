@@ -1,4 +1,4 @@
-"""A process that runs several jobs in one Spark session, to be killed.
+"""A process that runs several jobs, each in a Spark session of its own, to be killed.
 
 python -m tests.pipeline.jobs_process [--once] JOB.toml...
 """
@@ -12,6 +12,7 @@ import threading
 import traceback
 from pathlib import Path
 
+from vdl.pipeline import register
 from vdl.pipeline.jars import find_jars
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner
@@ -28,8 +29,12 @@ def main(arguments: list[str]) -> int:
         def on_batch(report: BatchReport) -> None:
             print(f"{job.name} batch {report.batch} {report.rows} {report.dead}", flush=True)
 
+        # Two streams must not share a registered source: Spark changes its environment while it
+        # plans one, and a task of the other that is serialized in that moment cannot be read.
+        session = spark.newSession()
+        register(session)
         try:
-            with contextlib.closing(Runner(job, spark, on_batch)) as runner:
+            with contextlib.closing(Runner(job, session, on_batch)) as runner:
                 runner.run(once=once)
         except BaseException:  # noqa: BLE001 - the process ends with whatever it is
             traceback.print_exc()
