@@ -136,7 +136,10 @@ class Server:
         )
 
     def start(self) -> None:
-        """Begin: with the cluster this directory belongs to, or by asking for one."""
+        """Begin: with the cluster this directory belongs to, or by asking for one. Not when it has
+        been told to stop already; peers may have brought the cluster's record already."""
+        if self.state in (ServerState.STOPPING, ServerState.STOPPED):
+            return
         config = self.config
         adopted = self.store.cluster_record()
         if adopted:

@@ -63,6 +63,25 @@ def test_cluster_is_founded_though_a_server_hears_its_peers_before_it_has_starte
     tell(lambda world, leader: world.run_for(1 * S))
 
 
+def test_server_that_is_stopped_before_it_has_begun_does_not_begin() -> None:
+    """A process hears signals before it is told to begin."""
+
+    def story(world: World, leader: Machine) -> None:
+        leader.kill()
+        leader.start()
+        server = leader.server
+        assert server is not None
+        leader.stop(transfer=True)
+        server.start()
+        assert server.host is None
+        world.run_for(1 * S)
+        assert leader.condition is Condition.DOWN
+        leader.start()
+        world.run_for(2 * S)
+
+    tell(story)
+
+
 def test_killed_leader_is_replaced_within_milliseconds() -> None:
     """A refused link proves that the process is gone: nobody waits for the election timeout."""
 

@@ -52,6 +52,7 @@ class Replica:
 
     server: int
     role: str = "unknown"
+    """"learner": not all replicas know yet that this one takes part, so it replaces nobody."""
     term: int = -1
     end_offset: int = -1
     high_watermark: int = -1
@@ -263,7 +264,19 @@ def fill_group(group: GroupT, servers: Iterable[int], by_server: ByServer) -> Gr
         group.high_watermark = leader.high_watermark
         group.end_offset = leader.end_offset
     group.replicas = [_replica(number, by_server.get(number), leader) for number in servers]
+    for replica in group.replicas:
+        own = by_server.get(replica.server)
+        if own is not None and not _is_voter(own, by_server.values()):
+            replica.role = "learner"
     return group
+
+
+def _is_voter(own: GroupStatus, views: Iterable[GroupStatus]) -> bool:
+    """Whether all who answer, the replica itself among them, count its vote. One that has not heard
+    of a promotion would wait for voters of before, were the others taken away now."""
+    return own.replica_id in own.voters and all(
+        own.replica_id in view.voters for view in views if view.voters
+    )
 
 
 def _replica(server_id: int, own: GroupStatus | None, leader: GroupStatus | None) -> Replica:

@@ -125,6 +125,8 @@ def _replica_text(replica: Replica) -> str:
     if replica.lag > 0 or replica.lag_entries > 0:
         lag = f"{replica.lag} records" if replica.lag > 0 else f"{replica.lag_entries} entries"
         return f"[yellow]{replica.server}: {lag} behind[/]"
+    if replica.role == "learner":
+        return f"[yellow]{replica.server}: about to take part[/]"
     return str(replica.server)
 
 

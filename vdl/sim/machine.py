@@ -53,6 +53,10 @@ RESTART_NS = 500 * MS
 """How long an init system waits before it starts a failed process again; and how long a machine
 whose start was cut stays without power, if that was why."""
 
+BEGIN_NS_MAX = 200 * MS
+"""A process has its store and listens to peers for so long at most before it begins: on a busy
+machine a turn of the loop lies between the two, and others may have spoken to it by then."""
+
 
 class Condition(Enum):
     """What a machine is doing."""
@@ -88,6 +92,8 @@ class Life:
             turn_ns=machine.turn_ns,
             drift_ppm=machine.drift_ppm,
         )
+        # Mostly next to nothing, now and then long.
+        self._begins_in_ns = int(rng.random() ** 4 * BEGIN_NS_MAX)
         self.workers = SimWorkers(self.clock, machine.disk)
         self.store = machine.open_store(self.workers, rng)
         self.store.on_fatal = self._disk_failed
@@ -105,7 +111,8 @@ class Life:
         self.server.on_serving = self._serve_clients
 
     def start(self) -> None:
-        self.server.start()
+        """Begin, in a while."""
+        self.clock.call_later(self._begins_in_ns, self.server.start)
 
     def _make_links(self, local: Hello, handler: PeerHandler) -> Links:
         machine = self.machine

@@ -85,7 +85,8 @@ def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
 
 
 def wait_healthy(replica_set: ReplicaSet) -> float:
-    """Return when every group has a leader and all its replicas have what it has; the seconds."""
+    """Return when every group has a leader and all its replicas take part and have what it has; the
+    seconds."""
     return _wait(replica_set, is_quiet=False)
 
 
@@ -118,6 +119,8 @@ def _problem(replica_set: ReplicaSet, is_quiet: bool) -> str:
         if group.leader < 0:
             return f"{group.name} has no leader"
         for replica in group.replicas:
+            if replica.role == "learner":
+                return f"{group.name} on {replica.server} does not take part yet"
             # Under load a follower is always a few records behind; entries count what is on disk.
             if replica.lag < 0 or replica.lag > LAG_MAX:
                 return f"{group.name} on {replica.server} is {replica.lag} records behind"

@@ -17,7 +17,7 @@ def replica_id(server):
     return server << 16 | 1
 
 
-def replica(server, role, *, term=3, end=100, last=50, match=None):
+def replica(server, role, *, term=3, end=100, last=50, match=None, voters=(1, 2, 3)):
     progress = [
         ReplicaProgress(replica_id(number), ProgressState.REPLICATE, index, index + 1)
         for number, index in (match or {}).items()
@@ -25,6 +25,7 @@ def replica(server, role, *, term=3, end=100, last=50, match=None):
     return GroupStatus(
         9, "orders-0", replica_id(server), role, term, replica_id(1),
         last_index=last, high_watermark=end, end_offset=end, progress=progress,
+        voters=[replica_id(number) for number in voters],
     )  # fmt: skip
 
 
@@ -54,6 +55,28 @@ def test_group_lag_is_what_the_leader_has_and_a_replica_has_not():
     assert [one.lag for one in group.replicas] == [0, 4, -1]
     assert [one.lag_entries for one in group.replicas] == [0, 2, 30]
     assert group.replicas[2].role == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("voters", "roles"),
+    [
+        ([(1, 2, 3), (1, 2, 3), (1, 2, 3)], ["leader", "follower", "follower"]),
+        ([(1, 2), (1, 2), ()], ["leader", "follower", "learner"]),
+        ([(1, 2, 3), (1, 2), (1, 2, 3)], ["leader", "follower", "learner"]),
+        ([(1, 2, 3), (1, 2, 3), (1, 2)], ["leader", "follower", "learner"]),
+    ],
+    ids=["all know it", "caught up", "a follower has not heard", "it has not heard itself"],
+)
+def test_replica_is_a_learner_until_all_know_that_it_votes(voters, roles):
+    """Whoever takes a server down counts on the others: a majority that does not know the new
+    voter cannot be one with it."""
+    shown = (Role.LEADER, Role.FOLLOWER, Role.FOLLOWER)
+    by_server = {
+        number: replica(number, shown[number - 1], voters=voters[number - 1])
+        for number in (1, 2, 3)
+    }
+    group = fill_group(Group("orders-0"), [1, 2, 3], by_server)
+    assert [one.role for one in group.replicas] == roles
 
 
 def test_group_with_two_leaders_believes_the_newer_term():
