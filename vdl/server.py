@@ -108,12 +108,16 @@ class Server:
         self._digest = configuration_digest(
             {server: str(address) for server, address in config.seeds.items()}
         )
-        # From here on, because peers may link up before `start`, and say only once that they do.
-        self._birth = None if store.cluster_record() else self._make_birth()
+        # Peers may link up before `start`, and say only once that they do: an empty server listens to
+        # them from here on, and one that has a cluster says so. Passing for empty it would let a
+        # wiped peer found another one.
+        adopted = store.cluster_record()
+        self._birth = None if adopted else self._make_birth()
         self._has_caught_up = False
         """Whether the applied catalog is known to be of this life, if its replica is new."""
         self.incarnation = clock.wall_ms()
-        self.links = make_links(self._hello(""), self)
+        cluster_id = decode_record(adopted).cluster_id if adopted else ""
+        self.links = make_links(self._hello(cluster_id), self)
 
     def _hello(self, cluster_id: str) -> Hello:
         return Hello(

@@ -8,6 +8,7 @@ as librdkafka sends when its queue is always full. Ratios are to one partition.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ from tests.bench.load import (
 )
 from tests.bench.rounds import Comparison, Figures, percentiles
 from tests.bench.servers import Servers
+from tests.bench.systems import cpu_seconds
 
 RATE = 1_000
 WARM_UP_SECONDS = 5
@@ -62,8 +64,14 @@ def _latency(servers: Servers, partitions: int, seconds: int) -> Figures:
     # Every partition is met once before: the client asks for its leader, its tail gets a chunk.
     warm_up = max(partitions, RATE * WARM_UP_SECONDS)
     paced(producer, TOPIC, rate=RATE, count=warm_up, partitions=partitions)
+    servers_before, own_before = cpu_seconds(servers.pids()), time.process_time()
     taken = paced(producer, TOPIC, rate=RATE, count=RATE * seconds, partitions=partitions)
-    return percentiles("ack", taken)
+    return percentiles("ack", taken) | {
+        "paced_server_cpu_us_per_record": (cpu_seconds(servers.pids()) - servers_before)
+        / len(taken)
+        * 1e6,
+        "paced_client_cpu_us_per_record": (time.process_time() - own_before) / len(taken) * 1e6,
+    }
 
 
 def _throughput(servers: Servers, partitions: int, megabytes: int) -> Figures:

@@ -63,6 +63,30 @@ def test_cluster_is_founded_though_a_server_hears_its_peers_before_it_has_starte
     tell(lambda world, leader: world.run_for(1 * S))
 
 
+def test_server_that_has_not_begun_does_not_pass_for_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All lose power and the lowest its disk, too. The two others hold the cluster, and are slow to
+    begin: it must not take them for new ones and found a cluster of its own."""
+    start = Life.start
+
+    def late(life: Life) -> None:
+        gap_ns = 0 if life.machine.server_id == 1 else 500 * MS
+        life.clock.call_later(gap_ns, lambda: start(life))
+
+    def story(world: World, leader: Machine) -> None:
+        assert world.wait(20 * S, lambda: not world.why_no_loss()), world.why_no_loss()
+        monkeypatch.setattr(Life, "start", late)
+        for machine in world.machines:
+            machine.power_cut()
+        world.machines[0].wipe()
+        for machine in world.machines:
+            machine.start()
+        world.run_for(2 * S)
+
+    tell(story)
+
+
 def test_server_that_is_stopped_before_it_has_begun_does_not_begin() -> None:
     """A process hears signals before it is told to begin."""
 
