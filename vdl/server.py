@@ -108,9 +108,9 @@ class Server:
         self._digest = configuration_digest(
             {server: str(address) for server, address in config.seeds.items()}
         )
-        # Peers may link up before `start`, and say only once that they do: an empty server listens to
-        # them from here on, and one that has a cluster says so. Passing for empty it would let a
-        # wiped peer found another one.
+        # Peers may link up before `start`, and say only once that they do: an empty server listens
+        # to them from here on, and one that has a cluster says so. Passing for empty it would let
+        # a wiped peer found another one.
         adopted = store.cluster_record()
         self._birth = None if adopted else self._make_birth()
         self._has_caught_up = False
