@@ -30,8 +30,6 @@ from segments.segment import Cursor
 
 FLUSH_BYTES_MIN = 16 << 10
 """Smaller tails stay in the journal and are written again at its head, once, before a flush."""
-REST_MS = 50
-"""Between the flushes of a checkpoint that nothing presses."""
 JOURNAL_FILES_MIN = 3
 """The file being written, and two that wait for their entries to reach segments."""
 
@@ -44,7 +42,8 @@ class Work:
     """Those that may have something to flush."""
     commit: MetaCommit
     """Applied state, which follows the last flush."""
-    may_rest: bool
+    rest_ms: int
+    """Between flushes, while nothing presses."""
     is_full: bool = False
     """The disk refused something."""
 
@@ -149,13 +148,16 @@ class Checkpoints:
         if self.is_running or not self._may_begin():
             return
         self.is_running = True
-        may_rest = not (self._waiters or self._is_pressed)
+        is_pressed = self._is_pressed
         self._bytes_at_last = self._journal.bytes
         self._entries_since = 0
         self.pending.collect(self._collect(), self._logs)
         commit = self.pending.take(self._logs, self._journal.durable_token)
         logs = deque(log for _, log in sorted(self.dirty.items()) if self._should_flush(log))
-        self._flush_some(Work(logs, commit, may_rest))
+        rests = len(logs) // self._options.flush_logs_max
+        # Over half of the time until the next one.
+        rest_ms = 0 if is_pressed else self._options.checkpoint_interval_ms // (2 * rests + 2)
+        self._flush_some(Work(logs, commit, rest_ms))
 
     # --- what ---------------------------------------------------------------------------------
     def _flush_some(self, work: Work) -> None:
@@ -189,8 +191,8 @@ class Checkpoints:
     def _go_on(self, work: Work) -> None:
         if not work.logs:
             self._save_meta(work)
-        elif work.may_rest and not (self._waiters or self._is_pressed):
-            self._workers.call_later(REST_MS, lambda: self._rested(work))
+        elif work.rest_ms and not (self._waiters or self._is_pressed):
+            self._workers.call_later(work.rest_ms, lambda: self._rested(work))
         else:
             self._flush_some(work)
 

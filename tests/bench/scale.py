@@ -1,8 +1,10 @@
 """What many partitions cost: the same load spread over 1, 30 and 1,000 of them.
 
-A run is three new servers and one topic. First 1,000 records a second in all, round robin, each
-sent at once (linger 0, acks=all): milliseconds from `produce` to the acknowledgement. Then as much
-as librdkafka sends when its queue is always full. Ratios are to one partition.
+A run is three new servers and one topic. First 1,000 produce requests of one record a second in
+all, round robin, acks=all, as they are due: milliseconds to the answer. Then 1,000 records a second
+through librdkafka, which puts those of one partition together (linger 0): milliseconds from
+`produce` to the acknowledgement. Then as much as librdkafka sends when its queue is always full.
+Ratios are to one partition.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from tests.bench.load import (
     throughput,
     throughput_producer,
 )
+from tests.bench.requests import Requests
 from tests.bench.rounds import Comparison, Figures, percentiles
 from tests.bench.servers import Servers
 from tests.bench.systems import cpu_seconds
@@ -54,24 +57,39 @@ def run(partitions: int, seconds: int, megabytes: int) -> Figures:
         before = servers.groups()
         create_topic(servers.bootstrap, TOPIC, partitions)
         servers.wait_led(before + partitions)
-        return _latency(servers, partitions, seconds) | _throughput(servers, partitions, megabytes)
+        return (
+            _requests(servers, partitions, seconds)
+            | _latency(servers, partitions, seconds)
+            | _throughput(servers, partitions, megabytes)
+        )
     finally:
         servers.down()
 
 
+def _requests(servers: Servers, partitions: int, seconds: int) -> Figures:
+    with Requests(servers.bootstrap, TOPIC) as requests:
+        requests.paced(rate=RATE, count=_warm_up(partitions))
+        before = cpu_seconds(servers.pids())
+        taken = requests.paced(rate=RATE, count=RATE * seconds)
+        used = cpu_seconds(servers.pids()) - before
+    return percentiles("request", taken) | {"request_server_cpu_us": used / len(taken) * 1e6}
+
+
 def _latency(servers: Servers, partitions: int, seconds: int) -> Figures:
     producer = latency_producer(servers.bootstrap)
-    # Every partition is met once before: the client asks for its leader, its tail gets a chunk.
-    warm_up = max(partitions, RATE * WARM_UP_SECONDS)
-    paced(producer, TOPIC, rate=RATE, count=warm_up, partitions=partitions)
-    servers_before, own_before = cpu_seconds(servers.pids()), time.process_time()
+    paced(producer, TOPIC, rate=RATE, count=_warm_up(partitions), partitions=partitions)
+    own, before = time.process_time(), cpu_seconds(servers.pids())
     taken = paced(producer, TOPIC, rate=RATE, count=RATE * seconds, partitions=partitions)
+    own, used = time.process_time() - own, cpu_seconds(servers.pids()) - before
     return percentiles("ack", taken) | {
-        "paced_server_cpu_us_per_record": (cpu_seconds(servers.pids()) - servers_before)
-        / len(taken)
-        * 1e6,
-        "paced_client_cpu_us_per_record": (time.process_time() - own_before) / len(taken) * 1e6,
+        "ack_server_cpu_us": used / len(taken) * 1e6,
+        "ack_client_cpu_us": own / len(taken) * 1e6,
     }
+
+
+def _warm_up(partitions: int) -> int:
+    """Every partition is met once before: the client asks for its leader, its tail gets a chunk."""
+    return max(partitions, RATE * WARM_UP_SECONDS)
 
 
 def _throughput(servers: Servers, partitions: int, megabytes: int) -> Figures:

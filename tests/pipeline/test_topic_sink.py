@@ -19,8 +19,9 @@ from tests.pipeline.test_spark import BROKEN, COUNT, fill
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.parquet_table import ParquetSink
+from vdl.pipeline.producing import Target
 from vdl.pipeline.runner import Runner
-from vdl.pipeline.topic_sink import Mark, Target, deduplicated, produce_file
+from vdl.pipeline.topic_sink import Mark, deduplicated, produce_file
 from vdl.pipeline.verify import verify
 
 JOB = """

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from segments.api import HardState, Log, StoredEntry, StoreOptions
-from segments.checkpoints import REST_MS
 from segments.fs import RealFileSystem
 from segments.inline import InlineWorkers
 from segments.log import DiskLog
@@ -18,6 +17,8 @@ from segments.store import DiskStore
 
 LOGS, ENTRIES, ENTRY_BYTES = 3, 20, 1_000
 INTERVAL_MS = 1_000
+REST_MS = INTERVAL_MS // 8
+"""Of three rests within half of the interval, and what they are between."""
 OPTIONS = StoreOptions(
     journal_file_bytes=1 << 20,
     journal_first_file_bytes=1 << 20,

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job
+from vdl.pipeline.producing import Outgoing, Target, produce_all
 from vdl.pipeline.table import open_table
 
-FLUSH_SECONDS = 60.0
 BATCH_ROWS = 1000
 
 
@@ -29,43 +28,16 @@ def read_letters(job: Job) -> Iterator[dict[str, Any]]:
 
 def replay(job: Job, topic: str) -> int:
     """Produce all of them to a topic; how many. Raises PipelineError when one is not taken."""
-    from confluent_kafka import Producer
+    client = {**job.source.read_options().client, "bootstrap.servers": job.source.bootstrap}
+    return produce_all(Target(topic, client), map(_again, read_letters(job)))
 
-    settings: dict[str, Any] = {
-        **job.source.read_options().client,
-        "bootstrap.servers": job.source.bootstrap,
-        "enable.idempotence": True,
-        "log_level": 3,
-    }
-    producer = Producer(settings)
-    failures: list[str] = []
 
-    def delivered(error: Any, message: Any) -> None:
-        del message
-        if error is not None:
-            failures.append(str(error))
-
-    count = 0
-    for letter in read_letters(job):
-        headers = [(h["key"], h["value"]) for h in letter["headers"] or ()]
-        headers += [
-            ("vdl-topic", letter["topic"].encode()),
-            ("vdl-partition", str(letter["partition"]).encode()),
-            ("vdl-offset", str(letter["offset"]).encode()),
-            ("vdl-error", letter["error"].encode()),
-        ]
-        while True:
-            try:
-                producer.produce(
-                    topic, letter["value"], letter["key"], headers=headers, on_delivery=delivered
-                )
-                break
-            except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-        count += 1
-    left = producer.flush(FLUSH_SECONDS)
-    if left or failures:
-        reason = failures[0] if failures else "no answer"
-        raise PipelineError(f"{left + len(failures)} of {count} not acknowledged: {reason}")
-    return count
+def _again(letter: dict[str, Any]) -> Outgoing:
+    headers = [(h["key"], h["value"]) for h in letter["headers"] or ()]
+    headers += [
+        ("vdl-topic", letter["topic"].encode()),
+        ("vdl-partition", str(letter["partition"]).encode()),
+        ("vdl-offset", str(letter["offset"]).encode()),
+        ("vdl-error", letter["error"].encode()),
+    ]
+    return Outgoing(letter["value"], letter["key"], headers)

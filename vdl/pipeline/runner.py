@@ -43,6 +43,7 @@ from vdl.pipeline.positions import (
     check_same_topics,
     ranges,
 )
+from vdl.pipeline.producing import Target
 from vdl.pipeline.table import (
     Commit,
     DataFile,
@@ -52,7 +53,7 @@ from vdl.pipeline.table import (
     open_table,
     schema_lines,
 )
-from vdl.pipeline.topic_sink import Target, TopicSink, as_records, send_on_spark
+from vdl.pipeline.topic_sink import TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
 from vdl.pipeline.windows import Window, all_windows, check_same, window_batch
 

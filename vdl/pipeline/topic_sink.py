@@ -26,27 +26,12 @@ from typing import Any
 from vdl.pipeline.errors import CommitConflict, PipelineError
 from vdl.pipeline.parquet_table import ParquetSink
 from vdl.pipeline.positions import Positions
+from vdl.pipeline.producing import Outgoing, Target, produce_all
 from vdl.pipeline.table import Commit, CommitNote
 
 JOB_HEADER, BATCH_HEADER, SOURCE_HEADER = "vdl-job", "vdl-batch", "vdl-source"
 ORIGIN = ("_topic", "_partition", "_offset", "_timestamp", "_row")
-PRODUCER = {
-    "enable.idempotence": True,
-    "linger.ms": 20,
-    # As Kafka's own clients place keys.
-    "partitioner": "murmur2_random",
-    "log_level": 3,
-}
-FLUSH_SECONDS = 120.0
 READ_ROWS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where records go. `client` are librdkafka's settings, the servers among them."""
-
-    topic: str
-    client: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,46 +129,26 @@ def as_records(rows: Any, key: str) -> Any:
 def produce_file(path: str, target: Target, mark: Mark) -> int:
     """Produce the rows of a file, in its order; how many. Raises PipelineError unless each was
     acknowledged."""
-    from confluent_kafka import KafkaException, Producer
+    return produce_all(target, _records(path, target.topic, mark))
 
-    producer = Producer({**PRODUCER, **target.client})
-    failures: list[str] = []
 
-    def delivered(error: Any, message: Any) -> None:
-        del message
-        if error is not None:
-            failures.append(str(error))
-
-    count, before = 0, b""
-    try:
-        for row in _rows(path):
-            marks = _marks(row, mark)
-            if marks[-1][1] == before:
-                raise PipelineError(
-                    f"{target.topic}: several rows were made of {before.decode()}; number them in "
-                    "a column _row"
-                )
-            before = marks[-1][1]
-            named: dict[str, Any] = {"headers": [*_headers(row), *marks], "on_delivery": delivered}
-            if row.get("_timestamp") is not None:
-                named["timestamp"] = int(row["_timestamp"].timestamp() * 1000)
-            while True:
-                try:
-                    producer.produce(target.topic, row["value"], row.get("key"), **named)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-            producer.poll(0)
-            count += 1
-        left = producer.flush(FLUSH_SECONDS)
-    except KafkaException as error:
-        raise PipelineError(f"{target.topic}: {error}") from error
-    if left or failures:
-        reason = failures[0] if failures else "no answer"
-        raise PipelineError(
-            f"{target.topic}: {left + len(failures)} of {count} not acknowledged: {reason}"
+def _records(path: str, topic: str, mark: Mark) -> Iterator[Outgoing]:
+    before = b""
+    for row in _rows(path):
+        marks = _marks(row, mark)
+        if marks[-1][1] == before:
+            raise PipelineError(
+                f"{topic}: several rows were made of {before.decode()}; number them in a column "
+                "_row"
+            )
+        before = marks[-1][1]
+        at = row.get("_timestamp")
+        yield Outgoing(
+            row["value"],
+            row.get("key"),
+            [*_headers(row), *marks],
+            None if at is None else int(at.timestamp() * 1000),
         )
-    return count
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:
