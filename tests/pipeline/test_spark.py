@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from confluent_kafka import Producer
 from tests.pipeline.test_reading import create
 from vdl.pipeline.errors import TooManyDeadLetters, TopicRecreated
 from vdl.pipeline.job import Job, load_job
-from vdl.pipeline.runner import BatchReport, Runner
+from vdl.pipeline.runner import BatchReport, Runner, Totals
 from vdl.pipeline.verify import verify
 
 pytestmark = pytest.mark.spark
@@ -98,6 +100,18 @@ def test_batch_read_in_many_tasks_is_the_same(spark: Any, bootstrap: str, topic:
     assert loaded.distinct().count() == COUNT + len(BROKEN)
 
 
+def run_once(job: Job, spark: Any, on_batch: Callable[[BatchReport], None] | None = None) -> Totals:
+    """To the topic's end."""
+    with closing(Runner(job, spark, on_batch)) as runner:
+        return runner.run(once=True)
+
+
+def backfill(job: Job, spark: Any, *, rows_max: int = 2_000_000) -> Totals:
+    """All that is there."""
+    with closing(Runner(job, spark)) as runner:
+        return runner.backfill("earliest", "latest", rows_max=rows_max)
+
+
 @pytest.mark.parametrize("sink", ["parquet", "delta"])
 def test_job_run_twice_has_every_record_once(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, sink: str
@@ -105,11 +119,11 @@ def test_job_run_twice_has_every_record_once(
     """The second run begins where the table ends, with a checkpoint that knows nothing."""
     job = job_of(tmp_path, bootstrap, topic, sink=sink)
     reports: list[BatchReport] = []
-    totals = Runner(job, spark, reports.append).run(once=True)
+    totals = run_once(job, spark, reports.append)
     assert (totals.rows, totals.dead) == (COUNT, len(BROKEN))
     assert all(report.rows + report.dead <= 250 for report in reports)
     assert sum(reports[-1].lag.values()) == 0
-    again = Runner(job, spark).run(once=True)
+    again = run_once(job, spark)
     assert (again.rows, again.batches) == (0, 0)
     verdict = verify(job, spark)
     assert verdict.is_good
@@ -129,7 +143,7 @@ steps = [
 ]
 """
     job = job_of(tmp_path, bootstrap, topic, more=steps)
-    totals = Runner(job, spark).backfill("earliest", "latest", rows_max=400)
+    totals = backfill(job, spark, rows_max=400)
     assert (totals.rows, totals.dead) == (COUNT // 2, len(BROKEN))
     found = spark.read.parquet(job.sink.path)
     assert {r["n"]: r["name"] for r in found.filter("n < 4").collect()} == {1: "one", 3: None}
@@ -145,9 +159,9 @@ def test_backfill_and_stream_meet_without_gap(spark: Any, bootstrap: str, tmp_pa
     create(bootstrap, "meeting")
     fill(bootstrap, "meeting", 0, 300, broken=False)
     job = job_of(tmp_path, bootstrap, "meeting")
-    assert Runner(job, spark).backfill("earliest", "latest").rows == 300
+    assert backfill(job, spark).rows == 300
     fill(bootstrap, "meeting", 300, 400, broken=False)
-    assert Runner(job, spark).run(once=True).rows == 100
+    assert run_once(job, spark).rows == 100
     assert verify(job, spark).is_good
 
 
@@ -156,7 +170,7 @@ def test_job_with_too_many_dead_letters_writes_nothing(
 ) -> None:
     job = job_of(tmp_path, bootstrap, topic, share=0.0)
     with pytest.raises(TooManyDeadLetters, match="nothing of this batch was written"):
-        Runner(job, spark).backfill("earliest", "latest")
+        backfill(job, spark)
     assert list(Path(job.sink.path).glob("*.parquet")) == []
     assert list(Path(job.errors.path).glob("*.parquet")) == []
 
@@ -169,7 +183,7 @@ def test_job_of_a_recreated_topic_stops(spark: Any, bootstrap: str, tmp_path: Pa
     create(bootstrap, "reborn")
     fill(bootstrap, "reborn", 0, 20, broken=False)
     job = job_of(tmp_path, bootstrap, "reborn")
-    Runner(job, spark).run(once=True)
+    run_once(job, spark)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics(["reborn"])["reborn"].result(timeout=30)
     deadline = time.monotonic() + 30
@@ -177,7 +191,7 @@ def test_job_of_a_recreated_topic_stops(spark: Any, bootstrap: str, tmp_path: Pa
         assert time.monotonic() < deadline
     create(bootstrap, "reborn")
     with pytest.raises(TopicRecreated):
-        Runner(job, spark).run(once=True)
+        run_once(job, spark)
 
 
 def test_verify_of_a_changed_table_names_the_offsets(
@@ -185,7 +199,7 @@ def test_verify_of_a_changed_table_names_the_offsets(
 ) -> None:
     """A file that is there twice, and one that is gone."""
     job = job_of(tmp_path, bootstrap, topic)
-    Runner(job, spark).run(once=True)
+    run_once(job, spark)
     commits = sorted((Path(job.sink.path) / "_vdl" / "commits").glob("*.json"))
     data = json.loads(commits[0].read_text(encoding="utf-8"))
     kept = data["files"][0]

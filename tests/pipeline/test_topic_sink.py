@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.pipeline.test_reading import create
-from tests.pipeline.test_spark import BROKEN, COUNT, fill
+from tests.pipeline.test_spark import BROKEN, COUNT, fill, run_once
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.parquet_table import ParquetSink
 from vdl.pipeline.producing import Target
-from vdl.pipeline.runner import Runner
 from vdl.pipeline.topic_sink import Mark, deduplicated, produce_file
 from vdl.pipeline.verify import verify
 
@@ -76,9 +75,9 @@ def test_batch_that_was_produced_and_not_committed_comes_again_and_is_told_apart
 
     monkeypatch.setattr(ParquetSink, "commit", killed)
     with pytest.raises(PipelineError, match="killed"):
-        Runner(job, spark).run(once=True)
+        run_once(job, spark)
     monkeypatch.undo()
-    totals = Runner(job, spark).run(once=True)
+    totals = run_once(job, spark)
     assert totals.dead == len(BROKEN)
     found = records(spark, bootstrap, "odd")
     odd = list(range(1, COUNT, 2))
