@@ -13,6 +13,7 @@
 #   make conformance    the Raft core against the scripts and tables in DIR
 #   make bench          throughput and latency of a replica set on this machine; BENCH_ARGS=idle
 #                       and other measurements: docs/performance.md
+#   make bench-limit    produce beside the least code that moves the same bytes to the same disks
 #   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
 #   make setup          only the set-up, into .venv
@@ -44,7 +45,7 @@ BENCH_ARGS ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim chaos mutants bench clean \
+.PHONY: help setup up down test check fix gen conformance sim chaos mutants bench bench-limit clean \
   test-pipeline pipeline-demo
 
 help:
@@ -116,6 +117,9 @@ mutants: $(DEV)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+bench-limit: $(DEV)
+	@exec $(BIN)/python -m tests.bench limit $(BENCH_ARGS)
 
 # --- the pipeline on Spark ------------------------------------------------------------------------
 

@@ -108,8 +108,8 @@ def run_flushes(plans: Sequence[FlushPlan]) -> Flushed:
     try:
         writers += [_Writer(plan) for plan in plans]
         each(_Writer.make_directory)
-        for fs, path in {(w.files.fs, w.files.parent) for w in writers if w.is_first}:
-            fs.sync_directory(path)
+        for path, files in {w.files.parent: w.files for w in writers if w.is_first}.items():
+            files.fs.sync_directory(path)
         each(_Writer.open)
         each(_Writer.write)
         each(_Writer.write_back)

@@ -21,7 +21,7 @@ from tests.bench.page_cache import memory_in_use
 from tests.bench.rounds import Comparison, alternate, medians, table
 
 DEFAULT = "workloads"
-MEASUREMENTS = (DEFAULT, "double_writing", "scale", "cold_reader", "idle", "recovery")
+MEASUREMENTS = (DEFAULT, "double_writing", "scale", "cold_reader", "idle", "recovery", "limit")
 """Each a module beside this one."""
 
 
