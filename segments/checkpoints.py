@@ -2,7 +2,7 @@
 journal files that nothing needs any more let go.
 
 One runs at a time, begun by bytes, entries or time. It flushes some logs at a time and gives the
-loop back in between; one that nothing presses rests between them, so that a thousand quiet
+loop back in between; one that nothing waits for rests between them, so that a thousand quiet
 partitions are not one heap of work for disk and processor. What a full disk refuses stays where it
 is, in the journal and in memory: the checkpoint does what it can of its work and is tried again
 after a second, until one succeeds.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from segments import failpoint
-from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
+from segments.api import MetaBatch, SegmentLimits, StoreOptions, Timer, Workers
 from segments.block import FLUSHED
 from segments.cache import Cache
 from segments.flusher import Flushed, FlushPlan, FlushResult, FlushSpan, run_flushes
@@ -30,6 +30,7 @@ from segments.segment import Cursor
 
 FLUSH_BYTES_MIN = 16 << 10
 """Smaller tails stay in the journal and are written again at its head, once, before a flush."""
+REST_MS_MAX = 500
 JOURNAL_FILES_MIN = 3
 """The file being written, and two that wait for their entries to reach segments."""
 
@@ -43,7 +44,7 @@ class Work:
     commit: MetaCommit
     """Applied state, which follows the last flush."""
     rest_ms: int
-    """Between flushes, while nothing presses."""
+    """Between flushes."""
     is_full: bool = False
     """The disk refused something."""
 
@@ -80,17 +81,23 @@ class Checkpoints:
             log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
         }
         self.pending = PendingMeta()
-        self.is_running = False
         self.is_full = False
         self.is_closing = False
         self.count = 0
         self.flushed_bytes = 0
+        self._work: Work | None = None
+        self._rest: Timer | None = None
         self._is_armed = False
         self._is_retrying = False
         self._waiters: list[Callable[[], None]] = []
         self._bytes_at_last = 0
         self._entries_since = 0
         self._note_token = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Files may change until it has ended."""
+        return self._work is not None
 
     @property
     def is_noted(self) -> bool:
@@ -106,7 +113,9 @@ class Checkpoints:
 
     def _due(self) -> None:
         self._is_armed = False
-        if not self.is_closing and not self.is_full:
+        if self.is_running:
+            self.arm()  # what came after its log's turn is the next one's
+        elif not self.is_closing and not self.is_full:
             self.begin()
 
     def _try_again(self) -> None:
@@ -145,19 +154,41 @@ class Checkpoints:
     def begin(self, done: Callable[[], None] | None = None) -> None:
         if done is not None:
             self._waiters.append(done)
+        if self.is_running and (self._waiters or self._is_pressed):
+            self.hurry()
         if self.is_running or not self._may_begin():
             return
-        self.is_running = True
-        is_pressed = self._is_pressed
+        is_pressed = bool(self._waiters) or self._is_pressed
         self._bytes_at_last = self._journal.bytes
         self._entries_since = 0
         self.pending.collect(self._collect(), self._logs)
         commit = self.pending.take(self._logs, self._journal.durable_token)
         logs = deque(log for _, log in sorted(self.dirty.items()) if self._should_flush(log))
-        rests = len(logs) // self._options.flush_logs_max
-        # Over half of the time until the next one.
-        rest_ms = 0 if is_pressed else self._options.checkpoint_interval_ms // (2 * rests + 2)
-        self._flush_some(Work(logs, commit, rest_ms))
+        self._work = Work(logs, commit, 0 if is_pressed else self._rest_ms(len(logs)))
+        self._flush_some(self._work)
+
+    def _rest_ms(self, logs: int) -> int:
+        """Spreads the flushes of so many logs over half of the time until the next checkpoint; a
+        full disk waits for its end."""
+        if self.is_full:
+            return 0
+        flushes = -(-logs // self._options.flush_logs_max)
+        rest_ms = self._options.checkpoint_interval_ms // (2 * max(1, flushes))
+        return min(rest_ms, REST_MS_MAX)
+
+    def hurry(self) -> None:
+        """Something waits for the end of the checkpoint under way: it rests no more."""
+        work, rest, self._rest = self._work, self._rest, None
+        if work is not None:
+            work.rest_ms = 0
+        if rest is not None and work is not None:
+            rest.cancel()
+            self._rested(work)
+
+    def close(self) -> None:
+        """Begin nothing more, and end what is under way."""
+        self.is_closing = True
+        self.hurry()
 
     # --- what ---------------------------------------------------------------------------------
     def _flush_some(self, work: Work) -> None:
@@ -177,6 +208,10 @@ class Checkpoints:
                 work.is_full |= result.is_full
                 for one in result.results:
                     self._apply(one)
+                self._cache.evict()
+            if work.is_full:
+                self.is_full = True
+                work.rest_ms = 0
             self._go_on(work)
 
         def job() -> Flushed:
@@ -191,27 +226,25 @@ class Checkpoints:
     def _go_on(self, work: Work) -> None:
         if not work.logs:
             self._save_meta(work)
-        elif work.rest_ms and not (self._waiters or self._is_pressed):
-            self._workers.call_later(work.rest_ms, lambda: self._rested(work))
+        elif work.rest_ms:
+            self._rest = self._workers.call_later(work.rest_ms, lambda: self._rested(work))
         else:
             self._flush_some(work)
 
     def _rested(self, work: Work) -> None:
-        if self._may_begin():
+        self._rest = None
+        if not self._has_ended(None):
             self._flush_some(work)
-        else:
-            self.is_running = False
-            self._ended()
 
     def _has_ended(self, result: object) -> bool:
-        """Whether this is the end of a checkpoint: the store closes, or its disk failed."""
-        if self.is_closing:
-            # The closing block is written: a start finds these entries in the journal.
-            self.is_running = False
+        """Whether this is the end of a checkpoint, with work left: its disk failed, or the store is
+        closing or gone. What has no note in the journal by then is there, and a start finds it."""
+        if not self._may_begin():
+            self._work = None
             self._ended()
             return True
         if isinstance(result, BaseException) and not is_disk_full(result):
-            self.is_running = False
+            self._work = None
             self._fail(result)
             return True
         return False
@@ -271,7 +304,7 @@ class Checkpoints:
         )  # fmt: skip
 
     def _finish(self, work: Work) -> None:
-        self.is_running = False
+        self._work = None
         self.is_full = work.is_full
         if work.is_full:
             self._try_again()
@@ -313,6 +346,8 @@ class Checkpoints:
         self.flushed_bytes += plan.bytes
         self._cache.flushed(log.tail, plan.last)
         log.stage_state(self._journal.batch, FLUSHED, 0, plan.last, plan.next_offset)
+        # From here on the log seems to need fewer files: none may go before this note is durable.
+        self._note_token = self._journal.batch.token
 
     def _rewrite_tails(self) -> None:
         """When the journal has grown beyond what its live entries excuse, write again at its head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,11 @@ from segments.store import DiskStore
 
 LOGS, ENTRIES, ENTRY_BYTES = 3, 20, 1_000
 INTERVAL_MS = 1_000
-REST_MS = INTERVAL_MS // 8
-"""Of three rests within half of the interval, and what they are between."""
+REST_MS = INTERVAL_MS // (2 * LOGS)
 OPTIONS = StoreOptions(
-    journal_file_bytes=1 << 20,
-    journal_first_file_bytes=1 << 20,
+    journal_file_bytes=4 << 20,
+    journal_first_file_bytes=4 << 20,
+    checkpoint_bytes=1 << 20,
     meta_map_bytes=1 << 24,
     checkpoint_interval_ms=INTERVAL_MS,
     flush_logs_max=1,
@@ -41,8 +41,8 @@ class Setup:
         return [log.flushed_index for log in self.logs]
 
 
-def opened(path: Path, workers: InlineWorkers) -> DiskStore:
-    return DiskStore.open(RealFileSystem(), str(path), workers, OPTIONS, random.Random(1))
+def opened(path: Path, workers: InlineWorkers, options: StoreOptions = OPTIONS) -> DiskStore:
+    return DiskStore.open(RealFileSystem(), str(path), workers, options, random.Random(1))
 
 
 def append(store: DiskStore, log: DiskLog) -> None:
@@ -85,19 +85,27 @@ def test_rests_are_between_flushes_until_all_are_done(setup: Setup) -> None:
 
 
 def test_whoever_waits_for_a_checkpoint_ends_its_rests(setup: Setup) -> None:
-    """One that waits is answered by the checkpoint that runs, without a pause after this one."""
+    """Also the one that has begun."""
     ended: list[None] = []
     setup.store.checkpoint(lambda: ended.append(None))
-    setup.workers.advance(REST_MS)
+    setup.workers.pump()
     assert setup.flushed() == [ENTRIES] * LOGS
     assert ended
 
 
+def test_much_that_is_journaled_ends_the_rests(setup: Setup) -> None:
+    """Memory fills while a checkpoint rests."""
+    for _ in range(OPTIONS.checkpoint_bytes // (ENTRIES * ENTRY_BYTES)):
+        append(setup.store, setup.logs[0])
+        setup.workers.pump()
+    assert setup.flushed()[1:] == [ENTRIES, ENTRIES]
+
+
 def test_log_that_is_deleted_in_a_rest_is_left_out(setup: Setup) -> None:
-    """Its files go when the checkpoint has ended."""
+    """Its files go when the checkpoint has ended, which is soon: they are waited for."""
     gone = setup.logs[1]
     setup.store.delete_log(gone.log_id)
-    setup.workers.advance(1_000)
+    setup.workers.pump()
     assert setup.flushed() == [ENTRIES, 0, ENTRIES]
     assert not Path(gone.files.directory).exists()
 
@@ -106,7 +114,7 @@ def test_store_that_closes_in_a_rest_has_everything_after_the_next_start(setup: 
     """What no segment holds yet is in the journal."""
     closed: list[None] = []
     setup.store.close(lambda: closed.append(None))
-    setup.workers.advance(1_000)
+    setup.workers.pump()
     assert closed
     again = opened(setup.path, InlineWorkers())
     try:
@@ -115,8 +123,54 @@ def test_store_that_closes_in_a_rest_has_everything_after_the_next_start(setup: 
         again.abandon()
 
 
-def test_store_that_is_abandoned_in_a_rest_writes_nothing_more(setup: Setup) -> None:
+@pytest.mark.parametrize("is_resting", [True, False])
+def test_store_that_is_abandoned_writes_nothing_more(setup: Setup, is_resting: bool) -> None:
     """Somebody else may have the directory by then."""
+    if not is_resting:
+        setup.store.checkpoint(lambda: None)  # the next logs are on their way
     setup.store.abandon()
     setup.workers.advance(1_000)
     assert setup.flushed() == [ENTRIES, 0, 0]
+
+
+def test_journal_is_kept_until_the_newest_note_is_durable(tmp_path: Path) -> None:
+    """A checkpoint's notes become durable while the next one has flushed already: what that one
+    needs no more counts only when its own note is on disk."""
+    workers = InlineWorkers()
+    options = replace(OPTIONS, journal_file_bytes=1 << 18, journal_first_file_bytes=1 << 18)
+    store = opened(tmp_path / "data", workers, options)
+    created: list[Log] = []
+    store.create_log(9, 1, on_created=created.append)
+    workers.advance(10)
+    (log,) = created
+    assert isinstance(log, DiskLog)
+
+    def journaled() -> None:
+        while workers.journal_jobs:
+            workers.run_one(workers.journal_jobs)
+
+    append(store, log)
+    workers.pump()
+    store.checkpoint()
+    flush = workers.pool_jobs.popleft()
+    for _ in range(25):  # the journal goes on to other files meanwhile
+        append(store, log)
+        journaled()
+        while workers.pool_jobs:
+            workers.run_one(workers.pool_jobs)
+    workers.pool_jobs.append(flush)
+    while workers.pool_jobs:
+        workers.run_one(workers.pool_jobs)
+    assert log.flushed_index == ENTRIES
+    append(store, log)  # with it go the notes
+    assert workers.journal_jobs
+    store.checkpoint()
+    workers.run_one(workers.pool_jobs)
+    assert log.flushed_index == log.last_index
+    journaled()
+    while workers.pool_jobs:
+        workers.run_one(workers.pool_jobs)
+    store.abandon()
+    (again,) = opened(tmp_path / "data", InlineWorkers(), options).logs.values()
+    assert not again.lost
+    assert again.last_index == log.last_index

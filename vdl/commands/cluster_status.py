@@ -264,16 +264,18 @@ def fill_group(group: GroupT, servers: Iterable[int], by_server: ByServer) -> Gr
         group.high_watermark = leader.high_watermark
         group.end_offset = leader.end_offset
     group.replicas = [_replica(number, by_server.get(number), leader) for number in servers]
+    members = {*leader.voters, *leader.learners} if leader is not None else None
+    views = [view for view in by_server.values() if members is None or view.replica_id in members]
     for replica in group.replicas:
         own = by_server.get(replica.server)
-        if own is not None and not _is_voter(own, by_server.values()):
+        if own is not None and own is not leader and not _is_voter(own, views):
             replica.role = "learner"
     return group
 
 
 def _is_voter(own: GroupStatus, views: Iterable[GroupStatus]) -> bool:
-    """Whether all who answer, the replica itself among them, count its vote. One that has not heard
-    of a promotion would wait for voters of before, were the others taken away now."""
+    """Whether all members that answer, the replica itself among them, count its vote. One that has
+    not heard of a promotion would wait for voters of before, were the others taken away now."""
     return own.replica_id in own.voters and all(
         own.replica_id in view.voters for view in views if view.voters
     )

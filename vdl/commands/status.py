@@ -122,11 +122,14 @@ def _replica_text(replica: Replica) -> str:
         return f"[red]{replica.server}: no answer[/]"
     if replica.role == "leader":
         return f"[bold]{replica.server}[/]"
+    said = []
+    if replica.role == "learner":
+        said.append("about to take part")
     if replica.lag > 0 or replica.lag_entries > 0:
         lag = f"{replica.lag} records" if replica.lag > 0 else f"{replica.lag_entries} entries"
-        return f"[yellow]{replica.server}: {lag} behind[/]"
-    if replica.role == "learner":
-        return f"[yellow]{replica.server}: about to take part[/]"
+        said.append(f"{lag} behind")
+    if said:
+        return f"[yellow]{replica.server}: {', '.join(said)}[/]"
     return str(replica.server)
 
 

@@ -79,6 +79,17 @@ def test_replica_is_a_learner_until_all_know_that_it_votes(voters, roles):
     assert [one.role for one in group.replicas] == roles
 
 
+def test_group_whose_leader_is_not_known_to_all_has_a_leader():
+    """What a replica knows that is no member any more, or not yet a voter, is beside the point."""
+    by_server = {
+        1: replica(1, Role.LEADER, voters=(1, 2)),
+        2: replica(2, Role.FOLLOWER, voters=(1, 2)),
+        3: replica(3, Role.FOLLOWER, voters=(2, 3)),
+    }
+    group = fill_group(Group("orders-0"), [1, 2], by_server)
+    assert [one.role for one in group.replicas] == ["leader", "follower"]
+
+
 def test_group_with_two_leaders_believes_the_newer_term():
     """A deposed leader that has not heard of it yet is not shown as the leader."""
     by_server = {1: replica(1, Role.LEADER, term=3), 2: replica(2, Role.LEADER, term=4)}
