@@ -186,8 +186,6 @@ class StoreOptions:
     checkpoint_bytes: int = 32 << 20
     checkpoint_entries: int = 100_000
     checkpoint_interval_ms: int = 10_000
-    flush_logs_max: int = 32
-    """So many logs a checkpoint flushes at once; the loop has its turns in between."""
     idle_block_ms: int = 50
     meta_map_bytes: int = 1 << 30
     scrub_bytes_per_second: int = 4 << 20

@@ -1,26 +1,23 @@
 """Checkpoints: committed entries to segments, applied state to meta, notes to the journal, and
 journal files that nothing needs any more let go.
 
-One runs at a time, begun by bytes, entries or time. It flushes some logs at a time and gives the
-loop back in between; one that nothing waits for rests between them, so that a thousand quiet
-partitions are not one heap of work for disk and processor. What a full disk refuses stays where it
-is, in the journal and in memory: the checkpoint does what it can of its work and is tried again
-after a second, until one succeeds.
+One runs at a time, begun by bytes, entries or time. What a full disk refuses stays where it is, in
+the journal and in memory: the checkpoint does what it can of its work and is tried again after a
+second, until one succeeds.
 
 Must not know: how blocks, segments and transactions are written.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from segments import failpoint
-from segments.api import MetaBatch, SegmentLimits, StoreOptions, Timer, Workers
+from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.block import FLUSHED
 from segments.cache import Cache
-from segments.flusher import Flushed, FlushPlan, FlushResult, FlushSpan, run_flushes
+from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
 from segments.fs import DISK_FULL_RETRY_MS, is_disk_full
 from segments.journal import Journal
 from segments.log import DiskLog
@@ -30,23 +27,19 @@ from segments.segment import Cursor
 
 FLUSH_BYTES_MIN = 16 << 10
 """Smaller tails stay in the journal and are written again at its head, once, before a flush."""
-REST_MS_MAX = 500
 JOURNAL_FILES_MIN = 3
 """The file being written, and two that wait for their entries to reach segments."""
 
 
 @dataclass(slots=True)
-class Work:
-    """What is left of a checkpoint under way."""
+class Outcome:
+    """What a checkpoint's job got done."""
 
-    logs: deque[DiskLog]
-    """Those that may have something to flush."""
-    commit: MetaCommit
-    """Applied state, which follows the last flush."""
-    rest_ms: int
-    """Between flushes."""
+    flushed: list[FlushResult] = field(default_factory=list)
+    is_meta_saved: bool = True
     is_full: bool = False
-    """The disk refused something."""
+    meta_lost: frozenset[int] = frozenset()
+    """Logs of which meta keeps nothing until all of their state is written again."""
 
 
 class Checkpoints:
@@ -81,23 +74,17 @@ class Checkpoints:
             log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
         }
         self.pending = PendingMeta()
+        self.is_running = False
         self.is_full = False
         self.is_closing = False
         self.count = 0
         self.flushed_bytes = 0
-        self._work: Work | None = None
-        self._rest: Timer | None = None
         self._is_armed = False
         self._is_retrying = False
         self._waiters: list[Callable[[], None]] = []
         self._bytes_at_last = 0
         self._entries_since = 0
         self._note_token = 0
-
-    @property
-    def is_running(self) -> bool:
-        """Files may change until it has ended."""
-        return self._work is not None
 
     @property
     def is_noted(self) -> bool:
@@ -113,9 +100,7 @@ class Checkpoints:
 
     def _due(self) -> None:
         self._is_armed = False
-        if self.is_running:
-            self.arm()  # what came after its log's turn is the next one's
-        elif not self.is_closing and not self.is_full:
+        if not self.is_closing and not self.is_full:
             self.begin()
 
     def _try_again(self) -> None:
@@ -133,18 +118,13 @@ class Checkpoints:
     def journaled(self, entries: int) -> None:
         """A batch with so many entries is durable."""
         self._entries_since += entries
-        if not self.is_full and self._is_pressed:
+        if not self.is_full and (
+            self._entries_since >= self._options.checkpoint_entries
+            or self._journal.bytes - self._bytes_at_last >= self._options.checkpoint_bytes
+        ):
             self.begin()
         if self._note_token and self._journal.durable_token >= self._note_token:
             self._release_files()
-
-    @property
-    def _is_pressed(self) -> bool:
-        """Whether so much was journaled since the last one began that another one is due."""
-        return (
-            self._entries_since >= self._options.checkpoint_entries
-            or self._journal.bytes - self._bytes_at_last >= self._options.checkpoint_bytes
-        )
 
     def begin_for_waiters(self) -> None:
         """The files are free again."""
@@ -154,125 +134,24 @@ class Checkpoints:
     def begin(self, done: Callable[[], None] | None = None) -> None:
         if done is not None:
             self._waiters.append(done)
-        if self.is_running and (self._waiters or self._is_pressed):
-            self.hurry()
         if self.is_running or not self._may_begin():
             return
-        is_pressed = bool(self._waiters) or self._is_pressed
+        self.is_running = True
         self._bytes_at_last = self._journal.bytes
         self._entries_since = 0
         self.pending.collect(self._collect(), self._logs)
         commit = self.pending.take(self._logs, self._journal.durable_token)
-        logs = deque(log for _, log in sorted(self.dirty.items()) if self._should_flush(log))
-        self._work = Work(logs, commit, 0 if is_pressed else self._rest_ms(len(logs)))
-        self._flush_some(self._work)
+        plans = [
+            self._plan(log) for _, log in sorted(self.dirty.items()) if self._should_flush(log)
+        ]
+        meta = self._meta
 
-    def _rest_ms(self, logs: int) -> int:
-        """Spreads the flushes of so many logs over half of the time until the next checkpoint; a
-        full disk waits for its end."""
-        if self.is_full:
-            return 0
-        flushes = -(-logs // self._options.flush_logs_max)
-        rest_ms = self._options.checkpoint_interval_ms // (2 * max(1, flushes))
-        return min(rest_ms, REST_MS_MAX)
+        def finished(result: Outcome | BaseException) -> None:
+            self._finished(result, commit)
 
-    def hurry(self) -> None:
-        """Something waits for the end of the checkpoint under way: it rests no more."""
-        work, rest, self._rest = self._work, self._rest, None
-        if work is not None:
-            work.rest_ms = 0
-        if rest is not None and work is not None:
-            rest.cancel()
-            self._rested(work)
-
-    def close(self) -> None:
-        """Begin nothing more, and end what is under way."""
-        self.is_closing = True
-        self.hurry()
+        self._workers.pool(lambda: _run(plans, commit, meta), finished)
 
     # --- what ---------------------------------------------------------------------------------
-    def _flush_some(self, work: Work) -> None:
-        """Flush the next logs of those that are left, and then save what was applied."""
-        plans: list[FlushPlan] = []
-        while work.logs and len(plans) < self._options.flush_logs_max:
-            log = work.logs.popleft()
-            if self.dirty.get(log.id) is log and self._should_flush(log):
-                plans.append(self._plan(log))
-
-        def flushed(result: Flushed | BaseException) -> None:
-            if self._has_ended(result):
-                return
-            if isinstance(result, BaseException):
-                work.is_full = True
-            else:
-                work.is_full |= result.is_full
-                for one in result.results:
-                    self._apply(one)
-                self._cache.evict()
-            if work.is_full:
-                self.is_full = True
-                work.rest_ms = 0
-            self._go_on(work)
-
-        def job() -> Flushed:
-            failpoint.hit("checkpoint.begun")
-            return run_flushes(plans)
-
-        if plans:
-            self._workers.pool(job, flushed)
-        else:
-            self._save_meta(work)
-
-    def _go_on(self, work: Work) -> None:
-        if not work.logs:
-            self._save_meta(work)
-        elif work.rest_ms:
-            self._rest = self._workers.call_later(work.rest_ms, lambda: self._rested(work))
-        else:
-            self._flush_some(work)
-
-    def _rested(self, work: Work) -> None:
-        self._rest = None
-        if not self._has_ended(None):
-            self._flush_some(work)
-
-    def _has_ended(self, result: object) -> bool:
-        """Whether this is the end of a checkpoint, with work left: its disk failed, or the store is
-        closing or gone. What has no note in the journal by then is there, and a start finds it."""
-        if not self._may_begin():
-            self._work = None
-            self._ended()
-            return True
-        if isinstance(result, BaseException) and not is_disk_full(result):
-            self._work = None
-            self._fail(result)
-            return True
-        return False
-
-    def _save_meta(self, work: Work) -> None:
-        commit, meta = work.commit, self._meta
-
-        def job() -> frozenset[int]:
-            failpoint.hit("checkpoint.flushed")
-            if commit.batches:
-                meta.commit(commit.batches, commit.covered)
-                return meta.outdated
-            return frozenset()
-
-        def saved(result: frozenset[int] | BaseException) -> None:
-            if self._has_ended(result):
-                return
-            if isinstance(result, BaseException):
-                work.is_full = True
-            else:
-                # Of these meta keeps nothing until all of their state is written again.
-                for log in self._logs.values():
-                    log.is_meta_lost = log.id in result
-                self.pending.saved(commit, self._logs)
-            self._finish(work)
-
-        self._workers.pool(job, saved)
-
     def _should_flush(self, log: DiskLog) -> bool:
         if log.flush_blocked or log.is_lost:
             return False
@@ -303,10 +182,25 @@ class Checkpoints:
             log.segments[-1].first_index if log.segments else 0, has_scrap,
         )  # fmt: skip
 
-    def _finish(self, work: Work) -> None:
-        self._work = None
-        self.is_full = work.is_full
-        if work.is_full:
+    def _finished(self, result: Outcome | BaseException, commit: MetaCommit) -> None:
+        self.is_running = False
+        if self.is_closing:
+            # The closing block is written: a start finds these entries in the journal.
+            self._ended()
+            return
+        if isinstance(result, BaseException):
+            if not is_disk_full(result):
+                self._fail(result)
+                return
+            result = Outcome(is_meta_saved=False, is_full=True)
+        self.is_full = result.is_full
+        for flushed in result.flushed:
+            self._apply(flushed)
+        if result.is_meta_saved:
+            for log in self._logs.values():
+                log.is_meta_lost = log.id in result.meta_lost
+            self.pending.saved(commit, self._logs)
+        if result.is_full:
             self._try_again()
         else:
             self.count += 1
@@ -346,8 +240,6 @@ class Checkpoints:
         self.flushed_bytes += plan.bytes
         self._cache.flushed(log.tail, plan.last)
         log.stage_state(self._journal.batch, FLUSHED, 0, plan.last, plan.next_offset)
-        # From here on the log seems to need fewer files: none may go before this note is durable.
-        self._note_token = self._journal.batch.token
 
     def _rewrite_tails(self) -> None:
         """When the journal has grown beyond what its live entries excuse, write again at its head
@@ -389,3 +281,28 @@ class Checkpoints:
             if not log.is_lost:
                 needed = min(needed, log.oldest_needed() or needed)
         self._journal.release(needed)
+
+
+def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
+    """Write segments and meta. Blocks. Raises OSError, but for a full disk, which may refuse one
+    part and have room for another."""
+    outcome = Outcome()
+    failpoint.hit("checkpoint.begun")
+    for plan in plans:
+        try:
+            outcome.flushed.append(run_flush(plan))
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            outcome.is_full = True
+    failpoint.hit("checkpoint.flushed")
+    if commit.batches:
+        try:
+            meta.commit(commit.batches, commit.covered)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            outcome.is_full = True
+            outcome.is_meta_saved = False
+        outcome.meta_lost = meta.outdated
+    return outcome

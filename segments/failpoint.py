@@ -44,7 +44,7 @@ POINTS: dict[str, str] = {
     "journal.recycled": "job: a released file has its new name, not durably",
     "journal.before_release": "job: files nobody needs are about to be removed",
     "journal.released": "job: they are removed, not durably",
-    "checkpoint.begun": "job: nothing of the next logs is written yet",
+    "checkpoint.begun": "job: nothing is written yet",
     "flush.created": "job: a segment file exists, its header may be cut short",
     "flush.written": "job: frames are written, not synced",
     "flush.sealed": "job: a segment is full and synced",

@@ -1,28 +1,22 @@
 """Moving committed entries from the tails into segments: the checkpoint's work.
 
-On the loop `FlushPlan`s are made: which chunks, from where to where. In the pool `run_flushes`
-writes them: long runs straight from the chunks, Idx beside them, a new segment whenever the next
-frame would pass the size limit, written back in steps of a mebibyte so that the journal's writes
-never wait behind a large sync, and synced at the end. Nothing counts until the journal has a
-FLUSHED record; a crash or a full disk before that leaves scrap, which the next flush removes before
-it begins.
-
-Several logs go through each step together: all are written, then all are written back, then all are
-synced, names last. The first sync has the file system commit its own journal with what was done to
-all of them; the others find that done. Log by log each sync would be a commit, and the writes of
-our journal would wait for every one.
+On the loop a `FlushPlan` is made: which chunks, from where to where. In the pool `run_flush` writes
+it: long runs straight from the chunks, Idx beside them, a new segment whenever the next frame would
+pass the size limit, written back in steps of a mebibyte so that the journal's writes never wait
+behind a large sync, and synced at the end. Nothing counts until the journal has a FLUSHED record; a
+crash or a full disk before that leaves scrap, which the next flush removes before it begins.
 
 Must not know: the journal, when to flush.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from segments import failpoint
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
-from segments.fs import File, is_disk_full
+from segments.fs import File, make_durable_directory
 from segments.segment import (
     SEGMENT_HEADER_BYTES,
     Cursor,
@@ -80,46 +74,18 @@ class FlushResult:
     sealed: list[tuple[int, int]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Flushed:
-    """What came of several plans. `is_full`: the disk refused at least one; it has no result."""
-
-    results: list[FlushResult] = field(default_factory=list)
-    is_full: bool = False
-
-
-def run_flushes(plans: Sequence[FlushPlan]) -> Flushed:
-    """Write the plans and sync them. Blocks. Raises OSError, but for a full disk, which may refuse
-    one log and have room for another."""
-    flushed = Flushed()
-    writers: list[_Writer] = []
-
-    def each(step: Callable[[_Writer], None]) -> None:
-        for writer in list(writers):
-            try:
-                step(writer)
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
-                flushed.is_full = True
-                writers.remove(writer)
-                writer.close()
-
+def run_flush(plan: FlushPlan) -> FlushResult:
+    """Write the plan and sync it. Blocks. Raises OSError."""
+    writer = _Writer(plan)
     try:
-        writers += [_Writer(plan) for plan in plans]
-        each(_Writer.make_directory)
-        for path, files in {w.files.parent: w.files for w in writers if w.is_first}.items():
-            files.fs.sync_directory(path)
-        each(_Writer.open)
-        each(_Writer.write)
-        each(_Writer.write_back)
-        each(_Writer.sync)
-        each(_Writer.sync_names)
-        flushed.results = [writer.result for writer in writers]
+        for span in plan.spans:
+            writer.add(span)
+        failpoint.hit("flush.written")
+        writer.finish()
+        failpoint.hit("flush.done")
     finally:
-        for writer in writers:
-            writer.close()
-    return flushed
+        writer.close()
+    return writer.result
 
 
 class _Writer:
@@ -127,46 +93,27 @@ class _Writer:
 
     def __init__(self, plan: FlushPlan) -> None:
         self.plan = plan
-        self.files = plan.files
         cursor = plan.cursor
         self.result = FlushResult(
             plan.files.log_id,
             plan,
             Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
         )
-        self._index = IndexWriter(self.files)
+        self._index = IndexWriter(plan.files)
         self._file: File | None = None
         self._allocated = 0
         self._behind = 0
         """Bytes before the cursor that were neither synced nor written back."""
         self._new_names = False
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the log has no segment yet."""
-        return not self.plan.cursor.segment
-
-    def make_directory(self) -> None:
-        """One made earlier may not be durable either: who made it may have died before."""
-        if self.is_first and not self.files.fs.exists(self.files.directory):
-            self.files.fs.make_directory(self.files.directory)
-
-    def open(self) -> None:
-        """Have the segment that is written on, and nothing behind it."""
-        files, number = self.files, self.plan.cursor.segment
-        if number:
-            self._file = files.fs.open(files.segment_path(number))
+        if cursor.segment:
+            self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
             self._allocated = self._file.size()
-        if self.plan.has_scrap:
-            files.remove_scrap(number, self.plan.first)
+        else:
+            make_durable_directory(plan.files.fs, plan.files.directory)
+        if plan.has_scrap:
+            plan.files.remove_scrap(cursor.segment, plan.first)
 
-    def write(self) -> None:
-        """Write everything; how much of it reaches the disk is the system's affair."""
-        for span in self.plan.spans:
-            self._add(span)
-        failpoint.hit("flush.written")
-
-    def _add(self, span: FlushSpan) -> None:
+    def add(self, span: FlushSpan) -> None:
         """Write a span's frames and their Idx."""
         cursor = self.result.cursor
         limit, span_ms = self.plan.limits.bytes, self.plan.limits.span_ms
@@ -198,27 +145,16 @@ class _Writer:
     def _first_timestamp(self) -> int:
         """Of the segment that a life before this one began."""
         try:
-            return self.files.idx(self.plan.segment_first).max_timestamp
+            return self.plan.files.idx(self.plan.segment_first).max_timestamp
         except CorruptRecord:
             return NO_TIMESTAMP  # the index is rebuilt by whoever reads there
 
-    def write_back(self) -> None:
-        """What is left of the last step."""
+    def finish(self) -> None:
         assert self._file is not None, "a plan without entries"
         self._index.flush()
-        if self._behind:
-            self._file.write_back(self._behind, self.result.cursor.position - self._behind)
-
-    def sync(self) -> None:
-        """Make the segment's content durable."""
-        assert self._file is not None, "a plan without entries"
         self._file.sync()
-
-    def sync_names(self) -> None:
-        """Make it durable that new segments are there."""
         if self._new_names:
-            self.files.fs.sync_directory(self.files.directory)
-        failpoint.hit("flush.done")
+            self.plan.files.fs.sync_directory(self.plan.files.directory)
 
     def close(self) -> None:
         if self._file is not None:
@@ -251,7 +187,7 @@ class _Writer:
 
     def _roll(self, entry: EntryLike) -> None:
         """Seal the segment and begin the next with `entry`."""
-        files, cursor = self.files, self.result.cursor
+        files, cursor = self.plan.files, self.result.cursor
         if self._file is not None:
             self._file.truncate(cursor.position)
             self._file.sync()

@@ -112,11 +112,6 @@ class LogFiles:
     def index_path(self, number: int) -> str:
         return f"{self.directory}/{number:010d}.index"
 
-    @property
-    def parent(self) -> str:
-        """The directory that holds those of all logs."""
-        return self.directory.rpartition("/")[0]
-
     def remove_scrap(self, segment: int, first: int) -> None:
         """Remove, durably, what a flush has left that did not count: files behind `segment` and Idx
         from entry `first` on. Entries may be laid out differently next time, and what is left of an

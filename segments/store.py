@@ -283,7 +283,7 @@ class DiskStore:
             failpoint.hit("delete.forgotten")
 
         # After the identity no longer lists the log: a crash in between resurrects nothing.
-        self._add_chore(Chore(0, lambda: remove, _nothing))
+        self._chores.add(Chore(0, lambda: remove, _nothing))
 
     # --- staging ------------------------------------------------------------------------------
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
@@ -322,7 +322,7 @@ class DiskStore:
         def begin() -> Callable[[], None] | None:
             return remove if not log.deleted and log.generation == generation else None
 
-        self._add_chore(Chore(batch.token, begin, lambda: log.allow_flush(generation)))
+        self._chores.add(Chore(batch.token, begin, lambda: log.allow_flush(generation)))
 
     def trim_log(self, log: Log, *, first_index: int) -> None:
         assert isinstance(log, DiskLog), type(log)
@@ -345,7 +345,7 @@ class DiskStore:
             gone, log.segments = log.segments[:count], log.segments[count:]
             return lambda: remove_below(log.files, gone, first_index)
 
-        self._add_chore(Chore(batch.token, begin, _nothing))
+        self._chores.add(Chore(batch.token, begin, _nothing))
 
     def submit(self, *, urgent: bool = True) -> int:
         return self._journal.submit(urgent=urgent)
@@ -403,10 +403,6 @@ class DiskStore:
         if token > self._journal.durable_token:
             return False
         return self._roster.is_settled and self._checkpoints.is_noted
-
-    def _add_chore(self, chore: Chore) -> None:
-        self._chores.add(chore)
-        self._checkpoints.hurry()
 
     def _next_chore(self) -> None:
         self._chores.next()
@@ -590,7 +586,7 @@ class DiskStore:
                 log.hole_ranges.fill(copies)
             done(failure[0] if failure else None)
 
-        self._add_chore(Chore(0, begin, written))
+        self._chores.add(Chore(0, begin, written))
         self._chores.next()
 
     # --- meta ---------------------------------------------------------------------------------
@@ -601,7 +597,7 @@ class DiskStore:
     def close(self, done: Callable[[], None]) -> None:
         assert self._closing is None, "closed twice"
         self._closing = done
-        self._checkpoints.close()
+        self._checkpoints.is_closing = True
         self._journal.close()
 
     def _try_close(self) -> None:

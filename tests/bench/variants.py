@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ import segments.checkpoints
 import segments.flusher
 import segments.store
 from segments.api import SegmentLimits
-from segments.flusher import Flushed, FlushPlan, FlushResult, FlushSpan, run_flushes
+from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
 from segments.journal import Journal
 from segments.log import Batch, Span
 from segments.segment import Cursor
@@ -36,9 +35,9 @@ OPENED = "store_opened"
 """First word of the line that `timed` writes; `seconds=` and `cpu_seconds=` follow."""
 
 
-def pretend_flushes(plans: Sequence[FlushPlan]) -> Flushed:
-    """As if the plans had been written."""
-    return Flushed([FlushResult(plan.files.log_id, plan, plan.cursor) for plan in plans])
+def pretend_flush(plan: FlushPlan) -> FlushResult:
+    """As if the plan had been written."""
+    return FlushResult(plan.files.log_id, plan, plan.cursor)
 
 
 class SegmentJournal(Journal):
@@ -60,12 +59,15 @@ class SegmentJournal(Journal):
         plans = [self._plan(span) for span in _joined(batch.spans)]
         self._writing = True
 
-        def done(flushed: Flushed | BaseException) -> None:
-            if isinstance(flushed, BaseException):
-                self._fail(flushed)
+        def job() -> list[FlushResult]:
+            return [run_flush(plan) for plan in plans]
+
+        def done(results: list[FlushResult] | BaseException) -> None:
+            if isinstance(results, BaseException):
+                self._fail(results)
                 return
             self._writing = False
-            for result in flushed.results:
+            for result in results:
                 self._written_to[result.log_id] = (result.plan.last, result.cursor)
             self.blocks += 1
             self.bytes += batch.bytes
@@ -75,7 +77,7 @@ class SegmentJournal(Journal):
                 self._write()
             self._owner.journal_written(batch if batch.records else None)
 
-        self._workers.journal(lambda: run_flushes(plans), done)
+        self._workers.journal(job, done)
 
     def _plan(self, span: Span) -> FlushPlan:
         log = span.log
@@ -131,7 +133,7 @@ class Change:
     value: Any
 
 
-_NO_FLUSH = Change(segments.checkpoints, "run_flushes", pretend_flushes)
+_NO_FLUSH = Change(segments.checkpoints, "run_flush", pretend_flush)
 
 VARIANTS: dict[str, tuple[Change, ...]] = {
     "as_it_is": (),

@@ -2,7 +2,6 @@
 
 import errno
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,18 +58,18 @@ def test_full_disk_during_a_checkpoint_loses_no_machine_state(
         items, pending[:] = list(pending), []
         return [MetaBatch(log.log_id, applied, items)]
 
-    def full(plans: Sequence[FlushPlan]) -> None:
+    def full(plan: FlushPlan) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     store.collect_meta = collect
-    real = checkpoints_module.run_flushes
+    real = checkpoints_module.run_flush
     for index, flush in ((1, full), (2, real)):
         store.append(log, [entry(1, index, 20_000)])
         store.set_hard_state(log, HardState(1, 0, index))
         store.submit()
         workers.advance(1)
         applied = index
-        monkeypatch.setattr(checkpoints_module, "run_flushes", flush)
+        monkeypatch.setattr(checkpoints_module, "run_flush", flush)
         store.checkpoint()
         workers.pump()
         pending.append((b"k2", b"v2"))

@@ -75,8 +75,6 @@ class Options:
     journal_kib: int = 128
     checkpoint_kib: int = 64
     cache_kib: int = 1024
-    flush_logs: int = 32
-    """How many logs a checkpoint flushes at once."""
     command_entries: int = 10_000
     """How many entries the logs of commands keep behind a checkpoint."""
 
@@ -166,5 +164,4 @@ def draw(rng: Random) -> Options:
         old_clients=rng.random() < 0.3,
         # Drawn last, so that what older knobs are in a seed does not depend on it.
         cuts_in_start=fault(0.1, 0.6),
-        flush_logs=rng.choice((1, 2, 4, 32)),
     )
