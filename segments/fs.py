@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import lmdb
 
 from segments.api import Buffer, CorruptRecord, DirectoryInUse
+from segments.meta_header import check_headers
 
 IOV_MAX = 1024
 DISK_FULL_RETRY_MS = 1000
@@ -258,6 +259,8 @@ class LmdbFile:
     reports want of room in any of these with the same error. Room for all pages that a transaction
     can add is therefore had beforehand, which may be refused. After that there is no full disk: a
     commit that fails is a failed sync.
+
+    Before LMDB acts on the file's headers, each time, they are checked: it would not.
     """
 
     __slots__ = ("_environment", "_fd", "_map_bytes", "_reserved")
@@ -265,6 +268,13 @@ class LmdbFile:
     def __init__(self, path: str, map_bytes: int) -> None:
         self._map_bytes = map_bytes
         self._reserved = 0
+        data = f"{path}/data.mdb"
+        if os.path.exists(data) and os.path.getsize(data):
+            fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _check_headers(fd)
+            finally:
+                os.close(fd)
         try:
             self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
@@ -272,16 +282,16 @@ class LmdbFile:
         # LMDB syncs its file, not the names on the way to it.
         _sync_directory(path)
         _sync_directory(path.rpartition("/")[0] or ".")
-        self._fd = os.open(f"{path}/data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        self._fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
 
     def get(self, key: bytes) -> bytes | None:
-        with _reading(), self._environment.begin() as transaction:
+        with _reading(), self._begin() as transaction:
             value = transaction.get(key)
             return None if value is None else bytes(value)
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
-        with _reading(), self._environment.begin() as transaction, transaction.cursor() as cursor:
+        with _reading(), self._begin() as transaction, transaction.cursor() as cursor:
             if cursor.set_range(prefix):
                 for key, value in cursor:
                     if not key.startswith(prefix):
@@ -292,7 +302,7 @@ class LmdbFile:
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         try:
             self._reserve(puts)
-            with self._environment.begin(write=True) as transaction:
+            with self._begin(write=True) as transaction:
                 for key, value in puts:
                     if value is None:
                         transaction.delete(key)
@@ -308,8 +318,13 @@ class LmdbFile:
         except lmdb.Error as error:
             raise SyncFailed(OSError(errno.EIO, str(error))) from error
 
+    def _begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
+        _check_headers(self._fd)
+        return self._environment.begin(write=write)
+
     def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         """Have room for the pages that `puts` can add to the file. Raises OSError (ENOSPC)."""
+        _check_headers(self._fd)
         found = self._environment.stat()
         page_bytes: int = found["psize"]
         used = (self._environment.info()["last_pgno"] + 1) * page_bytes
@@ -331,6 +346,11 @@ class LmdbFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _check_headers(fd: int) -> None:
+    """Raises CorruptRecord, StorageError."""
+    check_headers(lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size)
 
 
 def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:

@@ -1,0 +1,103 @@
+"""The two header pages of an LMDB file, which LMDB itself believes without looking.
+
+They have no checksum, and LMDB acts on what stands there: a changed bit makes it ask for memory
+without end, grow the file until the disk is full, refuse the file for good, or end the process in
+an assertion, with every start again. What a header may say is bounded by the file that it is in, so
+nonsense is told before LMDB meets it. What remains possible is an older tree or another one, which
+`Meta` finds out by what it remembers.
+
+Format: mdb.c of LMDB 0.9, `MDB_page` and `MDB_meta`, 64 bits, little-endian:
+
+    page number 8, 0 2, flags 2, 0 4, magic 4, version 4, address 8, map size 8,
+    list of free pages 48, tree 48, last page 8, transaction 8
+    of each of the two trees: page size (of the first only) 4, flags 2, depth 2,
+    pages (branch, leaf, overflow) 3 x 8, entries 8, root 8
+
+Must not know: keys and values.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from segments.api import CorruptRecord, StorageError
+
+_HEADER = struct.Struct("<QHHIIIQQ48s48sQQ")
+_TREE = struct.Struct("<IHHQQQQQ")
+_META_PAGE = 0x08
+_INTEGER_KEYS = 0x08
+_MAGIC = 0xBEEFC0DE
+_VERSION = 1
+_DEPTH_MAX = 32
+_NO_PAGE = (1 << 64) - 1
+_PAGE_BYTES_MAX = 1 << 16
+
+
+class _Tree(NamedTuple):
+    page_bytes: int
+    flags: int
+    depth: int
+    branch_pages: int
+    leaf_pages: int
+    overflow_pages: int
+    entries: int
+    root: int
+
+
+def check_headers(read: Callable[[int, int], bytes], file_bytes: int) -> None:
+    """`read(length, position)` reads from the file, which has `file_bytes`.
+
+    Raises CorruptRecord, and StorageError for a file of another version of LMDB.
+    """
+    page_bytes, first = _check_header(read, 0, 0, file_bytes)
+    same_bytes, second = _check_header(read, page_bytes, 1, file_bytes)
+    if same_bytes != page_bytes:
+        raise CorruptRecord("page size of meta", 0, expected=page_bytes, actual=same_bytes)
+    if abs(first - second) > 1:
+        raise CorruptRecord("transactions of meta", 0, expected=first, actual=second)
+
+
+def _check_header(
+    read: Callable[[int, int], bytes], position: int, number: int, file_bytes: int
+) -> tuple[int, int]:
+    """The page size and the transaction that a header says. Raises CorruptRecord, StorageError."""
+    packed = read(_HEADER.size, position)
+    if len(packed) < _HEADER.size:
+        raise CorruptRecord("header of meta", position)
+    page, _, flags, _, magic, version, address, _, free, tree, last, transaction = _HEADER.unpack(
+        packed
+    )
+    if page != number or flags != _META_PAGE or magic != _MAGIC or address:
+        raise CorruptRecord("header of meta", position)
+    if version != _VERSION:
+        if (version ^ _VERSION).bit_count() == 1:
+            raise CorruptRecord("version of meta", position, expected=_VERSION, actual=version)
+        raise StorageError(f"meta is of another version of LMDB, {version}")
+    # A transaction writes the page that its number names; a new file begins with two zeros.
+    if transaction and transaction % 2 != number:
+        raise CorruptRecord("transaction of meta", position, actual=transaction)
+    free_list, items = _Tree(*_TREE.unpack(free)), _Tree(*_TREE.unpack(tree))
+    page_bytes = free_list.page_bytes
+    if page_bytes.bit_count() != 1 or page_bytes > _PAGE_BYTES_MAX or items.page_bytes:
+        raise CorruptRecord("page size of meta", position, actual=page_bytes)
+    if last < 1 or (last + 1) * page_bytes > file_bytes:
+        raise CorruptRecord("last page of meta", position, actual=last)
+    if free_list.flags != _INTEGER_KEYS or items.flags:
+        raise CorruptRecord("flags of meta", position)
+    for found in (free_list, items):
+        _check_tree(found, last, position)
+    return page_bytes, transaction
+
+
+def _check_tree(tree: _Tree, last: int, position: int) -> None:
+    pages = tree.branch_pages + tree.leaf_pages
+    is_empty = tree.root == _NO_PAGE
+    if (
+        pages + tree.overflow_pages > last - 1
+        or tree.depth > min(pages, _DEPTH_MAX)
+        or (is_empty and pages + tree.depth + tree.overflow_pages + tree.entries > 0)
+        or not (is_empty or (1 < tree.root <= last and tree.depth))
+    ):
+        raise CorruptRecord("tree of meta", position, actual=tree.root)
