@@ -110,14 +110,21 @@ def ticks_until_due(raft: Raft, never: int) -> int:
     due = never
     if raft.check_quorum or raft.lead_transferee != NONE:
         due = raft.election_ticks - raft.election_elapsed
-    if (
-        not raft.quiet_heartbeats
-        or raft.pending_reads.last_round
-        or not all(is_in_step(raft, progress) for _, progress in raft.peers)
-    ):
-        due = min(due, raft.heartbeat_ticks - raft.heartbeat_elapsed)
+    heartbeat = raft.heartbeat_ticks - raft.heartbeat_elapsed
+    if heartbeat < due and _has_heartbeats_to_send(raft):
+        due = heartbeat
     # A heartbeat that was not needed when it was due may be needed now.
     return max(due, 1)
+
+
+def _has_heartbeats_to_send(raft: Raft) -> bool:
+    """Whether anybody is sent one when they are due."""
+    if not raft.quiet_heartbeats or raft.pending_reads.last_round:
+        return True
+    for _, progress in raft.peers:  # asked for every quiet group about every second: no generator
+        if not is_in_step(raft, progress):
+            return True
+    return False
 
 
 def is_in_step(raft: Raft, progress: Progress) -> bool:

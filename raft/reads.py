@@ -44,7 +44,7 @@ class PendingReads:
     @property
     def last_round(self) -> bytes:
         """Round of the newest request, which heartbeats carry; empty if none waits."""
-        return next(reversed(self._queue), b"")
+        return next(reversed(self._queue)) if self._queue else b""
 
     def add(self, context: bytes, requester: NodeId, index: Index) -> bytes:
         """A request arrived; its round. One of the same requester with a context already waiting is

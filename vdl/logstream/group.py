@@ -244,8 +244,8 @@ class Group:
         node = self.node
         return (
             node.has_ready()
-            or self.was_leader
-            or node.is_leader
+            or node.is_leader != self.was_leader
+            or (self.was_leader and (self.owner.busy or not self.serving))
             or node.lead != self.leader_known
             or node.term != self.term_known
             or bool(self.reads)
@@ -260,18 +260,22 @@ class Group:
     def catch_up(self, tick: int) -> None:
         """Make up for ticks that passed unseen, without letting anything fall due: what fell due
         is the timer's to say, and the message at hand may be the reason why it should not."""
-        passed = tick - self.last_tick
-        if passed > 0:
-            self.last_tick = tick
-            harmless = min(passed, self.node.ticks_until_due() - 1)
-            if harmless > 0:
-                self.node.tick(harmless)
+        if tick > self.last_tick:
+            self._count_harmless(tick, self.node.ticks_until_due())
+
+    def _count_harmless(self, tick: int, due: int) -> int:
+        """Count ticks up to the one in `due` ticks, not including it; how many are left to it."""
+        harmless = min(tick - self.last_tick, due - 1)
+        self.last_tick = tick
+        if harmless > 0:
+            self.node.tick(harmless)
+            due -= harmless
+        return due
 
     def fall_due(self, tick: int) -> None:
         """Let what is due happen, also when messages have already made up for the last tick: under
         load they nearly always have, and elections and check-quorum must not starve."""
-        self.catch_up(tick)
-        if self.node.ticks_until_due() <= 1:
+        if self._count_harmless(max(tick, self.last_tick), self.node.ticks_until_due()) <= 1:
             self.node.tick(1)
 
     def asks_for_news(self) -> MsgAppResp:

@@ -42,12 +42,11 @@ class Proofs:
         """Tell a node that leads which peers are there. A list's acknowledgement is a server's; it
         speaks for the replica that the catalog lists there, not for one that went with its
         directory."""
-        for replica in group.members:
+        for replica in group.placement:
             server = server_of(replica)
             hello = self._alive.get(server)
             if (
                 hello is not None
-                and replica in group.placement
                 and hello.directory_id == self._catalog.directory_of(server)
                 and self._leadership.is_peer_heard(
                     server, group.group_id, within_ns=self._within_ns
