@@ -43,8 +43,8 @@ class Outcome:
 
 
 class Checkpoints:
-    """`collect` asks the owner for applied state, `may_begin` whether the files are free, `ended`
-    is told of each end."""
+    """`collect` asks the owner for applied state, `may_begin` whether the files are free,
+    `is_listed` whether a start would find a log that was deleted; `ended` is told of each end."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Checkpoints:
         *,
         collect: Callable[[], list[MetaBatch]],
         may_begin: Callable[[], bool],
+        is_listed: Callable[[], bool],
         ended: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -68,6 +69,7 @@ class Checkpoints:
         self._cache = cache
         self._collect = collect
         self._may_begin = may_begin
+        self._is_listed = is_listed
         self._ended = ended
         self._fail = fail
         self.dirty: dict[int, DiskLog] = {
@@ -102,6 +104,8 @@ class Checkpoints:
         self._is_armed = False
         if not self.is_closing and not self.is_full:
             self.begin()
+            if not self.is_running:
+                self.arm()  # a chore has the files: nothing else would come back to it
 
     def _try_again(self) -> None:
         if not self._is_retrying:
@@ -118,13 +122,15 @@ class Checkpoints:
     def journaled(self, entries: int) -> None:
         """A batch with so many entries is durable."""
         self._entries_since += entries
+        self.release_files()
+
+    def begin_if_pressed(self) -> None:
+        """Begin if enough was journaled since the last one."""
         if not self.is_full and (
             self._entries_since >= self._options.checkpoint_entries
             or self._journal.bytes - self._bytes_at_last >= self._options.checkpoint_bytes
         ):
             self.begin()
-        if self._note_token and self._journal.durable_token >= self._note_token:
-            self._release_files()
 
     def begin_for_waiters(self) -> None:
         """The files are free again."""
@@ -210,8 +216,7 @@ class Checkpoints:
         self._cache.evict()
         failpoint.hit("checkpoint.noted")
         self._note_token = self._journal.submit(urgent=False)
-        if self._journal.durable_token >= self._note_token:
-            self._release_files()
+        self.release_files()
         for log_id in [i for i, log in self.dirty.items() if log.hard.commit <= log.flushed_index]:
             del self.dirty[log_id]
         waiters, self._waiters = self._waiters, []
@@ -270,10 +275,17 @@ class Checkpoints:
             if needed[log_id] == oldest:
                 self._logs[log_id].restage(oldest, self._journal.batch)
 
-    def _release_files(self) -> None:
-        """The notes of the last checkpoint are durable: let go of journal files below the oldest
-        that is still needed."""
-        if self._journal.partly_written:
+    def hold_files(self) -> None:
+        """What is staged just now ends a need for journal files: none goes before it is durable."""
+        if self._note_token:
+            self._note_token = self._journal.batch.token
+
+    def release_files(self) -> None:
+        """Once the notes of the last checkpoint are durable, let go of journal files below the
+        oldest that is still needed. A log that was deleted needs its own until nothing lists it."""
+        if not self._note_token or self._journal.durable_token < self._note_token:
+            return
+        if self._journal.partly_written or self._is_listed():
             return
         self._note_token = 0
         needed = self._journal.current_sequence

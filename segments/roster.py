@@ -45,6 +45,8 @@ class Roster:
         self._newborn: list[tuple[DiskLog, Callable[[Log], None]]] = []
         self._is_armed = False
         self._is_dirty = False
+        self._removed: set[int] = set()
+        """Logs that the file still lists."""
         self.is_writing = False
         self.is_full = False
         self.is_closed = False
@@ -61,6 +63,11 @@ class Roster:
     def is_settled(self) -> bool:
         """The file says what is known here."""
         return not (self._is_dirty or self.is_writing)
+
+    @property
+    def lists_removed(self) -> bool:
+        """The file lists a log that was removed."""
+        return bool(self._removed)
 
     def adopt_cluster(self, record: bytes) -> None:
         """Write the cluster record durably. Blocks."""
@@ -79,6 +86,7 @@ class Roster:
 
     def remove(self, log_id: int) -> None:
         del self._identity.logs[log_id]
+        self._removed.add(log_id)
         self._touch()
 
     def _touch(self) -> None:
@@ -99,6 +107,7 @@ class Roster:
         self.is_writing = True
         data = encode(self._identity)
         newborn, self._newborn = self._newborn, []
+        removed = set(self._removed)
         fs, directory = self._fs, self._directory
 
         def job() -> None:
@@ -126,6 +135,7 @@ class Roster:
             elif isinstance(result, BaseException):
                 self._fail(result)
             else:
+                self._removed -= removed
                 self._announce(newborn)
 
         self._workers.pool(job, done)

@@ -103,13 +103,14 @@ class DiskStore:
         self._failed = False
         self._closing: Callable[[], None] | None = None
         self._roster = Roster(
-            fs, directory, workers, identity, born=self._born, written=self._next_chore,
+            fs, directory, workers, identity, born=self._born, written=self._listed,
             fail=self._fail,
         )  # fmt: skip
         self._journal = journal(self)
         self._checkpoints = Checkpoints(
             workers, options, self._logs, self._journal, meta, cache,
             collect=self._collect_meta, may_begin=self._may_checkpoint,
+            is_listed=lambda: self._roster.lists_removed,
             ended=self._freed, fail=self._fail,
         )  # fmt: skip
         self._scrubber = Scrubber(
@@ -311,6 +312,7 @@ class DiskStore:
         assert first_index > log.hard.commit, (first_index, log.hard.commit)
         batch = self._journal.batch
         log.reset(first_index, prev_term, next_offset, bytes(state), batch)
+        self._checkpoints.hold_files()
         failpoint.hit("reset.staged")
         self._checkpoints.dirty.pop(log.id, None)
         fs, directory, log_id = self._fs, self._directory, log.id
@@ -373,7 +375,10 @@ class DiskStore:
         if batch is not None:
             self._checkpoints.journaled(batch.entries)
             self.on_durable(self._journal.durable_token)
+        # Before the next checkpoint: under load there is always one that could begin.
         self._next_chore()
+        if batch is not None:
+            self._checkpoints.begin_if_pressed()
         if self._closing is not None:
             self._try_close()
 
@@ -403,6 +408,11 @@ class DiskStore:
         if token > self._journal.durable_token:
             return False
         return self._roster.is_settled and self._checkpoints.is_noted
+
+    def _listed(self) -> None:
+        """The identity was written."""
+        self._checkpoints.release_files()
+        self._next_chore()
 
     def _next_chore(self) -> None:
         self._chores.next()

@@ -2,6 +2,7 @@
 
 import errno
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,116 @@ def test_block_that_a_start_repeats_is_proved_by_an_idle_one(tmp_path: Path) -> 
     path.write_bytes(data)
     (again,) = open_store(tmp_path, InlineWorkers()).logs.values()
     assert again.lost or again.last_index == index
+
+
+def append(store: DiskStore, log: Log, count: int, size: int) -> None:
+    first = log.last_index + 1
+    store.append(log, [entry(1, index, size) for index in range(first, first + count)])
+    store.set_hard_state(log, HardState(1, 0, log.last_index))
+    store.submit()
+
+
+def run_pool(workers: InlineWorkers) -> None:
+    while workers.pool_jobs:
+        workers.run_one(workers.pool_jobs)
+
+
+def checkpoint_with_its_note_under_way(
+    store: DiskStore, workers: InlineWorkers, small: Log, large: Log
+) -> None:
+    """The first journal file is needed for nothing but a few entries of `small`, once the block
+    that is being written is durable."""
+    append(store, small, 5, 1_000)
+    workers.pump()
+    for _ in range(8):
+        append(store, large, 40, 1_000)
+        workers.pump()
+    store.checkpoint()
+    run_pool(workers)
+    append(store, large, 1, 10)
+    assert workers.journal_jobs
+    assert small.oldest_needed() == min(store._journal._paths)
+
+
+@pytest.mark.parametrize("change", ["reset", "delete"])
+def test_files_stay_until_what_ends_the_need_for_them_is_durable(
+    tmp_path: Path, change: str
+) -> None:
+    """A checkpoint's note becomes durable while a snapshot for another log, or its deletion, is on
+    its way. A crash then finds that log as it was."""
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    small, large = make_logs(store, workers, 9, 10)
+    checkpoint_with_its_note_under_way(store, workers, small, large)
+    if change == "reset":
+        store.reset_log(small, first_index=1_000, prev_term=1, next_offset=1_000, state=b"state")
+        store.submit()
+    else:
+        store.delete_log(small.log_id)
+    workers.run_one(workers.journal_jobs)
+    run_pool(workers)
+    store.abandon()
+    again = open_store(tmp_path, InlineWorkers()).logs[small.log_id]
+    assert not again.lost
+    assert again.last_index == 5
+
+
+@pytest.mark.parametrize("change", ["reset", "delete"])
+def test_files_go_when_what_ends_the_need_for_them_is_durable(tmp_path: Path, change: str) -> None:
+    """As above, without a crash."""
+    workers = InlineWorkers()
+    store = open_store(tmp_path, workers)
+    small, large = make_logs(store, workers, 9, 10)
+    checkpoint_with_its_note_under_way(store, workers, small, large)
+    oldest = min(store._journal._paths)
+    if change == "reset":
+        store.reset_log(small, first_index=1_000, prev_term=1, next_offset=1_000)
+        store.submit()
+    else:
+        store.delete_log(small.log_id)
+    workers.advance(1_000)
+    assert min(store._journal._paths) > oldest
+
+
+def test_checkpoint_that_found_the_files_in_use_comes_by_time_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chore was running when it was due, and nothing is appended any more."""
+    workers = InlineWorkers()
+    options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_interval_ms=10_000)
+    path = str(tmp_path / "data")
+    store = DiskStore.open(RealFileSystem(), path, workers, options, random.Random(1))
+    kept, deleted = make_logs(store, workers, 9, 10)
+    append(store, kept, 20, 1_000)
+    workers.advance(5_000)
+    held = []
+
+    def pool(job: Callable[[], object], done: Callable[[object], None]) -> None:
+        (held if store._chores.is_running else workers.pool_jobs).append((job, done))
+
+    monkeypatch.setattr(workers, "pool", pool)
+    store.delete_log(deleted.log_id)
+    workers.advance(6_000)
+    assert held, "the chore takes its time"
+    workers.pool_jobs.extend(held)
+    workers.advance(20_000)
+    assert kept.flushed_index == kept.last_index
+
+
+def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
+    tmp_path: Path,
+) -> None:
+    """More is journaled during each checkpoint than makes the next one due."""
+    workers = InlineWorkers()
+    options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_bytes=1 << 20, segment_bytes=1 << 18)
+    path = str(tmp_path / "data")
+    store = DiskStore.open(RealFileSystem(), path, workers, options, random.Random(1))
+    (log,) = make_logs(store, workers, 9)
+    for _ in range(20):
+        append(store, log, 12, 100_000)
+        while workers.journal_jobs:  # all of it is durable before the pool gets on
+            workers.run_one(workers.journal_jobs)
+        run_pool(workers)
+        if log.flushed_index > 100 and log.first_index == 1:
+            store.trim_log(log, first_index=100)
+    assert log.segments[0].first_index > 1
