@@ -313,8 +313,8 @@ class RawNode:
         raft = self.raft
         if raft.state is LEADER:
             return leader.ticks_until_due(raft, NEVER_DUE)
-        if not raft.is_promotable:
-            return NEVER_DUE
+        if not raft.is_voter or raft.log.snapshot is not None:
+            return NEVER_DUE  # not promotable; spelled out, as this is asked so often
         due = max(raft.randomized_election_timeout - raft.election_elapsed, 1)
         return min(due, raft.campaign_due) if raft.campaign_due else due
 

@@ -286,6 +286,15 @@ class LeaderListReceiver:
         held = self._held.get(peer)
         return held.confirmed_ns if held is not None else -1
 
+    def confirmed(self, group: int) -> tuple[Leader, int] | None:
+        """The freshest leader known, and when its server last confirmed its whole list; None when
+        the group has no leader or its server has not, since its link is up."""
+        leader = self._leaders.get(group)
+        if leader is None or not leader.replica:
+            return None
+        confirmed_ns = self.confirmed_ns(leader.replica >> REPLICA_NUMBER_BITS)
+        return None if confirmed_ns < 0 else (leader, confirmed_ns)
+
     def acknowledgement(self, peer: int) -> tuple[int, int]:
         """(echo_ns, held_version) for our next heartbeat to `peer`."""
         held = self._held[peer]

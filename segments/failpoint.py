@@ -22,6 +22,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 VARIABLE = "VDL_FAILPOINTS"
@@ -73,9 +74,10 @@ POINTS: dict[str, str] = {
 
 @dataclass(slots=True)
 class Action:
-    """What happens at a place: `kind` is kill, delay, error or enospc."""
+    """What happens at a place: `kind` is kill, delay, error or enospc, or call."""
 
     kind: str
+    call: Callable[[], None] | None = None
     delay_ms: int = 0
     nth: int = 0
     passed: int = 0
@@ -96,7 +98,8 @@ def parse(text: str) -> dict[str, Action]:
         name, action, delay_ms, nth = match.groups()
         if name not in POINTS:
             raise ValueError(f"{VARIABLE}: there is no {name!r}")
-        actions[name] = Action(action.partition("(")[0], int(delay_ms or 0), int(nth or 0))
+        kind = action.partition("(")[0]
+        actions[name] = Action(kind, delay_ms=int(delay_ms or 0), nth=int(nth or 0))
     return actions
 
 
@@ -105,6 +108,18 @@ def arm(text: str) -> None:
     actions = parse(text)
     armed.clear()
     armed.update(actions)
+
+
+def watch(name: str, call: Callable[[], None]) -> None:
+    """Have `call` called whenever the place is passed: for a simulation, in whose one process all
+    servers are. In place of what was armed there."""
+    assert name in POINTS, name
+    armed[name] = Action("call", call)
+
+
+def unwatch(name: str) -> None:
+    """No more. Harmless where nothing is armed."""
+    armed.pop(name, None)
 
 
 def hit(name: str) -> None:
@@ -129,7 +144,9 @@ def act(name: str) -> None:
 
 
 def _act(action: Action, name: str) -> None:
-    if action.kind == "kill":
+    if action.call is not None:
+        action.call()
+    elif action.kind == "kill":
         signal.raise_signal(signal.SIGKILL)
     elif action.kind == "delay":
         time.sleep(action.delay_ms / 1000)

@@ -113,8 +113,8 @@ class Group:
         "commit",
         "dirty",
         "due_tick",
+        "entry_tick",
         "group_id",
-        "heap_tick",
         "last_tick",
         "last_token",
         "leader_known",
@@ -186,7 +186,7 @@ class Group:
         self.dirty = False
         self.last_tick = tick
         self.due_tick = 0
-        self.heap_tick = 0
+        self.entry_tick = 0
         self.last_token = 0
         """Invariant: everything this group staged is durable once this token is."""
         self.commit = self.node.commit
@@ -272,11 +272,16 @@ class Group:
             due -= harmless
         return due
 
-    def fall_due(self, tick: int) -> None:
+    def fall_due(self, tick: int) -> tuple[int, bool]:
         """Let what is due happen, also when messages have already made up for the last tick: under
-        load they nearly always have, and elections and check-quorum must not starve."""
-        if self._count_harmless(max(tick, self.last_tick), self.node.ticks_until_due()) <= 1:
-            self.node.tick(1)
+        load they nearly always have, and elections and check-quorum must not starve. The ticks
+        until something is due again, and whether something was."""
+        node = self.node
+        due = self._count_harmless(max(tick, self.last_tick), node.ticks_until_due())
+        if due > 1:
+            return due, False
+        node.tick(1)
+        return node.ticks_until_due(), True
 
     def asks_for_news(self) -> MsgAppResp:
         """What makes the leader repeat its commit index, the news of which may have been lost: an

@@ -414,7 +414,10 @@ class Host:
                 self.on_leader_news()
         elif self.leadership.resign(group.group_id):
             self.on_leader_news()
-        due = node.ticks_until_due()
+        self._schedule(group, tick, node.ticks_until_due())
+
+    def _schedule(self, group: Group, tick: int, due: int) -> None:
+        node = group.node
         if node.commit < node.last_index and not node.is_leader:
             # Also a replica that never campaigns has to ask when news may have been lost.
             due = min(due, self.options.election_ticks)
@@ -430,20 +433,22 @@ class Host:
         if self._groups.get(group.group_id) is not group:
             return
         node = group.node
-        if node.is_leader:
+        is_told = False
+        if is_leader := node.is_leader:
             self._proofs.tell_leader(group)
         else:
             group.catch_up(tick)
-            self._proofs.tell_follower(group)
+            is_told = self._proofs.tell_follower(group)
             if node.lead and node.commit < node.last_index:
                 # Quiet for an election timeout, yet not all is committed here.
                 self._turn.send(group.group_id, group.asks_for_news())
                 self.mark_dirty(group)
-        group.fall_due(tick)
-        if group.has_news:
+        due, was_due = group.fall_due(tick)
+        # A follower that is told nothing new and waits on has none: most of them, most of the time.
+        if (is_leader or is_told or was_due) and group.has_news:
             self.mark_dirty(group)
         elif not group.dirty:
-            self._after_pump(group, tick)  # the common case of a group at rest
+            self._schedule(group, tick, due)  # the common case of a group at rest
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:

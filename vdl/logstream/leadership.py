@@ -10,20 +10,9 @@ Must not know: Raft nodes, sockets.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.clock import Clock
-
-
-class Heard(NamedTuple):
-    """A leader that was alive `ago_ns` ago."""
-
-    term: int
-    leader: int
-    """Replica id."""
-    ago_ns: int
 
 
 class Leadership:
@@ -78,15 +67,14 @@ class Leadership:
         return self._lists.received(server_id, frame_type, payload, self._clock.now_ns())
 
     # --- proofs ---------------------------------------------------------------------------
-    def leader_heard(self, group_id: int) -> Heard | None:
-        """The listed leader of a group, if its server has confirmed its list on a live link."""
-        leader = self._lists.receiver.leader(group_id)
-        if leader is None or not leader.replica:
+    def leader_heard(self, group_id: int) -> tuple[int, int, int] | None:
+        """(term, replica id, nanoseconds since it was certainly alive) of the listed leader of a
+        group, if its server has confirmed its list on a live link."""
+        found = self._lists.receiver.confirmed(group_id)
+        if found is None:
             return None
-        confirmed_ns = self._lists.receiver.confirmed_ns(leader.server_id)
-        if confirmed_ns < 0:
-            return None
-        return Heard(leader.term, leader.replica, self._clock.now_ns() - confirmed_ns)
+        leader, confirmed_ns = found
+        return leader.term, leader.replica, self._clock.now_ns() - confirmed_ns
 
     def is_peer_heard(self, server_id: int, group_id: int, *, within_ns: int) -> bool:
         """Whether the peer has acknowledged, within that time, that this server leads the group."""

@@ -54,15 +54,19 @@ class Proofs:
             ):
                 group.node.peer_heard(replica)
 
-    def tell_follower(self, group: Group) -> None:
-        """Tell a node that does not lead what the lists prove about its leader."""
+    def tell_follower(self, group: Group) -> bool:
+        """Tell a node that does not lead what the lists prove about its leader; whether it may be
+        more than that the leader it follows is alive."""
         heard = self._leadership.leader_heard(group.group_id)
         if heard is None:
-            return
+            return False
+        term, leader, ago_ns = heard
         node = group.node
-        if heard.term >= node.term:
-            node.leader_heard(heard.ago_ns // TICK_NS, lead=heard.leader, term=heard.term)
+        is_news = node.term != term or node.lead != leader
+        if term >= node.term:
+            node.leader_heard(ago_ns // TICK_NS, lead=leader, term=term)
         else:
             # A leader of an older term, that the others still follow. Lists do not tell it of the
             # newer term; the answer to an old heartbeat does, and then it makes room.
-            node.step(MsgHeartbeat(to=node.id, from_=heard.leader, term=heard.term, commit=0))
+            node.step(MsgHeartbeat(to=node.id, from_=leader, term=term, commit=0))
+        return is_news

@@ -104,8 +104,9 @@ class Replacement:
         """Servers for which a proposal is on its way; 0 for this one's lost replicas."""
 
     # --- often ---------------------------------------------------------------------------------
-    def change_members(self) -> None:
-        """Take the next step in every led group whose members are not what they are to be."""
+    def change_members(self) -> bool:
+        """Take the next step in every led group whose members are not what they are to be; whether
+        there is any."""
         unsettled = [
             group for group in self._groups.values() if group.serving and not group.is_settled
         ]
@@ -132,6 +133,7 @@ class Replacement:
                 replica=change.node_id,
             )
             self._mark_dirty(group)
+        return bool(unsettled)
 
     def _catching_up(self, group: Group) -> int:
         """How many new replicas a led partition brings up just now."""

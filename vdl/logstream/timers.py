@@ -1,8 +1,8 @@
 """When which group is due: ticks are counted only for groups that have something to do.
 
-One heap of (tick, order, group). A group has one live entry; when its due tick moves
-later, the old entry is left in place and put back when it comes up, so that the common case, an
-election timeout that is pushed away again and again, costs nothing.
+A list of groups for each tick, and a heap of the ticks that have one. A group has one live entry;
+when its due tick moves later, the old entry is left in place and put back when it comes up, so that
+the common case, an election timeout that is pushed away again and again, costs nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from vdl.logstream.options import TICK_NS
 class DueGroups:
     """Groups by the tick at which they want to be called, and the one timer that calls them."""
 
-    __slots__ = ("_armed_tick", "_clock", "_closed", "_fall_due", "_heap", "_order")
+    __slots__ = ("_armed_tick", "_at", "_clock", "_closed", "_fall_due", "_ticks")
 
     def __init__(self, clock: Clock, fall_due: Callable[[Group, int], None]) -> None:
         """`fall_due(group, tick)`: the group is due, and must be scheduled again."""
         self._clock = clock
         self._fall_due = fall_due
-        self._heap: list[tuple[int, int, Group]] = []
-        self._order = 0
+        self._at: dict[int, list[Group]] = {}
+        self._ticks: list[int] = []
+        """The keys of `_at`, a heap."""
         self._armed_tick = 0
         self._closed = False
 
@@ -39,9 +40,9 @@ class DueGroups:
 
     def arm(self) -> None:
         """Set the timer for the earliest group that may be due."""
-        if not self._heap:
+        if not self._ticks:
             return
-        tick = self._heap[0][0]
+        tick = self._ticks[0]
         if self._armed_tick and self._armed_tick <= tick:
             return
         self._armed_tick = tick
@@ -58,29 +59,34 @@ class DueGroups:
         self.arm()
 
     def schedule(self, group: Group, tick: int) -> None:
-        """`group` is due at `tick`. Invariant: `heap_tick` is where its one live entry lies, at or
+        """`group` is due at `tick`. Invariant: `entry_tick` is where its one live entry lies, at or
         before its due tick."""
         group.due_tick = tick
-        if group.heap_tick == 0 or tick < group.heap_tick:
+        if group.entry_tick == 0 or tick < group.entry_tick:
             self._push(group, tick)
 
     def take_due(self, tick: int) -> list[Group]:
         """Groups due at or before `tick`, each once; they must be scheduled again."""
         due: list[Group] = []
-        heap = self._heap
-        while heap and heap[0][0] <= tick:
-            at, _, group = heappop(heap)
-            if at != group.heap_tick:
-                continue  # left behind when the group became due earlier
-            group.heap_tick = 0
-            if group.due_tick > tick:
-                self._push(group, group.due_tick)
-            elif group.due_tick:
-                group.due_tick = 0
-                due.append(group)
+        ticks = self._ticks
+        while ticks and ticks[0] <= tick:
+            at = heappop(ticks)
+            for group in self._at.pop(at):
+                if at != group.entry_tick:
+                    continue  # left behind when the group became due earlier
+                group.entry_tick = 0
+                if group.due_tick > tick:
+                    self._push(group, group.due_tick)
+                elif group.due_tick:
+                    group.due_tick = 0
+                    due.append(group)
         return due
 
     def _push(self, group: Group, tick: int) -> None:
-        group.heap_tick = tick
-        self._order += 1
-        heappush(self._heap, (tick, self._order, group))
+        group.entry_tick = tick
+        groups = self._at.get(tick)
+        if groups is None:
+            self._at[tick] = [group]
+            heappush(self._ticks, tick)
+        else:
+            groups.append(group)

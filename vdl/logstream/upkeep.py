@@ -1,9 +1,9 @@
 """What one server does as time passes, besides Raft's own timers.
 
-Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes,
-and whether the own disk hangs or is full. Once a second, without haste: leaderships that should
-move, replicas that should be replaced, entries to be had from others, logs that can be cut. Rarely:
-retention.
+Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes
+that are under way, and whether the own disk hangs or is full. Twice a second: whether members have
+to change. Once a second, without haste: leaderships that should move, replicas that should be
+replaced, entries to be had from others, logs that can be cut. Rarely: retention.
 
 Must not know: messages, the network, how any of it is done.
 """
@@ -31,6 +31,9 @@ from vdl.logstream.transfers import Transfers
 
 SWEEP_NS = 100 * MS
 """How often deadlines are looked at: an answer may be this much late."""
+
+MEMBERS_NS = 500 * MS
+"""How often all groups are looked at for members that have to change, while none have to."""
 
 SECOND_NS = 1_000 * MS
 """How often one leadership may return to its placement's first replica, and how often it is looked
@@ -76,6 +79,7 @@ class Upkeep:
         self._log = log
         self._staged = staged
         self._retention_clock = RetentionClock(clock)
+        self._members_due_ns = 0
         self._watched: dict[int, Group] = {}
         self._searching: set[int] = set()
         """Groups for which it is being looked up where their log is to be cut."""
@@ -110,7 +114,9 @@ class Upkeep:
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()
         self._conditions.look()
-        self._replacement.change_members()
+        if now_ns >= self._members_due_ns:
+            is_changing = self._replacement.change_members()
+            self._members_due_ns = 0 if is_changing else now_ns + MEMBERS_NS
         self._expire(now_ns)
         if not self._catalog_group.is_running and self._catalog_group.busy:
             self._catalog_group.expire(now_ns)

@@ -19,6 +19,7 @@ from itertools import permutations
 from random import Random
 from typing import Protocol
 
+from segments import failpoint
 from vdl.clock import MS
 from vdl.sim.clock import VirtualTime
 from vdl.sim.frame_faults import FrameWeather
@@ -27,6 +28,13 @@ from vdl.sim.network import Network
 from vdl.sim.options import Options
 
 S = 1_000 * MS
+
+PLACES = tuple(place for place in failpoint.POINTS if not place.startswith("open."))
+"""Starts are cut in another way (`Options.cuts_in_start`)."""
+STAGED = ("truncate.staged", "reset.staged", "trim.staged", "checkpoint.noted", "journal.rolled")
+STAGED_CHANCE = 0.5
+KILL_CHANCE = 0.2
+AFTER_PLACE_NS_MAX = 500 * MS
 
 
 class Target(Protocol):
@@ -99,6 +107,35 @@ class CutInWrite:
 
     def end(self, world: Target) -> None:
         self.machine.disk.cut_at_write = 0
+        self.machine.start()
+
+
+class CutAtPlace:
+    """A machine loses power, or its process, soon after its store has passed a certain place: what
+    was begun there is half done. Rare places are not met by chance."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None:
+            return False
+        self.place = rng.choice(STAGED if rng.random() < STAGED_CHANCE else PLACES)
+        is_kill = rng.random() < KILL_CHANCE
+        # Mostly before the next sync, now and then when a good deal has followed.
+        delay_ns = int(rng.random() ** 4 * AFTER_PLACE_NS_MAX)
+        time = world.time
+
+        def passed() -> None:
+            life = self.machine.life
+            if life is not None and time.running is life.clock:
+                failpoint.unwatch(self.place)
+                world.note(f"{self.machine.name} has passed {self.place}")
+                time.after(delay_ns, self.machine.kill if is_kill else self.machine.power_cut)
+
+        failpoint.watch(self.place, passed)
+        return True
+
+    def end(self, world: Target) -> None:
+        failpoint.unwatch(self.place)
         self.machine.start()
 
 
@@ -346,6 +383,7 @@ FAULTS = (
     Row(Kill, lambda o: o.kills, 4_000),
     Row(PowerCut, lambda o: o.power_cuts, 4_000),
     Row(CutInWrite, lambda o: o.cuts_in_write, 4_000),
+    Row(CutAtPlace, lambda o: o.cuts_at_places, 4_000),
     Row(Outage, lambda o: o.outages, 2_000),
     Row(Brownout, lambda o: o.brownouts, 3_000),
     Row(Stop, lambda o: o.stops, 4_000),

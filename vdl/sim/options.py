@@ -49,6 +49,8 @@ class Options:
     """Power cuts that hit a journal write."""
     cuts_in_start: float = 0.0
     """Chance that a start, whatever came before it, is cut by a kill or a power cut: no rate."""
+    cuts_at_places: float = 0.0
+    """Power cuts and kills soon after a machine's store passed a certain place."""
     stops: float = 0.0
     pauses: float = 0.0
     partitions_cut: float = 0.0
@@ -164,4 +166,5 @@ def draw(rng: Random) -> Options:
         old_clients=rng.random() < 0.3,
         # Drawn last, so that what older knobs are in a seed does not depend on it.
         cuts_in_start=fault(0.1, 0.6),
+        cuts_at_places=fault(0.1, 0.6),
     )
