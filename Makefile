@@ -15,6 +15,7 @@
 #                       and other measurements: docs/performance.md
 #   make bench-limit    produce beside the least code that moves the same bytes to the same disks
 #   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
+#   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
 #   make setup          only the set-up, into .venv
 #   make clean          remove builds, caches and .venv; never data
@@ -46,7 +47,7 @@ BENCH_ARGS ?=
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help setup up down test check fix gen conformance sim chaos mutants bench bench-limit clean \
-  test-pipeline pipeline-demo
+  test-pipeline audit-large pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -125,6 +126,9 @@ bench-limit: $(DEV)
 
 test-pipeline: $(SPARK)
 	@exec $(BIN)/python -m pytest -q tests/pipeline
+
+audit-large: $(SPARK)
+	@AUDIT_MB=1100 exec $(BIN)/python -m pytest -q -k on_spark tests/pipeline/test_audit.py
 
 pipeline-demo: $(SPARK)
 	@exec $(BIN)/python -m examples.pipeline.demo --folder $(DATA)/pipeline-demo

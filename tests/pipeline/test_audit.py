@@ -1,7 +1,11 @@
-"""Audit: one flipped bit, one torn and one missing batch among three copies are each named."""
+"""Audit: one flipped bit, one torn and one missing batch among three copies are each named.
+
+AUDIT_MB sets how large a copy is: small without it, 1,100 for the full form (`make audit-large`).
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import defaultdict
@@ -21,12 +25,23 @@ from tests.chaos.harness.replica_set import ReplicaSet
 from tests.pipeline.test_reading import create
 from vdl.pipeline.audit import Finding, audit, judge, pieces_of, read_piece, tail_of
 
+MB = int(os.environ.get("AUDIT_MB", "0"))
+SMALL_FILES = """
+[kafka]
+"log.segment.bytes" = 65536
+"message.max.bytes" = 32768
+
+[storage]
+checkpoint_interval = "200ms"
+"""
+SEGMENTS_SECONDS_MAX = 60
 NAMES = ("replica", "group", "index", "term", "offset", "crc", "bytes", "problem")
 
 
 @pytest.fixture
 def copies() -> Iterator[list[str]]:
-    """The data directories of three servers that were stopped; their segments are 64 KiB."""
+    """The data directories of three servers that were stopped; their segments are 64 KiB, or what
+    they are by default when the copies are large."""
     servers = ReplicaSet(3)
     try:
         servers.up()
@@ -34,17 +49,15 @@ def copies() -> Iterator[list[str]]:
         for server_id in servers.server_ids:
             config = servers.server(server_id).config_file
             config.write_text(
-                config.read_text(encoding="utf-8")
-                + '\n[kafka]\n"log.segment.bytes" = 65536\n"message.max.bytes" = 32768\n'
-                '\n[storage]\ncheckpoint_interval = "200ms"\n',
+                config.read_text(encoding="utf-8") + ("" if MB else SMALL_FILES),
                 encoding="utf-8",
             )
         servers.up()
         create(servers.bootstrap, "copied", 1)
         for _ in range(2):
-            produce_one_partition(servers.bootstrap)
+            produce_one_partition(servers.bootstrap, MB * 500 if MB else 2000)
         directories = [str(servers.directory / str(n) / "store") for n in servers.server_ids]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SEGMENTS_SECONDS_MAX
         while any(len(list(Path(d).glob("logs/*/*.log"))) < 4 for d in directories):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -54,14 +67,21 @@ def copies() -> Iterator[list[str]]:
         servers.close()
 
 
-def produce_one_partition(bootstrap: str) -> None:
+def produce_one_partition(bootstrap: str, count: int) -> None:
+    """About a kilobyte each when copies are large."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "batch.size": 10_000})
-    for n in range(2000):
-        producer.produce("copied", b"%d " % n * 60)
+    settings = {"linger.ms": 5} if MB else {"linger.ms": 2, "batch.size": 10_000}
+    producer = Producer({"bootstrap.servers": bootstrap, **settings})
+    for n in range(count):
+        while True:
+            try:
+                producer.produce("copied", b"%07d " % n * 125 if MB else b"%d " % n * 60)
+                break
+            except BufferError:
+                producer.poll(0.1)
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def found_in(directories: list[str]) -> tuple[list[Finding], int]:
