@@ -44,7 +44,8 @@ class Outcome:
 
 class Checkpoints:
     """`collect` asks the owner for applied state, `may_begin` whether the files are free,
-    `is_listed` whether a start would find a log that was deleted; `ended` is told of each end."""
+    `lists_removed` whether a start would still find a log that was deleted; `ended` is told of each
+    end."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Checkpoints:
         *,
         collect: Callable[[], list[MetaBatch]],
         may_begin: Callable[[], bool],
-        is_listed: Callable[[], bool],
+        lists_removed: Callable[[], bool],
         ended: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -69,7 +70,7 @@ class Checkpoints:
         self._cache = cache
         self._collect = collect
         self._may_begin = may_begin
-        self._is_listed = is_listed
+        self._lists_removed = lists_removed
         self._ended = ended
         self._fail = fail
         self.dirty: dict[int, DiskLog] = {
@@ -285,7 +286,7 @@ class Checkpoints:
         oldest that is still needed. A log that was deleted needs its own until nothing lists it."""
         if not self._note_token or self._journal.durable_token < self._note_token:
             return
-        if self._journal.partly_written or self._is_listed():
+        if self._journal.partly_written or self._lists_removed():
             return
         self._note_token = 0
         needed = self._journal.current_sequence

@@ -110,7 +110,7 @@ class DiskStore:
         self._checkpoints = Checkpoints(
             workers, options, self._logs, self._journal, meta, cache,
             collect=self._collect_meta, may_begin=self._may_checkpoint,
-            is_listed=lambda: self._roster.lists_removed,
+            lists_removed=lambda: self._roster.lists_removed,
             ended=self._freed, fail=self._fail,
         )  # fmt: skip
         self._scrubber = Scrubber(
