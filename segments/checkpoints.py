@@ -103,10 +103,13 @@ class Checkpoints:
 
     def _due(self) -> None:
         self._is_armed = False
-        if not self.is_closing and not self.is_full:
-            self.begin()
-            if not self.is_running:
-                self.arm()  # a chore has the files: nothing else would come back to it
+        if self.is_closing or self.is_full:
+            return
+        is_late = self.is_running
+        self.begin()
+        if is_late or not self.is_running:
+            # Another one, or a chore, has the files: nothing else would come back to what it left.
+            self.arm()
 
     def _try_again(self) -> None:
         if not self._is_retrying:

@@ -305,26 +305,34 @@ def test_files_go_when_what_ends_the_need_for_them_is_durable(tmp_path: Path, ch
     assert min(store._journal._paths) > oldest
 
 
+@pytest.mark.parametrize("user", ["chore", "checkpoint"])
 def test_checkpoint_that_found_the_files_in_use_comes_by_time_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
-    """A chore was running when it was due, and nothing is appended any more."""
+    """A chore, or another checkpoint, was running when it was due, and nothing is appended any
+    more."""
     workers = InlineWorkers()
     options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_interval_ms=10_000)
     path = str(tmp_path / "data")
     store = DiskStore.open(RealFileSystem(), path, workers, options, random.Random(1))
     kept, deleted = make_logs(store, workers, 9, 10)
-    append(store, kept, 20, 1_000)
-    workers.advance(5_000)
     held = []
 
     def pool(job: Callable[[], object], done: Callable[[object], None]) -> None:
-        (held if store._chores.is_running else workers.pool_jobs).append((job, done))
+        is_users = store._chores.is_running or store._checkpoints.is_running
+        (held if is_users else workers.pool_jobs).append((job, done))
 
+    append(store, kept, 20, 1_000)
+    workers.advance(5_000)
     monkeypatch.setattr(workers, "pool", pool)
-    store.delete_log(deleted.log_id)
+    if user == "chore":
+        store.delete_log(deleted.log_id)
+    else:
+        store.checkpoint()
+        append(store, kept, 20, 1_000)
     workers.advance(6_000)
-    assert held, "the chore takes its time"
+    assert held, "it takes its time"
+    monkeypatch.undo()
     workers.pool_jobs.extend(held)
     workers.advance(20_000)
     assert kept.flushed_index == kept.last_index
