@@ -14,8 +14,8 @@ from collections import deque
 from struct import Struct
 
 from tests.bench.load import RECORD_BYTES
-from vdl.commands.kafka_client import KafkaClient
 from vdl.config_values import parse_address
+from vdl.kafka.client import KafkaClient
 from vdl.kafka.wire import header, produce
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.records import Record, build_batch
@@ -58,7 +58,8 @@ class Requests:
     """Requests to all partitions of a topic, in turn. Use in a `with`."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
-        with KafkaClient(parse_address(bootstrap.partition(",")[0])) as client:
+        first = parse_address(bootstrap.partition(",")[0])
+        with KafkaClient(first.host, first.port) as client:
             asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
             metadata = client.request(METADATA_KEY, asked)
         self._connections = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,15 @@ from confluent_kafka import Producer  # noqa: E402
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: E402
 
 from tests.chaos.harness.replica_set import ReplicaSet  # noqa: E402
+from vdl.kafka.client import Unreachable  # noqa: E402
+from vdl.pipeline import fetch  # noqa: E402
 from vdl.pipeline.errors import Stalled, TopicMissing  # noqa: E402
+from vdl.pipeline.fetch import NotFetched, read_batches  # noqa: E402
 from vdl.pipeline.options import COLUMNS, AtTime, parse  # noqa: E402
 from vdl.pipeline.positions import OffsetRange, ranges  # noqa: E402
 from vdl.pipeline.read import read_range  # noqa: E402
 from vdl.pipeline.segment_read import SealedSegment, divide, find, read_segment  # noqa: E402
+from vdl.pipeline.source import read_broker  # noqa: E402
 from vdl.pipeline.topics import ClusterUnreachable, Topics  # noqa: E402
 
 EVERY = (*COLUMNS, "headers")
@@ -221,3 +226,49 @@ def test_segments_that_are_damaged_are_had_from_the_broker(
     options = parse({"bootstrap": small_segments.bootstrap, "topics": "sealed"})
     found = pa.Table.from_batches(list(read_partition(RangePartition(task), options)))
     assert found["offset"].to_pylist() == list(range(wanted.start, wanted.end))
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_batches_as_brokers_keep_them_are_the_same_rows(
+    bootstrap: str, topic: str, isolation: str
+) -> None:
+    """To the offset, also where a range begins and ends within a batch."""
+    wanted = OffsetRange(topic, 1, 17, 1203)
+    found = list(read_batches(wanted, bootstrap=bootstrap, columns=EVERY, isolation=isolation))
+    assert found[-1][0] == wanted.end
+    assert pa.Table.from_batches([batch for _, batch in found]) == read(bootstrap, wanted)
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_what_batches_do_not_give_a_client_library_does(
+    bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    """The connection breaks between two answers, or before the first: no row is missing, and none
+    comes twice."""
+    wanted = OffsetRange(topic, 0, 3, 1400)
+    whole = read(bootstrap, wanted, COLUMNS)
+    real = fetch._fetch
+    asked = []
+
+    def fetched(*arguments: Any) -> list[memoryview]:
+        asked.append(arguments)
+        if len(asked) > answers:
+            raise Unreachable("somewhere", "closed the connection")
+        return real(*arguments)[:1]
+
+    monkeypatch.setattr(fetch, "_fetch", fetched)
+    options = parse({"bootstrap": bootstrap, "topics": topic})
+    assert pa.Table.from_batches(list(read_broker(wanted, options))) == whole
+    assert len(asked) == answers + 1
+
+
+def test_offset_that_is_gone_ends_the_reading_of_batches(bootstrap: str, topic: str) -> None:
+    wanted = OffsetRange(topic, 0, RECORDS * 2, RECORDS * 3)
+    with pytest.raises(NotFetched):
+        list(read_batches(wanted, bootstrap=bootstrap, columns=COLUMNS, isolation="read_committed"))
+
+
+@pytest.mark.parametrize("address", ["", "host:", "host:port"])
+def test_address_that_is_none_is_no_good_case(address: str) -> None:
+    with pytest.raises((NotFetched, Unreachable)):
+        fetch._leader(OffsetRange("t", 0, 0, 1), address)

@@ -31,6 +31,11 @@ from vdl.pipeline.session import make_session
 
 TOPIC = "flights3m"
 CHUNK_ROWS = 200_000
+SEGMENTS = """
+[kafka]
+"log.segment.bytes" = 4194304
+"""
+"""So that nearly all of it lies in sealed ones."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,12 @@ def sources(spark: Any, servers: ReplicaSet) -> dict[str, Any]:
     ours = {"bootstrap": servers.bootstrap, "topics": TOPIC}
     stores = ",".join(str(servers.directory / str(n) / "store") for n in servers.server_ids)
     segments = {**ours, "segments": stores}
-    read = spark.read
+    # A reader of its own for each: it keeps the options of the one before.
     return {
-        "official connector, defaults": read.format("kafka").options(**kafka).load(),
-        "official connector, tuned": read.format("kafka").options(**tuned).load(),
-        "vdl, protocol": read.format("vdl").options(**ours).load(),
-        "vdl, segments": read.format("vdl").options(**segments).load(),
+        "official connector, defaults": spark.read.format("kafka").options(**kafka).load(),
+        "official connector, tuned": spark.read.format("kafka").options(**tuned).load(),
+        "vdl, protocol": spark.read.format("vdl").options(**ours).load(),
+        "vdl, segments": spark.read.format("vdl").options(**segments).load(),
     }
 
 
@@ -126,6 +131,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     servers = ReplicaSet(3)
+    servers.up()
+    servers.down()
+    for server_id in servers.server_ids:
+        with servers.server(server_id).config_file.open("a", encoding="utf-8") as file:
+            file.write(SEGMENTS)
     servers.up()
     try:
         create_topic(servers.bootstrap, TOPIC, partitions=options.partitions)

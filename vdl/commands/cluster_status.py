@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from rpc.admin import GroupStatus, Role, ServerStatus
 from rpc.admin_client import AdminClient
 from rpc.errors import AdminError
-from vdl.commands.kafka_client import KafkaClient, Unreachable
 from vdl.config_values import Address, parse_address
+from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.metadata import MetadataRequest
 
@@ -140,7 +140,7 @@ def _discover(bootstrap: list[Address]) -> Any:
     problems = []
     for address in bootstrap:
         try:
-            with KafkaClient(address) as client:
+            with KafkaClient(address.host, address.port) as client:
                 everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
                 return client.request(METADATA_KEY, everything)
         except Unreachable as error:
@@ -153,7 +153,7 @@ def _discover(bootstrap: list[Address]) -> Any:
 def _find_admin(server_id: int, address: Address) -> Address:
     """Where a server's admin service listens, by its own word. Raises Unreachable."""
     own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), ["advertised.listeners"])
-    with KafkaClient(address) as client:
+    with KafkaClient(address.host, address.port) as client:
         answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=[own]))
     for result in answer.results:
         for config in result.configs:

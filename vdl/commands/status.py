@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vdl.commands.cluster_status import ClusterStatus, Group, Replica, collect
-from vdl.commands.kafka_client import Unreachable
 from vdl.config_values import Address, parse_address
+from vdl.kafka.client import Unreachable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,6 +1,7 @@
-"""A blocking Kafka client for the command line: one request, one answer, one connection.
+"""A blocking Kafka client: one request, one answer, one connection.
 
-It speaks whatever version both sides know. Not for data: it has no batching and no retries.
+It speaks whatever version both sides know. It has no batching and no retries: the command line
+needs none, and whoever reads data with it falls back on something that has them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from struct import Struct
 from types import TracebackType
 from typing import Any, Self
 
-from vdl.config_values import Address
 from vdl.kafka.wire import header, registry
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.runtime import WireError
@@ -25,25 +25,28 @@ _LENGTH = Struct(">i")
 class Unreachable(Exception):
     """No answer, or one that cannot be read: from whom, and why."""
 
-    def __init__(self, address: Address, reason: str) -> None:
+    def __init__(self, address: object, reason: str) -> None:
         super().__init__(f"{address}: {reason}")
-        self.address = address
         self.reason = reason
 
 
 class KafkaClient:
     """A connection to one server; use it in a `with`. Every call may raise Unreachable."""
 
-    def __init__(self, address: Address, *, timeout_seconds: float = 5.0) -> None:
-        self._address = address
+    def __init__(
+        self, host: str, port: int, *, timeout_seconds: float = 5.0, client_id: str = CLIENT_ID
+    ) -> None:
+        self._host, self._port = host, port
+        self._address = f"{host}:{port}"
+        self._client_id = client_id
         self._timeout_seconds = timeout_seconds
         self._correlation_id = 0
         self._versions: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> Self:
-        address = (self._address.host, self._address.port)
+        place = self._host, self._port
         try:
-            self._socket = socket.create_connection(address, timeout=self._timeout_seconds)
+            self._socket = socket.create_connection(place, timeout=self._timeout_seconds)
         except OSError as error:
             raise Unreachable(self._address, error.strerror or str(error)) from error
         try:
@@ -78,7 +81,7 @@ class KafkaClient:
             raise Unreachable(self._address, f"does not offer {module.NAME}")
         self._correlation_id += 1
         head = header.encode_request_header(
-            header.RequestHeader(api_key, version, self._correlation_id, CLIENT_ID, 0),
+            header.RequestHeader(api_key, version, self._correlation_id, self._client_id, 0),
             is_flexible=version >= module.FLEXIBLE_FROM,
         )
         frame = b"".join([head, *module.encode_request(message, version)])
@@ -101,11 +104,12 @@ class KafkaClient:
             raise Unreachable(self._address, f"answered with a frame of {length} bytes")
         return memoryview(self._receive_exactly(length))
 
-    def _receive_exactly(self, count: int) -> bytes:
-        received = bytearray()
-        while len(received) < count:
-            piece = self._socket.recv(count - len(received))
-            if not piece:
+    def _receive_exactly(self, count: int) -> bytearray:
+        received = bytearray(count)
+        rest = memoryview(received)
+        while rest:
+            got = self._socket.recv_into(rest)
+            if not got:
                 raise Unreachable(self._address, "closed the connection")
-            received += piece
-        return bytes(received)
+            rest = rest[got:]
+        return received

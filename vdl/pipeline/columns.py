@@ -46,6 +46,9 @@ _PADDING = bytes(16)
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _VARINT_BYTES_MAX = 10
+CHUNK_BYTES = 16 << 20
+"""Decompressed records that are decoded together."""
+CHUNK_RECORDS = 200_000
 
 Ints = Any
 """A numpy array of int64."""
@@ -206,20 +209,18 @@ def decode(
 def _walk(data: Any, buffer: bytes, lanes: Sequence[Lane]) -> Walk:
     """Every record of every lane; `buffer`, and `data` for numpy, are the lanes' records end to
     end, and padding."""
-    bodies: list[int] = []
-    stops: list[int] = []
+    starts: list[int] = []
     position = 0
     for lane in lanes:
-        stop = position + len(lane.records)
-        _find_bodies(buffer, position, stop, lane.count, bodies, stops)
-        position = stop
+        position = _find_records(buffer, position, lane, starts)
     counts = [lane.count for lane in lanes]
 
     def of_lane(values: list[int]) -> Ints:
         return np.repeat(np.array(values, np.int64), counts)
 
-    at: Ints = np.array(bodies, np.int64)
-    ends: Ints = np.array(stops, np.int64)
+    length, at = _varint(data, np.array(starts, np.int64))
+    _check(length >= 0, "record length")
+    ends: Ints = at + length
     # One byte of attributes, unused so far, precedes the deltas.
     delta, at = _varint(data, at + 1)
     times = of_lane([lane.base_timestamp for lane in lanes]) + delta
@@ -235,33 +236,38 @@ def _walk(data: Any, buffer: bytes, lanes: Sequence[Lane]) -> Walk:
     return Walk(offsets, times, key_at, key_length, value_at, value_length, at, headers)
 
 
-def _find_bodies(
-    buffer: bytes, position: int, stop: int, count: int, bodies: list[int], ends: list[int]
-) -> None:
-    """Append where each of `count` records in [position, stop) begins, behind its length, and where
-    it ends."""
-    append, append_end = bodies.append, ends.append
-    for _ in range(count):
-        if position >= stop:
-            raise UndecodableBatch("a batch's records: there are too few")
-        byte = buffer[position]
-        position += 1
-        length = byte & 0x7F
-        shift = 7
-        while byte > 127 and shift < 7 * _VARINT_BYTES_MAX:
+def _find_records(buffer: bytes, position: int, lane: Lane, starts: list[int]) -> int:
+    """Append where each record of a lane begins, which does so at `position`; where it ends. That
+    all of them lie in the lane follows from the last one's end: none begins before the one it
+    follows."""
+    stop = position + len(lane.records)
+    append = starts.append
+    try:
+        for _ in range(lane.count):
+            append(position)
             byte = buffer[position]
-            position += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-        append(position)
-        if length & 1:
-            raise UndecodableBatch("a batch's records: record length")
-        position += length >> 1
-        append_end(position)
-        if position > stop:
-            raise UndecodableBatch("a batch's records: record length")
+            if byte < 128:
+                position += 1 + (byte >> 1)
+            elif (second := buffer[position + 1]) < 128:
+                position += 2 + ((byte & 0x7F | second << 7) >> 1)
+            else:
+                position = _behind(buffer, position)
+    except IndexError:
+        raise UndecodableBatch("a batch's records: record length") from None
     if position != stop:
-        raise UndecodableBatch("a batch's records: bytes behind the last one")
+        raise UndecodableBatch("a batch's records: they are not as long as their batch")
+    return stop
+
+
+def _behind(buffer: bytes, position: int) -> int:
+    """Where a record ends that begins at `position`, whatever its length. Raises IndexError."""
+    length = 0
+    for n in range(_VARINT_BYTES_MAX):
+        byte = buffer[position + n]
+        length |= (byte & 0x7F) << 7 * n
+        if byte < 128:
+            return position + n + 1 + (length >> 1)
+    raise UndecodableBatch("a batch's records: record length")
 
 
 def _varint(data: Any, at: Ints) -> tuple[Ints, Ints]:

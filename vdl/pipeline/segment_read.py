@@ -34,13 +34,10 @@ from segments.fs import RealFileSystem
 from segments.identity import read_identity
 from segments.recovery import log_directory
 from segments.segment import LogFiles
-from vdl.pipeline.columns import Lane, decode, open_lane
+from vdl.pipeline.columns import CHUNK_BYTES, CHUNK_RECORDS, Lane, decode, open_lane
 from vdl.pipeline.positions import OffsetRange
 
 CATALOG_GROUP = 0
-CHUNK_BYTES = 16 << 20
-"""Decompressed records that are decoded together."""
-CHUNK_RECORDS = 200_000
 _ITEM = struct.Struct("<IH")
 _TOPIC = b"t"
 

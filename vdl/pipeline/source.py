@@ -85,10 +85,31 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
 
 
 def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
+    """Whole batches as long as all is well, and the rest as a client library reads it; all of it
+    when there are settings for that library."""
+    from vdl.pipeline.fetch import FAILURES, read_batches
     from vdl.pipeline.read import read_range
 
-    return read_range(
-        wanted,
+    position = wanted.start
+    if not options.client:
+        try:
+            for behind, batch in read_batches(
+                wanted,
+                bootstrap=options.bootstrap,
+                columns=options.columns,
+                isolation=options.isolation,
+            ):
+                yield batch
+                position = behind
+        except FAILURES:
+            pass
+        else:
+            return
+    rest = OffsetRange(wanted.topic, wanted.partition, position, wanted.end)
+    if not rest.count:
+        return
+    yield from read_range(
+        rest,
         bootstrap=options.bootstrap,
         columns=options.columns,
         stall_seconds=options.stall_seconds,

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.chaos.harness.load import QUIET
 from tests.chaos.harness.replica_set import ReplicaSet
 from vdl.commands.cluster_status import ClusterStatus, Partition, collect
-from vdl.commands.kafka_client import Unreachable
 from vdl.config_values import parse_address
+from vdl.kafka.client import Unreachable
 
 CALL_SECONDS_MAX = 10.0
 HEALTHY_SECONDS_MAX = 30.0

@@ -1,0 +1,157 @@
+"""Reading a range of offsets as the batches in which a broker keeps it. Runs on executors.
+
+A client library makes an object of every record, which costs more than all else a task does with
+it. Here a Fetch answer's batches become columns as they are (`columns.py`), as those of segment
+files do. It is a reader for the good case only: one connection to the partition's leader, nothing
+repeated. Whatever is not as it should be ends it (`FAILURES`): a leader that moved, an offset that
+is gone, a transaction's batch, an answer with nothing in it. What was not read yet is then had with
+librdkafka (`source.py`), which knows what to do about it.
+
+Must not know: Spark, what comes after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+import pyarrow as pa
+
+from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.pipeline.columns import (
+    CHUNK_BYTES,
+    CHUNK_RECORDS,
+    Lane,
+    UndecodableBatch,
+    decode,
+    open_lane,
+)
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.positions import OffsetRange
+from vdl.records import CorruptBatch, crc_matches, split_batches
+
+METADATA_KEY, FETCH_KEY = 3, 1
+KAFKA_PORT = 9092
+CLIENT_ID = "vdl-pipeline"
+FETCH_BYTES = 8 << 20
+WAIT_MS = 500
+TIMEOUT_SECONDS = 10.0
+ISOLATION = {"read_uncommitted": 0, "read_committed": 1}
+_LAST_DELTA = Struct(">i")
+_LAST_DELTA_AT = 23
+_BASE = Struct(">q")
+
+
+class NotFetched(PipelineError):
+    """An answer that is no good case."""
+
+
+FAILURES = (Unreachable, NotFetched, UndecodableBatch, CorruptBatch)
+"""Nothing is wrong with what was yielded before."""
+
+
+def read_batches(
+    wanted: OffsetRange, *, bootstrap: str, columns: Sequence[str], isolation: str
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(the offset behind it, records of the range), as far as it goes. Raises FAILURES."""
+    topic_id, leader = _leader(wanted, bootstrap)
+    position = wanted.start
+    lanes: list[Lane] = []
+    size = records = 0
+
+    def decoded() -> pa.RecordBatch:
+        return decode(
+            lanes, topic=wanted.topic, partition=wanted.partition, columns=columns,
+            start=wanted.start, end=wanted.end,
+        )  # fmt: skip
+
+    with _client(*leader) as client:
+        try:
+            while position < wanted.end:
+                for batch in _fetch(client, wanted, topic_id, position, ISOLATION[isolation]):
+                    (base,) = _BASE.unpack_from(batch)
+                    (delta,) = _LAST_DELTA.unpack_from(batch, _LAST_DELTA_AT)
+                    behind = base + delta + 1
+                    if behind <= position or position >= wanted.end:
+                        continue
+                    lane = open_lane(batch)
+                    position = behind
+                    if lane is not None and lane.count:
+                        lanes.append(lane)
+                        size += len(lane.records)
+                        records += lane.count
+                if size >= CHUNK_BYTES or records >= CHUNK_RECORDS:
+                    yield min(position, wanted.end), decoded()
+                    lanes, size, records = [], 0, 0
+        except FAILURES:
+            if lanes:  # whole batches, all good
+                yield min(position, wanted.end), decoded()
+            raise
+    if lanes:
+        yield min(position, wanted.end), decoded()
+
+
+def _client(host: str, port: int) -> KafkaClient:
+    return KafkaClient(host, port, timeout_seconds=TIMEOUT_SECONDS, client_id=CLIENT_ID)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    """As librdkafka takes them: `host`, `host:port` or `[host]:port`. Raises NotFetched."""
+    host, colon, port = address.strip().rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = address.strip(), str(KAFKA_PORT)
+    if not port.isdecimal():
+        raise NotFetched(f"no address: {address}")
+    return host.strip("[]"), int(port)
+
+
+def _leader(wanted: OffsetRange, bootstrap: str) -> tuple[bytes, tuple[str, int]]:
+    """The topic's id, and where the server is that leads the partition."""
+    asked = MetadataRequest(
+        topics=[MetadataRequestTopic(name=wanted.topic)], allow_auto_topic_creation=False
+    )
+    reason: Exception = NotFetched("there is no server to ask")
+    for address in bootstrap.split(","):
+        try:
+            with _client(*_host_and_port(address)) as client:
+                metadata = client.request(METADATA_KEY, asked)
+            break
+        except Unreachable as error:
+            reason = error
+    else:
+        raise reason
+    places = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}
+    for topic in metadata.topics:
+        for row in topic.partitions:
+            if row.partition_index == wanted.partition and row.leader_id in places:
+                return topic.topic_id, places[row.leader_id]
+    raise NotFetched(f"{wanted.topic} {wanted.partition} has no leader")
+
+
+def _fetch(
+    client: KafkaClient, wanted: OffsetRange, topic_id: bytes, position: int, isolation: int
+) -> list[memoryview]:
+    """Batches from the one with `position` on; at least one."""
+    asked = FetchPartition(
+        partition=wanted.partition, fetch_offset=position, partition_max_bytes=FETCH_BYTES
+    )
+    request = FetchRequest(
+        max_wait_ms=WAIT_MS, min_bytes=1, max_bytes=FETCH_BYTES, isolation_level=isolation,
+        topics=[FetchTopic(topic=wanted.topic, topic_id=topic_id, partitions=[asked])],
+    )  # fmt: skip
+    answer = client.request(FETCH_KEY, request)
+    found: list[PartitionData] = [row for topic in answer.responses for row in topic.partitions]
+    if answer.error_code or len(found) != 1 or found[0].error_code or not found[0].records:
+        raise NotFetched(f"{wanted.topic} {wanted.partition} from {position}")
+    records = found[0].records
+    if isinstance(records, list):
+        records = b"".join(records)
+    batches = split_batches(memoryview(records))
+    if not batches:
+        raise NotFetched(f"{wanted.topic} {wanted.partition}: a batch larger than {FETCH_BYTES}")
+    for batch in batches:
+        if not crc_matches(batch):
+            raise CorruptBatch("CRC", 0)
+    return batches
