@@ -15,7 +15,7 @@
 | isolation | read_committed | or `read_uncommitted` |
 | segments | | data directories of servers: sealed segments are read from there |
 | allowLoss | false | go on at the log's start when retention was quicker, instead of failing |
-| client.* | | any setting of librdkafka |
+| client.* | | any setting of librdkafka, which reads everything then |
 
 Must not know: Spark, Kafka clients.
 """
