@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import TYPES, constant, headers_array, schema_of
 
 _HEADER = Struct(">qiibIhiqqqhii")
@@ -204,6 +205,38 @@ def decode(
             case _:
                 arrays.append(_headers(memoryview(buffer), found))
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+
+
+class Gathered:
+    """Lanes of a range, in offset order, until there are enough to be decoded together."""
+
+    def __init__(self, wanted: OffsetRange, columns: Sequence[str]) -> None:
+        self._wanted = wanted
+        self._columns = columns
+        self._lanes: list[Lane] = []
+        self._bytes = self._records = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def add(self, lane: Lane) -> None:
+        self._lanes.append(lane)
+        self._bytes += len(lane.records)
+        self._records += lane.count
+
+    @property
+    def is_enough(self) -> bool:
+        return self._bytes >= CHUNK_BYTES or self._records >= CHUNK_RECORDS
+
+    def take(self) -> pa.RecordBatch:
+        """The range's records of what was added since the last time. Raises UndecodableBatch."""
+        lanes, self._lanes = self._lanes, []
+        self._bytes = self._records = 0
+        wanted = self._wanted
+        return decode(
+            lanes, topic=wanted.topic, partition=wanted.partition, columns=self._columns,
+            start=wanted.start, end=wanted.end,
+        )  # fmt: skip
 
 
 def _walk(data: Any, buffer: bytes, lanes: Sequence[Lane]) -> Walk:

@@ -20,14 +20,7 @@ import pyarrow as pa
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
-from vdl.pipeline.columns import (
-    CHUNK_BYTES,
-    CHUNK_RECORDS,
-    Lane,
-    UndecodableBatch,
-    decode,
-    open_lane,
-)
+from vdl.pipeline.columns import Gathered, UndecodableBatch, open_lane
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.positions import OffsetRange
 from vdl.records import CorruptBatch, crc_matches, split_batches
@@ -58,18 +51,11 @@ def read_batches(
     """(the offset behind it, records of the range), as far as it goes. Raises FAILURES."""
     topic_id, leader = _leader(wanted, bootstrap)
     position = wanted.start
-    lanes: list[Lane] = []
-    size = records = 0
-
-    def decoded() -> pa.RecordBatch:
-        return decode(
-            lanes, topic=wanted.topic, partition=wanted.partition, columns=columns,
-            start=wanted.start, end=wanted.end,
-        )  # fmt: skip
-
+    gathered = Gathered(wanted, columns)
     with _client(*leader) as client:
         try:
             while position < wanted.end:
+                asked = position
                 for batch in _fetch(client, wanted, topic_id, position, ISOLATION[isolation]):
                     (base,) = _BASE.unpack_from(batch)
                     (delta,) = _LAST_DELTA.unpack_from(batch, _LAST_DELTA_AT)
@@ -79,18 +65,17 @@ def read_batches(
                     lane = open_lane(batch)
                     position = behind
                     if lane is not None and lane.count:
-                        lanes.append(lane)
-                        size += len(lane.records)
-                        records += lane.count
-                if size >= CHUNK_BYTES or records >= CHUNK_RECORDS:
-                    yield min(position, wanted.end), decoded()
-                    lanes, size, records = [], 0, 0
+                        gathered.add(lane)
+                if position == asked:
+                    raise NotFetched(f"{wanted.topic} {wanted.partition}: nothing from {asked} on")
+                if gathered.is_enough:
+                    yield min(position, wanted.end), gathered.take()
         except FAILURES:
-            if lanes:  # whole batches, all good
-                yield min(position, wanted.end), decoded()
+            if gathered:  # whole batches, all good
+                yield min(position, wanted.end), gathered.take()
             raise
-    if lanes:
-        yield min(position, wanted.end), decoded()
+    if gathered:
+        yield min(position, wanted.end), gathered.take()
 
 
 def _client(host: str, port: int) -> KafkaClient:

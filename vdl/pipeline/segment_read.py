@@ -34,7 +34,7 @@ from segments.fs import RealFileSystem
 from segments.identity import read_identity
 from segments.recovery import log_directory
 from segments.segment import LogFiles
-from vdl.pipeline.columns import CHUNK_BYTES, CHUNK_RECORDS, Lane, decode, open_lane
+from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.positions import OffsetRange
 
 CATALOG_GROUP = 0
@@ -169,15 +169,7 @@ def read_segment(task: SegmentRange, *, columns: Sequence[str]) -> Iterator[pa.R
     info = next((i for i in infos if i.number == one.number), None)
     if info is None or info.first_index != one.first_index:
         raise FileNotFoundError(files.segment_path(one.number))
-    lanes: list[Lane] = []
-    size = records = 0
-
-    def decoded() -> pa.RecordBatch:
-        return decode(
-            lanes, topic=wanted.topic, partition=wanted.partition, columns=columns,
-            start=wanted.start, end=wanted.end,
-        )  # fmt: skip
-
+    gathered = Gathered(wanted, columns)
     for entry, _, _ in files.walk(info, one.end_index):
         if entry.base_offset >= wanted.end:
             break
@@ -186,14 +178,11 @@ def read_segment(task: SegmentRange, *, columns: Sequence[str]) -> Iterator[pa.R
         lane = open_lane(memoryview(entry.data))
         if lane is None:
             continue
-        lanes.append(lane)
-        size += len(lane.records)
-        records += lane.count
-        if size >= CHUNK_BYTES or records >= CHUNK_RECORDS:
-            yield decoded()
-            lanes, size, records = [], 0, 0
-    if lanes:
-        yield decoded()
+        gathered.add(lane)
+        if gathered.is_enough:
+            yield gathered.take()
+    if gathered:
+        yield gathered.take()
 
 
 FAILURES = (StorageError, OSError)

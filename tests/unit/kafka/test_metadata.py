@@ -14,6 +14,7 @@ from vdl.kafka.wire.describe_topic_partitions import (
     TopicRequest,
 )
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.state_group import OutcomeKind
 
 METADATA = 3
@@ -176,6 +177,15 @@ def test_describe_topic_partitions_answers_page_by_page() -> None:
     request = DescribeTopicPartitionsRequest([TopicRequest("zzz")], 2, None)
     (unknown,) = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request).topics
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_controller_is_the_asked_server_while_the_catalog_has_no_leader() -> None:
+    """Clients wait for a controller without asking again when they are told of none."""
+    world = World()
+    world.host.leaders.pop(CATALOG_GROUP)
+    client = world.client()
+    assert client.ask(METADATA, 12, named()).controller_id == 1
+    assert client.ask(DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).controller_id == 1
 
 
 def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> None:

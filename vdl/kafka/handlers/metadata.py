@@ -63,9 +63,10 @@ class View:
         """The latest loss of a leader this answer tells of."""
 
     def controller_id(self) -> int:
-        """The catalog's leader, -1 when unknown."""
+        """The catalog's leader, or this server while none is known: all take commands and hand them
+        on (KIP-590), and a client that is told of no controller may wait for one and not ask."""
         leader, _term = self.ctx.server.host.leader_of(CATALOG_GROUP)
-        return leader
+        return leader if leader >= 0 else self.ctx.server.host.server_id
 
     def partition(self, group_id: int, index: int) -> MetadataResponsePartition:
         """One partition. A leader that clients of this listener cannot reach is none."""
