@@ -37,7 +37,7 @@ class KafkaClient:
         self, host: str, port: int, *, timeout_seconds: float = 5.0, client_id: str = CLIENT_ID
     ) -> None:
         self._host, self._port = host, port
-        self._address = f"{host}:{port}"
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._client_id = client_id
         self._timeout_seconds = timeout_seconds
         self._correlation_id = 0
