@@ -25,6 +25,7 @@ from raft.leader import become_leader
 from raft.messages import (
     Message,
     MsgApp,
+    MsgCommit,
     MsgHeartbeat,
     MsgPreVote,
     MsgPreVoteResp,
@@ -236,6 +237,11 @@ def _on_heartbeat(raft: Raft, msg: MsgHeartbeat) -> None:
     handle_heartbeat(raft, msg)
 
 
+def _on_commit(raft: Raft, msg: MsgCommit) -> None:
+    become_follower(raft, msg.term, msg.from_)
+    raft.log.commit_to(msg.commit)
+
+
 def _on_snapshot(raft: Raft, msg: MsgSnap) -> None:
     become_follower(raft, msg.term, msg.from_)
     handle_snapshot(raft, msg)
@@ -255,6 +261,7 @@ def on_timeout_now(raft: Raft, msg: MsgTimeoutNow) -> None:
 HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
     MsgApp: _on_append,
     MsgHeartbeat: _on_heartbeat,
+    MsgCommit: _on_commit,
     MsgSnap: _on_snapshot,
     MsgProp: _on_proposal,
     MsgVoteResp: _on_vote_answer,

@@ -1,6 +1,6 @@
 """Settings of one node of one group.
 
-The defaults behave exactly as etcd's raft does. The last three settings are VDL's own: they change
+The defaults behave exactly as etcd's raft does. The last four settings are VDL's own: they change
 when messages leave, never what they mean.
 """
 
@@ -59,6 +59,9 @@ class Config:
     batch_appends: bool = False
     """Put off MsgApps, and fold acknowledgements, to the next Ready: what one turn proposed and
     committed leaves in one message a peer."""
+    commit_apart: bool = False
+    """With `batch_appends`: no MsgApp for a commit index alone. Entries bring it along; where none
+    follow the host has MsgCommits made with `tell_commit`, in its own time."""
     durable_campaign: bool = False
     """With asynchronous storage writes, ask for votes only once the own term and vote, and the log
     they are asked for, are durable here (Figure 2). Else the others may elect a replica that a

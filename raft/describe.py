@@ -13,6 +13,7 @@ from raft.messages import (
     Message,
     MsgApp,
     MsgAppResp,
+    MsgCommit,
     MsgHeartbeat,
     MsgPreVote,
     MsgPreVoteResp,
@@ -175,7 +176,7 @@ def message(m: Message, formatter: Formatter = quoted, indent: str = "") -> str:
     if isinstance(m, MsgAppResp | MsgVoteResp | MsgPreVoteResp) and m.reject:
         hint = m.reject_hint if isinstance(m, MsgAppResp) else 0
         text += f" Rejected (Hint: {hint})"
-    if isinstance(m, MsgApp | MsgHeartbeat | MsgStorageAppend) and m.commit:
+    if isinstance(m, MsgApp | MsgHeartbeat | MsgCommit | MsgStorageAppend) and m.commit:
         text += f" Commit:{m.commit}"
     if isinstance(m, MsgStorageAppend) and m.vote:
         text += f" Vote:{m.vote}"

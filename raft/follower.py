@@ -15,6 +15,7 @@ from raft.messages import (
     Message,
     MsgApp,
     MsgAppResp,
+    MsgCommit,
     MsgHeartbeat,
     MsgHeartbeatResp,
     MsgProp,
@@ -146,6 +147,11 @@ def _on_heartbeat(raft: Raft, msg: MsgHeartbeat) -> None:
     handle_heartbeat(raft, msg)
 
 
+def _on_commit(raft: Raft, msg: MsgCommit) -> None:
+    _heard_leader(raft, msg.from_)
+    raft.log.commit_to(msg.commit)
+
+
 def _on_snapshot(raft: Raft, msg: MsgSnap) -> None:
     _heard_leader(raft, msg.from_)
     handle_snapshot(raft, msg)
@@ -178,6 +184,7 @@ def _on_read_index_answer(raft: Raft, msg: MsgReadIndexResp) -> None:
 HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
     MsgApp: _on_append,
     MsgHeartbeat: _on_heartbeat,
+    MsgCommit: _on_commit,
     MsgSnap: _on_snapshot,
     MsgProp: _on_proposal,
     MsgTransferLeader: _on_transfer,

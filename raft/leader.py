@@ -28,6 +28,7 @@ from raft.messages import (
     Message,
     MsgApp,
     MsgAppResp,
+    MsgCommit,
     MsgHeartbeat,
     MsgHeartbeatResp,
     MsgProp,
@@ -133,7 +134,7 @@ def is_in_step(raft: Raft, progress: Progress) -> bool:
     return (
         progress.state is REPLICATE
         and progress.match == log.last_index
-        and progress.sent_commit >= log.committed
+        and (raft.commit_apart or progress.sent_commit >= log.committed)
     )
 
 
@@ -235,9 +236,23 @@ def send_put_off(raft: Raft) -> None:
     raft.broadcast_due = False
     committed = raft.log.committed
     for node, progress in raft.peers:
-        news = progress.can_bump_commit(committed)
+        news = not raft.commit_apart and progress.can_bump_commit(committed)
         while _maybe_send_append(raft, node, progress, send_if_empty=news):
             news = False
+
+
+def tell_commit(raft: Raft) -> list[MsgCommit]:
+    """What peers have not been told of the commit index, each as far as it has the entries
+    (`commit_apart`). One that acknowledges more later makes news due again."""
+    raft.commit_news_due = False
+    committed = raft.log.committed
+    news: list[MsgCommit] = []
+    for node, progress in raft.peers:
+        commit = min(committed, progress.match)
+        if commit > progress.sent_commit:
+            progress.sent_commit = commit
+            news.append(MsgCommit(node, raft.id, raft.term, commit))
+    return news
 
 
 def _maybe_send_append(
@@ -352,6 +367,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         # its news of the commit index is not taken: as long as heartbeats are quiet nothing else
         # would repeat it.
         progress.sent_commit = index
+        raft.commit_news_due = raft.commit_apart
     if not progress.maybe_update(index) and not (
         # A probe's answer without news still ends the probing.
         progress.match == index and progress.state is PROBE
@@ -371,7 +387,9 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
     if _maybe_commit(raft):
         _commit_moved(raft)
     elif node != raft.id and progress.can_bump_commit(raft.log.committed):
-        if raft.batch_appends:
+        if raft.commit_apart:
+            raft.commit_news_due = True
+        elif raft.batch_appends:
             raft.broadcast_due = True
         else:
             _maybe_send_append(raft, node, progress, send_if_empty=True)
@@ -409,7 +427,10 @@ def _commit_moved(raft: Raft) -> None:
     """The commit index moved, by whatever it was counted: reads may wait for it, and all want to
     know."""
     _release_postponed_reads(raft)
-    _broadcast(raft)
+    if raft.commit_apart:
+        raft.commit_news_due = True
+    else:
+        _broadcast(raft)
 
 
 def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:

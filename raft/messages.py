@@ -6,7 +6,7 @@ not bound to a term: forwarded requests and the storage's "applied".
 
 Four kinds of travellers:
 - peer to peer: MsgApp, MsgAppResp, MsgVote, MsgVoteResp, MsgPreVote, MsgPreVoteResp, MsgHeartbeat,
-  MsgHeartbeatResp, MsgSnap, MsgTimeoutNow;
+  MsgHeartbeatResp, MsgCommit, MsgSnap, MsgTimeoutNow;
 - forwarded to the leader: MsgProp, MsgReadIndex (and MsgReadIndexResp back), MsgTransferLeader;
 - node to its own storage: MsgStorageAppend, MsgStorageApply, addressed to LOCAL_APPEND_THREAD and
   LOCAL_APPLY_THREAD, never sent over a network;
@@ -127,6 +127,18 @@ class MsgHeartbeatResp:
     from_: NodeId
     term: Term
     context: bytes = b""
+
+
+@dataclass(slots=True)
+class MsgCommit:
+    """The commit index has moved (`Config.commit_apart`). A heartbeat that wants no answer: if it
+    is lost, a follower that waits for it asks."""
+
+    to: NodeId
+    from_: NodeId
+    term: Term
+    commit: Index
+    """Never above what the peer is known to have."""
 
 
 @dataclass(slots=True)
@@ -258,6 +270,7 @@ PeerMessage: TypeAlias = (
     | MsgPreVoteResp
     | MsgHeartbeat
     | MsgHeartbeatResp
+    | MsgCommit
     | MsgSnap
     | MsgTimeoutNow
     | MsgTransferLeader

@@ -25,6 +25,7 @@ from raft.messages import (
     Message,
     MsgApp,
     MsgAppResp,
+    MsgCommit,
     MsgHeartbeat,
     MsgPreVote,
     MsgPreVoteResp,
@@ -57,6 +58,9 @@ from raft.types import (
 
 NEVER_DUE: Final = NO_LIMIT
 """`ticks_until_due` of a node that time alone does not move."""
+
+_FROM_LEADERS: Final = frozenset((MsgApp, MsgHeartbeat, MsgCommit, MsgSnap))
+"""Whoever sends one leads its term."""
 
 _ANY_ROLE: Final[dict[type[Message], Callable[..., None]]] = {
     MsgVote: candidate.handle_vote,
@@ -142,10 +146,10 @@ class RawNode:
             if isinstance(msg, MsgPreVoteResp) and not msg.reject:
                 # Granted for a term that nobody has reached; a rejection carries a real one.
                 return True
-            lead = msg.from_ if kind in (MsgApp, MsgHeartbeat, MsgSnap) else NONE
+            lead = msg.from_ if kind in _FROM_LEADERS else NONE
             follower.become_follower(raft, msg.term, lead)
             return True
-        if kind in (MsgHeartbeat, MsgApp) and (raft.check_quorum or raft.pre_vote):
+        if kind in (MsgHeartbeat, MsgApp, MsgCommit) and (raft.check_quorum or raft.pre_vote):
             # A leader of an older term that cannot be deposed by our campaign, because others
             # stick to it: let it learn our term, or we would never be heard again.
             raft.msgs_after_append.append(MsgAppResp(msg.from_, raft.id, raft.term, 0))
@@ -236,6 +240,11 @@ class RawNode:
             raft.log.supply_committed(entries)
         elif raft.state is LEADER:
             leader.entries_ready(raft, peer, entries)
+
+    def tell_commit(self) -> list[MsgCommit]:
+        """With `commit_apart`: what peers have to be told of the commit index; it counts as sent.
+        Empty unless leader."""
+        return leader.tell_commit(self.raft) if self.raft.state is LEADER else []
 
     def transfer_leader(self, transferee: NodeId) -> None:
         """Hand leadership to a voter; a follower asks its leader to (thesis §3.10)."""
@@ -352,6 +361,11 @@ class RawNode:
     def commit(self) -> Index:
         """Last index known committed."""
         return self.raft.log.committed
+
+    @property
+    def commit_news_due(self) -> bool:
+        """Whether `tell_commit` may have something to say."""
+        return self.raft.commit_news_due
 
     @property
     def applied(self) -> Index:

@@ -50,6 +50,8 @@ class Raft:
         "campaign_due",
         "check_quorum",
         "cold_reads",
+        "commit_apart",
+        "commit_news_due",
         "disable_conf_change_validation",
         "disable_proposal_forwarding",
         "durable_campaign",
@@ -109,6 +111,7 @@ class Raft:
         self.max_inflight_bytes = config.max_inflight_bytes
         self.quiet_heartbeats = config.quiet_heartbeats
         self.batch_appends = config.batch_appends
+        self.commit_apart = config.commit_apart
         self.durable_campaign = config.durable_campaign
 
         hard_state, conf_state = config.storage.initial_state()
@@ -154,6 +157,8 @@ class Raft:
         self.pending_reads = PendingReads()
         self.broadcast_due = False
         """MsgApps were put off to the next Ready (`batch_appends`)."""
+        self.commit_news_due = False
+        """Some peer may not have been told the commit index (`commit_apart`)."""
 
         self.membership = Membership()
         self.membership_index: Index = self.log.applied
@@ -216,6 +221,7 @@ class Raft:
         self.uncommitted_bytes = 0
         self.pending_reads = PendingReads()
         self.broadcast_due = False
+        self.commit_news_due = False
         last = self.log.last_index
         for node, progress in self.progress.items():
             progress.reset(next_index=last + 1, match=last if node == self.id else 0)

@@ -31,6 +31,7 @@ from typing import Any, Final
 from raft.messages import (
     MsgApp,
     MsgAppResp,
+    MsgCommit,
     MsgHeartbeat,
     MsgHeartbeatResp,
     MsgPreVote,
@@ -69,6 +70,7 @@ _APP_RESP = Struct("<BQQQQ Q?QQ")
 _VOTE = Struct("<BQQQQ QQ?")
 _VOTE_RESP = Struct("<BQQQQ ?")
 _HEARTBEAT = Struct("<BQQQQ QH")  # commit, context length
+_COMMIT = Struct("<BQQQQ Q")
 _CONTEXT = Struct("<BQQQQ H")  # context length
 _READ_INDEX_RESP = Struct("<BQQQQ QH")  # index, context length
 _BARE = Struct("<BQQQQ")
@@ -90,6 +92,7 @@ _KIND_TRANSFER_LEADER: Final = 11
 _KIND_PROP: Final = 12
 _KIND_READ_INDEX: Final = 13
 _KIND_READ_INDEX_RESP: Final = 14
+_KIND_COMMIT: Final = 15
 
 _ENTRY_KINDS = tuple(EntryKind(value) for value in range(len(EntryKind)))
 
@@ -215,6 +218,12 @@ def _encode_heartbeat(encoder: _Encoder, group: int, message: MsgHeartbeat) -> N
     encoder.meta.append(context)
 
 
+def _encode_commit(encoder: _Encoder, group: int, message: MsgCommit) -> None:
+    encoder.meta.append(
+        _COMMIT.pack(_KIND_COMMIT, group, message.to, message.from_, message.term, message.commit)
+    )
+
+
 def _encode_context(
     encoder: _Encoder, group: int, message: MsgHeartbeatResp | MsgReadIndex
 ) -> None:
@@ -285,6 +294,7 @@ _ENCODERS: dict[type, Callable[[_Encoder, int, Any], None]] = {
     MsgPreVoteResp: _encode_vote_resp,
     MsgHeartbeat: _encode_heartbeat,
     MsgHeartbeatResp: _encode_context,
+    MsgCommit: _encode_commit,
     MsgSnap: _encode_snap,
     MsgTimeoutNow: _encode_bare,
     MsgTransferLeader: _encode_bare,
@@ -459,6 +469,7 @@ _FIXED: dict[int, tuple[Struct, Callable[..., PeerMessage]]] = {
     _KIND_PRE_VOTE_RESP: (_VOTE_RESP, MsgPreVoteResp),
     _KIND_TIMEOUT_NOW: (_BARE, MsgTimeoutNow),
     _KIND_TRANSFER_LEADER: (_BARE, MsgTransferLeader),
+    _KIND_COMMIT: (_COMMIT, MsgCommit),
 }
 
 _DECODERS: dict[int, Callable[[_Decoder], GroupMessage]] = {

@@ -23,18 +23,18 @@ _Job = tuple[Callable[[], Any], Callable[[Any], None]]
 class ThreadWorkers:
     """`Workers` for a real server.
 
-    `call_soon_threadsafe(fn, argument)` and `call_later(delay_ms, fn)` are the loop's. After
+    `ring(fn, argument)`, from any thread, and `call_later(delay_ms, fn)` are the loop's. After
     `close` no job is taken; those already queued are finished first.
     """
 
     def __init__(
         self,
-        call_soon_threadsafe: Callable[..., object],
+        ring: Callable[[Callable[[Any], None], object], object],
         call_later: Callable[[int, Callable[[], None]], Timer],
         *,
         pool_threads: int = 3,
     ) -> None:
-        self._call_soon_threadsafe = call_soon_threadsafe
+        self._ring = ring
         self._call_later = call_later
         self._journal: SimpleQueue[_Job | None] = SimpleQueue()
         self._pool: SimpleQueue[_Job | None] = SimpleQueue()
@@ -73,5 +73,5 @@ class ThreadWorkers:
                 result = job()
             except BaseException as error:  # noqa: BLE001 - the loop decides what a failure means
                 result = error
-            self._call_soon_threadsafe(done, result)
+            self._ring(done, result)
             del item, job, done, result  # a chunk must not stay pinned until the next job

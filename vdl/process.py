@@ -30,11 +30,11 @@ from segments.fs import RealFileSystem
 from segments.store import DiskStore
 from segments.workers import ThreadWorkers
 from vdl.administration import Administration
-from vdl.clock import Timer
 from vdl.config import Config
 from vdl.http import HttpServer
 from vdl.kafka.listener import Listener
 from vdl.log import EventLog, start_logging
+from vdl.loop import Doorbell, LoopClock, TurnLoop
 from vdl.metrics import (
     Health,
     Source,
@@ -52,29 +52,7 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_FAILED = 1
 
-_NS = 1e9
 _STOP_SECONDS_MAX = 2.0
-
-
-class LoopClock:
-    """`vdl.clock.Clock` over an asyncio loop."""
-
-    __slots__ = ("_loop",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer:
-        return self._loop.call_later(delay_ns / _NS, fn)
-
-    def call_soon(self, fn: Callable[[], None]) -> None:
-        self._loop.call_soon(fn)
 
 
 class NoDialer:
@@ -87,7 +65,7 @@ class NoDialer:
 class Process:
     """One running server and its ports."""
 
-    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, config: Config, loop: TurnLoop) -> None:
         self._config = config
         self._loop = loop
         self._logger = start_logging(config.log)
@@ -106,7 +84,7 @@ class Process:
         loop.set_exception_handler(self._loop_failed)
         config = self._config
         workers = ThreadWorkers(
-            loop.call_soon_threadsafe,
+            Doorbell(loop).ring,
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
         )
         recovery = RecoveryProgress(self._log, time.monotonic_ns)
@@ -259,7 +237,7 @@ def run(config: Config) -> int:
         sys.stderr.write("vdl: refuses to run under python -O: its assertions are its safety\n")
         return EXIT_FAILED
 
-    async def main() -> int:
-        return await Process(config, asyncio.get_running_loop()).run()
-
-    return asyncio.run(main())
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, TurnLoop), loop
+        return runner.run(Process(config, loop).run())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raft.messages import MsgApp, MsgHeartbeat, PeerMessage
+from raft.messages import MsgApp, MsgCommit, MsgHeartbeat, PeerMessage
 
 
 class EarlyMessages:
@@ -31,7 +31,7 @@ class EarlyMessages:
     def keep(self, group_id: int, message: PeerMessage) -> bool:
         """False when it is not kept."""
         is_repeated = (isinstance(message, MsgApp) and message.entries) or isinstance(
-            message, MsgHeartbeat
+            message, MsgHeartbeat | MsgCommit
         )
         if self._count >= self._messages_max or is_repeated:
             return False

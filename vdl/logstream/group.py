@@ -174,6 +174,8 @@ class Group:
                 check_quorum=True,
                 quiet_heartbeats=True,
                 batch_appends=True,
+                # At a follower nobody waits for records to be committed, for commands somebody may.
+                commit_apart=owner.entries_are_state,
                 durable_campaign=True,
                 disable_proposal_forwarding=True,
                 max_size_per_msg=options.message_bytes_max,

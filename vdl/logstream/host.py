@@ -22,12 +22,7 @@ from typing import Any
 from zlib import crc32
 
 import segments.api as storage
-from raft.messages import (
-    Message,
-    MsgApp,
-    MsgSnap,
-    MsgStorageApply,
-)
+from raft.messages import Message, MsgApp, MsgSnap, MsgStorageApply
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
@@ -37,6 +32,7 @@ from vdl.clock import MS, Clock
 from vdl.log import Log
 from vdl.logstream.answers import Answers
 from vdl.logstream.birth import BirthRecord, encode_record
+from vdl.logstream.commit_news import CommitNews
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.forwarding import Forwarding
@@ -111,6 +107,9 @@ class Host:
         disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
         self._turn = Turn(self.mark_dirty)
         self._answers = Answers(store, deliver=self._deliver, on_urgent=disk_watch.staged)
+        self._commit_news = CommitNews(
+            self._groups, clock=clock, turn=self._turn, send_soon=self._schedule_turn
+        )
         self._renumbered = 0
         self._catalog_changed = False
         self._to_wake: dict[int, LogStream] = {}
@@ -332,9 +331,13 @@ class Host:
         if not group.dirty and not self._closed:
             group.dirty = True
             self._dirty.append(group)
-            if not self._scheduled:
-                self._scheduled = True
-                self.clock.call_soon(self.run_once)
+            self._schedule_turn()
+
+    def _schedule_turn(self) -> None:
+        """Have what is dirty or ready to be sent dealt with soon."""
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self.clock.call_soon(self.run_once)
 
     def _staged(self, group: Group) -> None:
         """Something of the group was staged outside its pump: it leaves with this turn."""
@@ -409,6 +412,8 @@ class Host:
         """Leadership news and the next due tick."""
         node = group.node
         if node.is_leader:
+            if node.commit_news_due:
+                self._commit_news.due(group)
             if self.leadership.lead(group.group_id, node.term, group.replica_id):
                 self.stats.elections += 1
                 self.on_leader_news()
@@ -625,13 +630,9 @@ class Host:
         node = group.node
         if not group.preferred or node.lead or node.is_leader or self._conditions.is_full:
             return
-        voters = node.membership.incoming
-        reachable = sum(
-            1
-            for replica in voters
-            if server_of(replica) == self.server_id or server_of(replica) in self._alive
-        )
-        if reachable * 2 > len(voters):
+        voters = {server_of(replica) for replica in node.membership.incoming}
+        reachable = voters & {self.server_id, *self._alive}
+        if len(reachable) * 2 > len(voters):
             group.catch_up(self._due.tick())
             node.campaign()
             self.mark_dirty(group)

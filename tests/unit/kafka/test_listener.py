@@ -18,7 +18,7 @@ from vdl.kafka import listener as listener_module
 from vdl.kafka.context import Context, KafkaOptions, ListenerOptions
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.listener import Listener, write_some
-from vdl.process import LoopClock
+from vdl.loop import LoopClock, TurnLoop
 from vdl.sim.clock import NodeClock, VirtualTime
 
 API_VERSIONS_V0 = pack(">ihhih", 10, 18, 0, 7, -1)
@@ -29,6 +29,7 @@ class Edge:
 
     def __init__(self, **options: Any) -> None:
         loop = asyncio.get_running_loop()
+        assert isinstance(loop, TurnLoop), loop
         context = Context(
             TwinHost(NodeClock(VirtualTime())),
             KafkaOptions(**options),
@@ -68,7 +69,8 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> byt
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        runner.run(scenario())  # type: ignore[arg-type]
 
 
 def test_listener_serves_connections_and_closes_them() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raft.messages import MsgApp, MsgHeartbeat
+from raft.messages import MsgApp, MsgCommit, MsgHeartbeat
 from segments.api import CorruptRecord, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
@@ -220,6 +220,7 @@ def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: A
             cluster.leader(group_id), producer_id=7, producer_epoch=0, base_sequence=sequence
         )
         cluster.run(20)
+    cluster.run(100)  # until followers are told what is committed
     for node in cluster.nodes.values():
         node.store.checkpoint()
     cluster.run(500)
@@ -431,7 +432,7 @@ class Deaf:
         return getattr(self.incoming, name)
 
     def step(self, group_id: int, message: Any, server_id: int, tick: int) -> None:
-        is_news = isinstance(message, MsgApp | MsgHeartbeat) and message.commit >= 4
+        is_news = isinstance(message, MsgApp | MsgCommit | MsgHeartbeat) and message.commit >= 4
         if group_id == self.group_id and is_news and not self.missed:
             if not getattr(message, "entries", ()):
                 self.missed += 1

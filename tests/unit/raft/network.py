@@ -225,6 +225,10 @@ class Network:
         self.messages += host.take_ready()
         self.invariants.observe(host.node)
 
+    def tell_commit(self, node: NodeId) -> None:
+        """Have a node send what it puts apart (`commit_apart`), into the pool."""
+        self.messages += self.node(node).tell_commit()
+
     def storage_step(self, node: NodeId) -> bool:
         """Complete a node's storage work and deliver the answers. Returns whether any was."""
         host = self.hosts[node]
@@ -260,6 +264,9 @@ class Network:
             for node in chosen:
                 if self.hosts[node].node.has_ready():
                     self.collect(node)
+                    moved = True
+                if self.node(node).commit_news_due:
+                    self.tell_commit(node)
                     moved = True
             deliverable = [m for m in self.messages if m.to in chosen]
             if deliverable:

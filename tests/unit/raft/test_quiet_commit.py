@@ -1,4 +1,4 @@
-"""With quiet heartbeats the news of a commit index must not get lost for good."""
+"""The news of a commit index: not lost for good with quiet heartbeats, and told apart."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import random
 
 from raft.config import Config
 from raft.memory import MemoryStorage
-from raft.messages import Message, MsgAppResp, MsgHeartbeat, MsgVoteResp
+from raft.messages import Message, MsgApp, MsgAppResp, MsgCommit, MsgHeartbeat, MsgVoteResp
 from raft.node import RawNode
-from raft.types import ConfState, Entry, HardState, Snapshot
+from raft.types import ConfState, Entry, HardState, Snapshot, StateType
+from tests.unit.raft.network import Network
 
 
 def settle(node: RawNode, storage: MemoryStorage) -> list[Message]:
@@ -55,3 +56,73 @@ def test_leader_repeats_commit_to_follower_that_answers_with_an_older_one() -> N
     node.tick(1)
     beats = [message for message in settle(node, storage) if isinstance(message, MsgHeartbeat)]
     assert [beat.commit for beat in beats] == [last]
+
+
+def test_commit_told_apart_reaches_followers_without_appends_of_its_own() -> None:
+    """`commit_apart`: a commit makes no message; `tell_commit` makes one a follower, once, as far
+    as that follower has the entries, and it is not answered."""
+    network = Network(batch_appends=True, async_storage_writes=True, commit_apart=True)
+    leader = network.elect(1)
+    network.cut = lambda message: isinstance(message, MsgCommit)
+    network.propose(b"x")
+    network.isolate(3)
+    work_until_acknowledged(network)
+    assert leader.commit == leader.last_index
+    assert not network.messages
+    assert leader.commit_news_due
+    network.heal()
+    assert leader.tell_commit() == [MsgCommit(2, 1, leader.term, leader.commit)]
+    assert leader.tell_commit() == []
+    assert not leader.commit_news_due
+    network.step(MsgCommit(2, 1, leader.term, leader.commit))
+    assert network.node(2).commit == leader.commit
+    network.collect(2)
+    assert not network.messages
+    # The third one acknowledges at last: there is news for it alone.
+    network.step(MsgAppResp(1, 3, leader.term, leader.last_index))
+    assert leader.commit_news_due
+    assert leader.tell_commit() == [MsgCommit(3, 1, leader.term, leader.commit)]
+
+
+def test_commit_told_apart_travels_with_entries_where_some_follow() -> None:
+    """What an append has said is not said again."""
+    network = Network(batch_appends=True, async_storage_writes=True, commit_apart=True)
+    leader = network.elect(1)
+    network.propose(b"x")
+    work_until_acknowledged(network)
+    network.propose(b"y")
+    network.collect(1)
+    appends = [message for message in network.messages if isinstance(message, MsgApp)]
+    assert [message.commit for message in appends] == [leader.commit] * 2
+    assert leader.tell_commit() == []
+
+
+def test_commit_from_an_older_term_is_answered_with_the_newer_one() -> None:
+    """A deposed leader learns of it, as by the answer to a heartbeat (§5.1)."""
+    network = Network(pre_vote=True)
+    old = network.elect(1).term
+    node = network.elect(2)
+    network.step(MsgCommit(2, 1, old, 1))
+    network.collect(2)
+    assert [(m.to, m.term) for m in network.messages] == [(1, node.term)]
+
+
+def test_candidate_that_is_told_a_commit_follows() -> None:
+    """Whoever tells it leads the term (§5.2)."""
+    network = Network()
+    node = network.node(1)
+    node.campaign()
+    assert node.state is StateType.CANDIDATE
+    network.step(MsgCommit(1, 2, node.term, 1))
+    assert (node.state, node.lead) == (StateType.FOLLOWER, 2)
+
+
+def work_until_acknowledged(network: Network) -> None:
+    """Appends out and answered, all but what is cut; nothing told apart."""
+    for _ in range(6):
+        for number in network.hosts:
+            if network.node(number).has_ready():
+                network.collect(number)
+            network.storage_step(number)
+        while network.messages:
+            network.deliver(0)

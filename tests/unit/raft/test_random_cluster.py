@@ -32,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "pre_vote": True,
         "check_quorum": True,
         "batch_appends": True,
+        "commit_apart": True,
         "max_size_per_msg": 200,
         "max_inflight_msgs": 4,
         "max_committed_size_per_ready": 300,
@@ -64,6 +65,7 @@ class RandomRun:
             (3, self.compact),
             (0.3, self.transfer),
             (1, self.window),
+            (10, self.tell_commit),
         ]
 
     def run(self) -> None:
@@ -121,6 +123,9 @@ class RandomRun:
         except ProposalDropped:
             pass
         self.network.invariants.observe(node)
+
+    def tell_commit(self) -> None:
+        self.network.tell_commit(self.any_id())
 
     def crash(self) -> None:
         self.network.crash(self.any_id())

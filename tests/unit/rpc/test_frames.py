@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from raft.messages import (
     MsgApp,
     MsgAppResp,
+    MsgCommit,
     MsgHeartbeat,
     MsgHeartbeatResp,
     MsgPreVote,
@@ -82,6 +83,7 @@ messages = st.one_of(
     of(MsgPreVoteResp, st.booleans()),
     of(MsgHeartbeat, u64, contexts),
     of(MsgHeartbeatResp, contexts),
+    of(MsgCommit, u64),
     of(MsgSnap, snapshots),
     of(MsgTimeoutNow),
     of(MsgTransferLeader),
@@ -116,6 +118,7 @@ def sample() -> list[GroupMessage]:
         MsgProp(1, 2, 0, [entry]),
         MsgReadIndex(1, 2, 0, b"context"),
         MsgReadIndexResp(1, 2, 3, 6, b"context"),
+        MsgCommit(1, 2, 3, 6),
     ]
     return list(enumerate(kinds))
 

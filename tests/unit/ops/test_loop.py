@@ -1,0 +1,152 @@
+"""The loop's turns, and threads that ring."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+
+from vdl.loop import Doorbell, LoopClock, TurnLoop
+
+
+def run(scenario: Callable[[TurnLoop], None], *, seconds: float = 0.2) -> None:
+    """Call `scenario`, then let the loop turn until it stops, or for so long."""
+    loop = TurnLoop()
+    try:
+        scenario(loop)
+        loop.call_later(seconds, loop.stop)
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def ready_file() -> int:
+    """A file that is readable until it is read."""
+    file = os.eventfd(1, os.EFD_NONBLOCK)
+    return file
+
+
+def test_turn_ends_after_all_that_was_ready_and_before_the_next_look() -> None:
+    """What two sockets' callbacks ask for runs once both were called, in the same round."""
+    seen: list[str] = []
+    files = [ready_file(), ready_file()]
+
+    def scenario(loop: TurnLoop) -> None:
+        clock = LoopClock(loop)
+
+        def readable(file: int) -> None:
+            os.eventfd_read(file)
+            seen.append("in")
+            clock.call_soon(lambda: seen.append("end"))
+            loop.call_soon(seen.append, "next")
+
+        for file in files:
+            loop.add_reader(file, readable, file)
+
+    run(scenario)
+    for file in files:
+        os.close(file)
+    assert seen == ["in", "in", "end", "end", "next", "next"]
+
+
+def test_turn_end_may_ask_for_more_but_not_for_ever() -> None:
+    """Work that makes work stays in its turn for a few rounds; then sockets are looked at."""
+    seen: list[str] = []
+    file = ready_file()
+    other = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def scenario(loop: TurnLoop) -> None:
+        clock = LoopClock(loop)
+
+        def again() -> None:
+            seen.append("work")
+            if "other" not in seen:
+                clock.call_soon(again)
+
+        def readable() -> None:
+            os.eventfd_read(file)
+            os.eventfd_write(other, 1)
+            clock.call_soon(again)
+
+        def other_readable() -> None:
+            os.eventfd_read(other)
+            seen.append("other")
+
+        loop.add_reader(file, readable)
+        loop.add_reader(other, other_readable)
+
+    run(scenario)
+    os.close(file)
+    os.close(other)
+    assert "other" in seen
+    assert 1 < seen.index("other") < 20
+
+
+def test_call_soon_between_turns_runs_soon() -> None:
+    """A timer's callback is outside of any turn."""
+    seen: list[str] = []
+
+    def scenario(loop: TurnLoop) -> None:
+        clock = LoopClock(loop)
+        clock.call_later(1_000_000, lambda: clock.call_soon(lambda: seen.append("done")))
+
+    run(scenario, seconds=0.1)
+    assert seen == ["done"]
+
+
+def test_turn_goes_on_after_a_callback_failed() -> None:
+    """The failure reaches the loop's handler; what else was asked for is still done."""
+    seen: list[str] = []
+    failures: list[object] = []
+    file = ready_file()
+
+    def scenario(loop: TurnLoop) -> None:
+        clock = LoopClock(loop)
+        loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+
+        def fail() -> None:
+            clock.call_soon(lambda: seen.append("later"))
+            raise RuntimeError("on purpose")
+
+        def readable() -> None:
+            os.eventfd_read(file)
+            clock.call_soon(fail)
+
+        loop.add_reader(file, readable)
+
+    run(scenario)
+    os.close(file)
+    assert [str(failure) for failure in failures] == ["on purpose"]
+    assert seen == ["later"]
+
+
+def test_doorbell_runs_calls_of_threads_in_order() -> None:
+    """Nothing is lost or turned round, however threads and loop meet."""
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    count = 2_000
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        bell = Doorbell(loop)
+        done = loop.create_future()
+
+        def take(told: tuple[int, int]) -> None:
+            seen[told[0]].append(told[1])
+            if sum(map(len, seen.values())) == 2 * count:
+                done.set_result(None)
+
+        def ring(thread: int) -> None:
+            for number in range(count):
+                bell.ring(take, (thread, number))
+
+        threads = [threading.Thread(target=ring, args=(number,)) for number in seen]
+        for thread in threads:
+            thread.start()
+        await asyncio.wait_for(done, 30)
+        for thread in threads:
+            thread.join()
+
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        runner.run(scenario())
+    assert seen == {0: list(range(count)), 1: list(range(count))}
