@@ -231,6 +231,14 @@ def _broadcast(raft: Raft) -> None:
         _maybe_send_append(raft, node, progress, send_if_empty=True)
 
 
+def _owe_commit(raft: Raft) -> None:
+    """Some peer has to be told the commit index, if not at once."""
+    if raft.commit_apart:
+        raft.commit_news_due = True
+    elif raft.batch_appends:
+        raft.broadcast_due = True
+
+
 def send_put_off(raft: Raft) -> None:
     """Send what `batch_appends` put off: entries, else the commit index where it is news."""
     raft.broadcast_due = False
@@ -367,7 +375,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         # its news of the commit index is not taken: as long as heartbeats are quiet nothing else
         # would repeat it.
         progress.sent_commit = index
-        raft.commit_news_due = raft.commit_apart
+        _owe_commit(raft)
     if not progress.maybe_update(index) and not (
         # A probe's answer without news still ends the probing.
         progress.match == index and progress.state is PROBE
@@ -387,10 +395,8 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
     if _maybe_commit(raft):
         _commit_moved(raft)
     elif node != raft.id and progress.can_bump_commit(raft.log.committed):
-        if raft.commit_apart:
-            raft.commit_news_due = True
-        elif raft.batch_appends:
-            raft.broadcast_due = True
+        if raft.batch_appends:
+            _owe_commit(raft)
         else:
             _maybe_send_append(raft, node, progress, send_if_empty=True)
     if node != raft.id:
@@ -427,8 +433,8 @@ def _commit_moved(raft: Raft) -> None:
     """The commit index moved, by whatever it was counted: reads may wait for it, and all want to
     know."""
     _release_postponed_reads(raft)
-    if raft.commit_apart:
-        raft.commit_news_due = True
+    if raft.batch_appends:
+        _owe_commit(raft)
     else:
         _broadcast(raft)
 

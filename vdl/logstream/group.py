@@ -15,7 +15,7 @@ Must not know: what entries mean. That is the `Owner`'s: a log stream or a state
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 import segments.api as storage
@@ -39,7 +39,7 @@ from vdl.logstream.snapshots import (
     members_of,
 )
 from vdl.logstream.storage import LogStorage, as_entry
-from vdl.logstream.turn import Turn
+from vdl.logstream.turn import Turn, server_of
 
 SNAPSHOT_RETRY_TICKS = 500
 """After which it is looked again whether a state that was too large fits into a snapshot."""
@@ -89,8 +89,12 @@ class Owner(Protocol):
     def busy(self) -> bool:
         """Whether anybody waits here with a deadline."""
 
+    @property
+    def holds_proposals(self) -> bool:
+        """Whether some were refused for want of room, or during a transfer, and wait."""
+
     def room_available(self) -> None:
-        """Proposals refused for want of room, or during a transfer, may be tried again."""
+        """Those may be tried again."""
 
     def expire(self, now_ns: int) -> None:
         """Answer those whose deadline has passed."""
@@ -247,7 +251,7 @@ class Group:
         return (
             node.has_ready()
             or node.is_leader != self.was_leader
-            or (self.was_leader and (self.owner.busy or not self.serving))
+            or (self.was_leader and (self.owner.holds_proposals or not self.serving))
             or node.lead != self.leader_known
             or node.term != self.term_known
             or bool(self.reads)
@@ -284,6 +288,15 @@ class Group:
             return due, False
         node.tick(1)
         return node.ticks_until_due(), True
+
+    def stand_unless_led(self, servers: Set[int], tick: int) -> None:
+        """Campaign if nobody leads and most voters are on these servers."""
+        node = self.node
+        voters = node.membership.incoming
+        reachable = [replica for replica in voters if server_of(replica) in servers]
+        if not node.lead and not node.is_leader and len(reachable) * 2 > len(voters):
+            self.catch_up(tick)
+            node.campaign()
 
     def asks_for_news(self) -> MsgAppResp:
         """What makes the leader repeat its commit index, the news of which may have been lost: an

@@ -198,7 +198,7 @@ class Host:
             conditions=self._conditions,
             proofs=self._proofs,
             stats=self.stats,
-            mark_dirty=self.mark_dirty,
+            stepped=self._stepped,
             early_messages_max=options.early_messages_max,
         )
         self.upkeep = Upkeep(
@@ -333,6 +333,13 @@ class Host:
             self._dirty.append(group)
             self._schedule_turn()
 
+    def _stepped(self, group: Group) -> None:
+        """A message was stepped into `group`: often it says nothing new."""
+        if group.has_news:
+            self.mark_dirty(group)
+        elif group.node.commit_news_due:
+            self._commit_news.due(group)
+
     def _schedule_turn(self) -> None:
         """Have what is dirty or ready to be sent dealt with soon."""
         if not self._scheduled and not self._closed:
@@ -353,7 +360,7 @@ class Host:
         turn = self._turn
         tick = self._due.tick()
         touched: dict[int, Group] = {}
-        while self._dirty:
+        while self._dirty or self._catalog_changed:
             dirty, self._dirty = self._dirty, []
             for group in dirty:
                 group.dirty = False
@@ -387,7 +394,9 @@ class Host:
                 group.apply(message)
             else:
                 self._turn.send(group.group_id, message)
-        self.mark_dirty(group)
+        self._stepped(group)
+        if self._turn.out:
+            self._schedule_turn()
 
     def _send(self, turn: Turn) -> None:
         """One frame a peer, or a few where there is much to say."""
@@ -431,6 +440,7 @@ class Host:
     def wake(self, stream: LogStream) -> None:
         """Run the stream's long polls once, at the end of the turn."""
         self._to_wake[stream.group_id] = stream
+        self._schedule_turn()
 
     # --- time -----------------------------------------------------------------------------
     def _fall_due(self, group: Group, tick: int) -> None:
@@ -620,21 +630,14 @@ class Host:
         self._groups[group.group_id] = group
         self._place(group)
         self._proofs.tell_follower(group)
-        tick = self._due.tick()
-        self._incoming.begin(group, tick)
+        self._incoming.begin(group, self._due.tick())
         self._campaign_if_preferred(group)
         self.mark_dirty(group)
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
-        node = group.node
-        if not group.preferred or node.lead or node.is_leader or self._conditions.is_full:
-            return
-        voters = {server_of(replica) for replica in node.membership.incoming}
-        reachable = voters & {self.server_id, *self._alive}
-        if len(reachable) * 2 > len(voters):
-            group.catch_up(self._due.tick())
-            node.campaign()
+        if group.preferred and not self._conditions.is_full:
+            group.stand_unless_led({self.server_id, *self._alive}, self._due.tick())
             self.mark_dirty(group)
 
     def stop_group(self, group_id: int, *, deleted: bool) -> None:
@@ -658,6 +661,7 @@ class Host:
     def _catalog_commands(self) -> None:
         """The applied catalog changed: looked at once a turn, however many commands did it."""
         self._catalog_changed = True
+        self._schedule_turn()
 
     def catalog_applied(self) -> None:
         """The applied catalog changed."""
@@ -672,8 +676,7 @@ class Host:
 
     def _place(self, group: Group) -> None:
         """Tell a group what its members are to be."""
-        replicas = self.catalog.replicas(group.group_id)
-        if replicas:  # else its topic is deleted
+        if replicas := self.catalog.replicas(group.group_id):  # else its topic is deleted
             group.placement = tuple(replica_ids(replicas))
 
     def _collect_meta(self) -> list[storage.MetaBatch]:

@@ -40,9 +40,9 @@ class Incoming:
         "_granted_turn",
         "_groups",
         "_lost",
-        "_mark_dirty",
         "_proofs",
         "_stats",
+        "_stepped",
     )
 
     def __init__(
@@ -54,17 +54,18 @@ class Incoming:
         conditions: Conditions,
         proofs: Proofs,
         stats: HostStats,
-        mark_dirty: Callable[[Group], None],
+        stepped: Callable[[Group], None],
         early_messages_max: int,
     ) -> None:
-        """`lost`: groups whose replica here never takes part again."""
+        """`lost`: groups whose replica here never takes part again; `stepped`: called for a group
+        that took a message."""
         self._groups = groups
         self._catalog = catalog
         self._lost = lost
         self._conditions = conditions
         self._proofs = proofs
         self._stats = stats
-        self._mark_dirty = mark_dirty
+        self._stepped = stepped
         self._early = EarlyMessages(early_messages_max)
         self._granted_bytes = 0
         """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
@@ -93,7 +94,7 @@ class Incoming:
         except StepPeerNotFound:
             stats.messages_dropped += 1
             return
-        self._mark_dirty(group)
+        self._stepped(group)
 
     def begin(self, group: Group, tick: int) -> None:
         """The group runs from now on: it gets what its peers have already said."""

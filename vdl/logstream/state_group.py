@@ -287,8 +287,13 @@ class StateGroup:
     def leader_changed(self) -> None:
         """Forwarded commands keep waiting: the new leader may have them."""
 
+    @property
+    def holds_proposals(self) -> bool:
+        """Never: their proposers try again."""
+        return False
+
     def room_available(self) -> None:
-        """Commands are not held: their proposers try again."""
+        """Nothing is held."""
 
     def expire(self, now_ns: int) -> None:
         for seq in [s for s, pending in self._pending.items() if pending.deadline_ns <= now_ns]:

@@ -556,6 +556,10 @@ class LogStream:
         for one in asked:
             one.done(True)
 
+    @property
+    def holds_proposals(self) -> bool:
+        return bool(self._held)
+
     def room_available(self) -> None:
         if self._held:
             self._append_held()
