@@ -10,6 +10,8 @@
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
 #                       FAILOVERS=10 one kind only
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
+#   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
+#                       TOP=40 for where they are, RECORD=1
 #   make conformance    the Raft core against the scripts and tables in DIR
 #   make bench          throughput and latency of a replica set on this machine; BENCH_ARGS=idle
 #                       and other measurements: docs/performance.md
@@ -41,13 +43,14 @@ DIR ?=
 STAGES ?=
 ONLY ?=
 RECORD ?=
+TOP ?=
 CI_STAGES ?=
 BENCH_ARGS ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim chaos mutants bench bench-limit clean \
-  test-pipeline audit-large pipeline-demo
+.PHONY: help setup up down test check fix gen conformance sim chaos mutants cost bench bench-limit \
+  clean test-pipeline audit-large pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -115,6 +118,10 @@ chaos: $(DEV)
 
 mutants: $(DEV)
 	@exec $(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+
+cost: $(DEV)
+	@exec $(BIN)/python -m tests.cost.run $(if $(ONLY),--only $(ONLY)) $(if $(TOP),--top $(TOP)) \
+	  $(if $(RECORD),--record)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)

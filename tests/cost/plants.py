@@ -1,0 +1,106 @@
+"""Waste planted on purpose, one function each: the guard must see it, or it guards nothing.
+
+Each changes the code of the process that counts, and nothing else. What is planted here works for
+the server that calls it, so it counts as the server's.
+
+Must not know: how cost is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from segments.api import Buffer
+from vdl import records
+from vdl.kafka import frontend
+from vdl.kafka.handlers import produce
+from vdl.logstream.stream import LogStream
+from vdl.sim.filesystem import SimFile
+
+CALLS_PER_APPEND = 10
+
+
+def copied_batch() -> None:
+    """Each batch is copied once more before it is checked."""
+    check_batch = produce.check_batch
+
+    def check_copy(batch: memoryview | None, **options: Any) -> records.BatchHeader:
+        return check_batch(memoryview(bytearray(batch or b"")), **options)
+
+    produce.check_batch = check_copy
+
+
+def walked_records() -> None:
+    """Each batch is walked record by record."""
+    append = LogStream.append
+
+    def walk_and_append(
+        stream: LogStream, batch: memoryview, *arguments: Any, **options: Any
+    ) -> None:
+        assert all(record.value is not None for record in records.iter_records(batch))
+        append(stream, batch, *arguments, **options)
+
+    LogStream.append = walk_and_append
+
+
+def idle_calls() -> None:
+    """A few more calls with each append: just above what is let through."""
+    append = LogStream.append
+
+    def nothing() -> None:
+        """As it says."""
+
+    def call_and_append(stream: LogStream, *arguments: Any, **options: Any) -> None:
+        for _ in range(CALLS_PER_APPEND - 1):
+            nothing()
+        append(stream, *arguments, **options)
+
+    LogStream.append = call_and_append
+
+
+def synced_twice() -> None:
+    """Each journal block is followed by a sync of its own."""
+    pwrite = SimFile.pwrite
+
+    def write_and_sync(
+        file: SimFile, buffers: Sequence[Buffer], position: int, *, durable: bool = False
+    ) -> int:
+        written = pwrite(file, buffers, position, durable=durable)
+        if durable:
+            file.sync()
+        return written
+
+    SimFile.pwrite = write_and_sync
+
+
+def answers_in_pieces() -> None:
+    """An answer's buffers are sent one by one, not gathered."""
+    accept = frontend.Frontend.accept
+
+    class Pieces:
+        """A transport that gets each buffer by itself."""
+
+        def __init__(self, transport: Any) -> None:
+            self._transport = transport
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._transport, name)
+
+        def send(self, buffers: Sequence[Buffer]) -> None:
+            for buffer in buffers:
+                self._transport.send([buffer])
+
+    def accept_in_pieces(front: Any, transport: Any, *arguments: Any) -> Any:
+        return accept(front, Pieces(transport), *arguments)
+
+    frontend.Frontend.accept = accept_in_pieces
+
+
+PLANTS: dict[str, Callable[[], None]] = {
+    "copied-batch": copied_batch,
+    "walked-records": walked_records,
+    "idle-calls": idle_calls,
+    "synced-twice": synced_twice,
+    "answers-in-pieces": answers_in_pieces,
+}

@@ -1,0 +1,76 @@
+"""What the servers do for a record or a megabyte is counted, exactly, and does not grow unseen."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.cost.counting import FIGURES
+from tests.cost.record import TOLERANCE, VERSION, changes, recorded
+from tests.cost.worker import count_apart
+from tests.cost.workloads import WORKLOADS
+
+BY_NAME = {workload.name: workload for workload in WORKLOADS}
+AGAIN = ("single", "spread", "tail", "read")
+"""Counted twice. `large` does what `read` does, and takes longest."""
+
+PLANTED = {
+    "copied-batch": ("read", "memory_bytes"),
+    "walked-records": ("single", "python_calls"),
+    "idle-calls": ("single", "python_calls"),
+    "synced-twice": ("single", "syncs"),
+    "answers-in-pieces": ("single", "system_calls"),
+}
+"""By plant: the workload and the figure that show it."""
+
+EVERY = 1_000_000
+"""Contributors to a figure that two counts must agree on."""
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """The counts under way, by (workload, plant, hash seed)."""
+    wanted = [(name, "", "0") for name in BY_NAME]
+    wanted += [(name, "", "4711") for name in AGAIN]
+    wanted += [(name, plant, "0") for plant, (name, _) in PLANTED.items()]
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        yield {
+            (name, plant, seed): pool.submit(
+                count_apart, name, plant=plant, top=EVERY, hash_seed=seed
+            )
+            for name, plant, seed in wanted
+        }
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_workload_costs_what_is_recorded(name, counts, record_property):
+    """Neither more, nor so much less that the record would let the gain be lost again."""
+    before = recorded()
+    if not before:
+        pytest.skip(f"no figures for Python {VERSION}: record them by `make cost RECORD=1`")
+    assert name in before, f"no figures for {name}: record them by `make cost RECORD=1`"
+    figures = counts[name, "", "0"].result().figures
+    for figure, value in figures.items():
+        record_property(figure, value)
+    rows = changes(name, BY_NAME[name].unit, before[name], figures, FIGURES)
+    faults = [str(row) for row in rows if row.is_fault]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_count_in_another_process_is_the_same(name, counts):
+    """To the last call and byte, however strings hash and wherever objects lie."""
+    assert counts[name, "", "4711"].result() == counts[name, "", "0"].result()
+
+
+@pytest.mark.parametrize("plant", list(PLANTED))
+def test_planted_waste_is_over_the_tolerance(plant, counts):
+    """A guard that lets it pass guards nothing."""
+    name, figure = PLANTED[plant]
+    clean = counts[name, "", "0"].result().figures[figure]
+    assert counts[name, plant, "0"].result().figures[figure] > clean * (1 + TOLERANCE)
