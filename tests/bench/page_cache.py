@@ -11,6 +11,8 @@ from pathlib import Path
 _LEFT_FREE_KB = 512 << 10
 _READ_BYTES = 4 << 20
 _STEP_BYTES = 256 << 20
+_FUTILE_STEPS_MAX = 4
+"""In a row: the system frees cached pages as fast as they are filled."""
 
 
 def forget(directory: Path, *, changed_since: float = 0.0) -> None:
@@ -45,15 +47,13 @@ def memory_in_use() -> Iterator[Callable[[], None]]:
         buffer = bytearray(_READ_BYTES)
 
         def fill() -> None:
-            free = _kb("MemFree")
-            while free > _LEFT_FREE_KB:
+            free, futile = _kb("MemFree"), 0
+            while free > _LEFT_FREE_KB and futile < _FUTILE_STEPS_MAX:
                 for _ in range(_STEP_BYTES // _READ_BYTES):
                     if not hole.readinto(buffer):
                         hole.seek(0)
                 before, free = free, _kb("MemFree")
-                # The system may free memory as fast as it is filled.
-                if before - free < (_STEP_BYTES >> 10) // 2:
-                    return
+                futile = 0 if before - free > (_STEP_BYTES >> 10) // 2 else futile + 1
 
         yield fill
 

@@ -60,6 +60,7 @@ def _produce(
 ) -> Figures:
     create_led_topic(system.bootstrap, topic, partitions)
     flood = Flood(system.bootstrap, topic, payload(), **(settings or {}))
+    flood.meet()
     flood.run(WARM_UP_SECONDS)
     figures = flood.measured(system.pids(), size.throughput_seconds)
     flood.close()
