@@ -23,8 +23,8 @@ from tests.bench.topics import CALL_SECONDS_MAX, create_led_topic
 CALL_RECORDS = 10_000
 REST_SECONDS = 2.0
 """Between the last record's acknowledgement and the first read: nobody produces any more."""
-PUSHED_OUT_MB = 300.0
-"""More than twice what a server keeps in memory (`storage.cache_bytes`)."""
+PUSHED_OUT_MB = 200.0
+"""Half as much again as a server keeps in memory (`storage.cache_bytes`)."""
 
 
 def from_beginning(system: System, topic: str, megabytes: float) -> Figures:

@@ -23,8 +23,6 @@ from tests.bench.systems import System
 from tests.bench.tailing import Tailing
 from tests.bench.topics import create_led_topic, delete_topic
 
-WARM_UP_SECONDS = 1.0
-"""Before each stretch that is measured: the client connects, its queue fills."""
 MANY_PARTITIONS = 1_000
 """Of a topic that is deleted at once: even at rest it is work for the servers, in every later row.
 Others stay as long as the servers, since deleting them would free the memory of their pages, and
@@ -35,15 +33,17 @@ TAILING_BYTES_PER_SECOND = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done: stretches in seconds, one topic that is read in megabytes."""
+    """How much is done: stretches in seconds, one topic that is read in megabytes. Before a
+    stretch of throughput comes its warm-up, in which a client's queue fills."""
 
+    warm_up_seconds: float
     throughput_seconds: float
     latency_seconds: int
     consumed_mb: float
 
 
-FULL = Size(throughput_seconds=3, latency_seconds=8, consumed_mb=400)
-QUICK = Size(throughput_seconds=1.5, latency_seconds=3, consumed_mb=200)
+FULL = Size(warm_up_seconds=1, throughput_seconds=3, latency_seconds=8, consumed_mb=400)
+QUICK = Size(warm_up_seconds=0.5, throughput_seconds=1.5, latency_seconds=2, consumed_mb=150)
 
 Row = Callable[[System, str, Size], Figures]
 """Measure a system with a new topic of this name; figures without the row's name."""
@@ -61,7 +61,7 @@ def _produce(
     create_led_topic(system.bootstrap, topic, partitions)
     flood = Flood(system.bootstrap, topic, payload(), **(settings or {}))
     flood.meet()
-    flood.run(WARM_UP_SECONDS)
+    flood.run(size.warm_up_seconds)
     figures = flood.measured(system.pids(), size.throughput_seconds)
     flood.close()
     if partitions >= MANY_PARTITIONS:
@@ -100,7 +100,7 @@ def _sync_producer(system: System, topic: str, size: Size) -> Figures:
     """One request of one record on its way, the next when it is answered."""
     create_led_topic(system.bootstrap, topic)
     with Requests(system.bootstrap, topic, record_bytes=SYNC_RECORD_BYTES) as requests:
-        requests.in_flight(1, seconds=WARM_UP_SECONDS)
+        requests.in_flight(1, seconds=size.warm_up_seconds)
         taken = requests.in_flight(1, seconds=size.throughput_seconds)
     return {"mean_ms": statistics.fmean(taken)} | percentiles("", taken)
 
