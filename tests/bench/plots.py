@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot
+# Without `pyplot`, which looks for a display.
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 SUBJECT = "vdl"
 COLOURS = ("#1f6f8b", "#d98e3f")
@@ -78,32 +76,28 @@ def main(arguments: Sequence[str]) -> int:
         figure = draw(measured)
         # Without a date, the same figures make the same file.
         figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
-        pyplot.close(figure)
     return 0
 
 
-def _ratios(measured: Measured) -> Any:
-    """How many times the peer's each figure is, so turned that to the right is better."""
+def _ratios(measured: Measured) -> Figure:
+    """How many times better each figure is: more throughput, less of everything else."""
     rows: dict[str, float] = {}
     for figure in measured.figures(THROUGHPUT, CPU, *LATENCIES, "start_seconds", "_mb"):
         ratio = measured.ratio(figure)
-        if figure.endswith(THROUGHPUT):
-            rows[_words(figure)] = ratio
-        elif ratio:
-            rows[f"1 / {_words(figure)}"] = 1 / ratio
+        rows[_words(figure)] = ratio if figure.endswith(THROUGHPUT) else 1 / ratio
     figure, axes = _axes(len(rows))
     colours = [COLOURS[0] if ratio >= 1 else WORSE_COLOUR for ratio in rows.values()]
     axes.barh(list(rows), [ratio - 1 for ratio in rows.values()], left=1, color=colours)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel(f"times {measured.peer}; to the right is better")
+    _logarithmic(axes)
+    axes.set_xlabel(f"times as good as {measured.peer} (more MB/s; less time, CPU, memory)")
     return figure
 
 
-def _bars(*ends: str, unit: str, is_log: bool = False) -> Callable[[Measured], Any]:
+def _bars(*ends: str, unit: str, is_log: bool = False) -> Callable[[Measured], Figure]:
     """Both sides of every figure with one of these ends."""
 
-    def draw(measured: Measured) -> Any:
+    def draw(measured: Measured) -> Figure:
         names = measured.figures(*ends)
         if ends == LATENCIES:
             names = [name for name in names if name.startswith(LATENCY_ROWS)]
@@ -122,7 +116,7 @@ def _bars(*ends: str, unit: str, is_log: bool = False) -> Callable[[Measured], A
             )
         axes.set_yticks(range(len(names)), [_words(name) for name in names])
         if is_log:
-            axes.set_xscale("log")
+            _logarithmic(axes)
         axes.set_xlabel(unit)
         axes.legend(frameon=False)
         return figure
@@ -130,11 +124,10 @@ def _bars(*ends: str, unit: str, is_log: bool = False) -> Callable[[Measured], A
     return draw
 
 
-def _axes(bars: int) -> tuple[Any, Any]:
+def _axes(bars: int) -> tuple[Figure, Any]:
     """Horizontal bars, the first on top."""
-    figure, axes = pyplot.subplots(
-        figsize=(INCHES_WIDE, INCHES_AROUND + bars * INCHES_A_ROW * BAR_HEIGHT)
-    )
+    figure = Figure(figsize=(INCHES_WIDE, INCHES_AROUND + bars * INCHES_A_ROW * BAR_HEIGHT))
+    axes = figure.subplots()
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", linewidth=0.4)
@@ -143,14 +136,23 @@ def _axes(bars: int) -> tuple[Any, Any]:
     return figure, axes
 
 
+def _logarithmic(axes: Any) -> None:
+    axes.set_xscale("log")
+    # Plain numbers, also at what lies between powers of ten.
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    )
+
+
 def _words(figure: str) -> str:
-    """A figure's name as one reads it, without its unit where the axis has it."""
-    for end in (THROUGHPUT, "_ms"):
+    """A figure's name as one reads it, without its unit."""
+    for end in (THROUGHPUT, "_ms", "_seconds", "_mb"):
         figure = figure.removesuffix(end)
-    return figure.replace("_server_cpu_seconds_per_gb", " CPU").replace("_", " ")
+    return figure.replace(CPU, " CPU").replace("rss", "memory").replace("_", " ")
 
 
-DRAWN: dict[str, dict[str, Callable[[Measured], Any]]] = {
+DRAWN: dict[str, dict[str, Callable[[Measured], Figure]]] = {
     "workloads": {
         "ratios": _ratios,
         "throughput": _bars(THROUGHPUT, unit="MB/s"),
