@@ -21,7 +21,7 @@ from tests.bench.systems import System, io_bytes
 from tests.bench.topics import CALL_SECONDS_MAX, create_led_topic
 
 CALL_RECORDS = 10_000
-REST_SECONDS = 2.0
+REST_SECONDS = 1.5
 """Between the last record's acknowledgement and the first read: nobody produces any more."""
 PUSHED_OUT_MB = 200.0
 """Half as much again as a server keeps in memory (`storage.cache_bytes`)."""

@@ -42,7 +42,7 @@ class Size:
     consumed_mb: float
 
 
-FULL = Size(warm_up_seconds=1, throughput_seconds=3, latency_seconds=8, consumed_mb=400)
+FULL = Size(warm_up_seconds=1, throughput_seconds=3, latency_seconds=6, consumed_mb=400)
 QUICK = Size(warm_up_seconds=0.5, throughput_seconds=1.5, latency_seconds=2, consumed_mb=150)
 
 Row = Callable[[System, str, Size], Figures]

@@ -16,7 +16,7 @@ from functools import partial
 from tests.bench.beside_peer import comparison, say, set_peer_defaults
 from tests.bench.rounds import Comparison, Figures
 from tests.bench.rows import FULL, QUICK, ROWS, Size
-from tests.bench.systems import System, wait_quiet
+from tests.bench.systems import System, rss_mb, wait_quiet
 from tests.bench.targets import WORKLOADS
 
 
@@ -52,7 +52,7 @@ def _one_pass(
         measured = ROWS[row](system, f"{row}-{name}", size)
         say(
             f"{system.name}, {name}: {row} took {time.monotonic() - began:.1f} s,"
-            f" after {rested:.1f} s of rest"
+            f" after {rested:.1f} s of rest; now {rss_mb(system.pids()):.0f} MB a server"
         )
         figures |= {f"{row}_{figure}": value for figure, value in measured.items()}
     return figures
