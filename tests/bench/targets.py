@@ -96,6 +96,9 @@ _MB_2018 = 7
 """A second, likewise: records of 1,024 bytes, 50 at a time."""
 
 SARAMA: Targets = {
-    "1024_bytes_by_1_records_per_second": _at_least(_RECORDS_2018),
+    **{
+        f"{record_bytes}_bytes_by_1_records_per_second": _at_least(_RECORDS_2018)
+        for record_bytes in (100, 500, 1_024, 4_096)
+    },
     "1024_bytes_by_50_mb_per_second": _at_least(3 * _MB_2018),
 }
