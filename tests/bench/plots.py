@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 # Without `pyplot`, which looks for a display.
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -74,8 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in DRAWN[measured.measurement].items():
         figure = draw(measured)
-        # Without a date, the same figures make the same file.
-        figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
+        # Without a date and random names, the same figures make the same file.
+        with rc_context({"svg.hashsalt": name}):
+            figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
     return 0
 
 
