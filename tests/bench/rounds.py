@@ -111,7 +111,7 @@ def is_compared(name: str, baseline: str) -> bool:
 
 def judged(columns: Mapping[str, Figures], baseline: str, targets: Targets) -> dict[str, str]:
     """Figure → whether the first column that is compared reaches what it has to."""
-    subject = next(name for name in columns if is_compared(name, baseline))
+    subject = next((name for name in columns if is_compared(name, baseline)), baseline)
     bases = columns.get(baseline, {})
     return {
         figure: verdict(wanted, columns[subject].get(figure), bases.get(figure))

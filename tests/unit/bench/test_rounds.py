@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.__main__ import MEASUREMENTS, parse
+from tests.bench.__main__ import MEASUREMENTS, as_json, parse
 from tests.bench.rounds import (
     Comparison,
     Figures,
@@ -82,6 +82,14 @@ def test_table_without_baseline_leaves_ratios_open() -> None:
     targets = {"mb": (Target(Kind.RATIO_AT_LEAST, 3.0), Target(Kind.AT_LEAST, 5.0))}
     _, line = table({"vdl": [{"mb": 6.0}]}, "", targets)
     assert line.endswith("≥3× -, ≥5 met")
+
+
+def test_figures_of_baseline_alone_can_be_kept() -> None:
+    """`scale --partitions 1 --json FILE`: nothing to compare with is no reason to lose them."""
+    comparison = Comparison({"1": lambda: {"mb": 1.0}}, "1")
+    kept = as_json("scale", comparison, alternate(comparison, 1))
+    assert kept["medians"] == {"1": {"mb": 1.0}}
+    assert kept["verdicts"] == {}
 
 
 def test_rounds_before_each_run_prepare_the_machine() -> None:
