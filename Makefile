@@ -13,8 +13,8 @@
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
 #                       TOP=40 for where they are, RECORD=1
 #   make conformance    the Raft core against the scripts and tables in DIR
-#   make bench          throughput and latency of a replica set on this machine; BENCH_ARGS=idle
-#                       and other measurements: docs/performance.md
+#   make bench          throughput and latency of a replica set on this machine; PEER=kafka beside
+#                       Kafka; BENCH_ARGS=idle and other measurements: docs/performance.md
 #   make bench-limit    produce beside the least code that moves the same bytes to the same disks
 #   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
@@ -46,6 +46,8 @@ RECORD ?=
 TOP ?=
 CI_STAGES ?=
 BENCH_ARGS ?=
+export PEER ?=
+export PEER_COMMAND ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -123,6 +125,7 @@ cost: $(DEV)
 	@exec $(BIN)/python -m tests.cost.run $(if $(ONLY),--only $(ONLY)) $(if $(TOP),--top $(TOP)) \
 	  $(if $(RECORD),--record)
 
+# PEER=NAME, and PEER_COMMAND if its program is not where it is looked for, reach it as variables.
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)
 

@@ -18,10 +18,21 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from tests.bench.page_cache import memory_in_use
-from tests.bench.rounds import Comparison, alternate, medians, table
+from tests.bench.rounds import Comparison, Rounds, alternate, judged, medians, table
 
 DEFAULT = "workloads"
-MEASUREMENTS = (DEFAULT, "double_writing", "scale", "cold_reader", "idle", "recovery", "limit")
+MEASUREMENTS = (
+    DEFAULT,
+    "sarama",
+    "double_writing",
+    "scale",
+    "connections",
+    "log_size",
+    "cold_reader",
+    "idle",
+    "recovery",
+    "limit",
+)
 """Each a module beside this one."""
 
 
@@ -32,7 +43,8 @@ class Measurement(Protocol):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
     def prepared(self, options: argparse.Namespace) -> AbstractContextManager[Comparison]:
-        """What all rounds share, and the runs; undone at the end."""
+        """What all rounds share, and the runs; undone at the end. `options.fill_memory` does what
+        --memory-in-use asks for, and has been called before each run."""
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Measurement, argparse.Namespace]:
@@ -50,7 +62,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, Measurement, argparse.Namespac
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument(
-        "--memory-in-use", action="store_true", help="fill free memory with cached pages before"
+        "--memory-in-use",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="fill free memory with cached pages before",
     )
     measurement.add_options(parser)
     return name, measurement, parser.parse_args(arguments[1:] if named else arguments)
@@ -60,14 +75,31 @@ def main(arguments: Sequence[str]) -> int:
     name, measurement, options = parse(arguments)
     # As ^C does: what was started is stopped, and its data removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with measurement.prepared(options) as comparison:
-        around = memory_in_use if options.memory_in_use else nullcontext
-        rounds = alternate(comparison, options.rounds, around)
-    print("\n".join(table(rounds, comparison.baseline)))
+    around = memory_in_use() if options.memory_in_use else nullcontext(lambda: None)
+    with around as fill_memory:
+        options.fill_memory = fill_memory
+        with measurement.prepared(options) as comparison:
+            rounds = alternate(comparison, options.rounds, fill_memory)
+    for side, settings in comparison.settings.items():
+        print(f"{side}: {', '.join(f'{name} {value}' for name, value in settings.items())}")
+    print("\n".join(table(rounds, comparison.baseline, comparison.targets)))
     if options.json is not None:
-        found = {"measurement": name, "medians": medians(rounds), "rounds": rounds}
-        options.json.write_text(f"{json.dumps(found, indent=2)}\n", encoding="utf-8")
+        told = as_json(name, comparison, rounds)
+        options.json.write_text(f"{json.dumps(told, indent=2)}\n", encoding="utf-8")
     return 0
+
+
+def as_json(name: str, comparison: Comparison, rounds: Rounds) -> dict[str, object]:
+    """Everything that is told, each round of it, and of what."""
+    columns = medians(rounds)
+    return {
+        "measurement": name,
+        "settings": comparison.settings,
+        "baseline": comparison.baseline,
+        "verdicts": judged(columns, comparison.baseline, comparison.targets),
+        "medians": columns,
+        "rounds": rounds,
+    }
 
 
 if __name__ == "__main__":

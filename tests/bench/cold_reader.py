@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,9 +28,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.bench.load import (
-    CALL_SECONDS_MAX,
     RECORD_BYTES,
-    create_topic,
     latency_producer,
     paced,
     send,
@@ -40,6 +38,7 @@ from tests.bench.page_cache import forget
 from tests.bench.rounds import Comparison, Figures, Run, percentiles
 from tests.bench.servers import SETTLE_SECONDS, Servers
 from tests.bench.systems import io_bytes
+from tests.bench.topics import CALL_SECONDS_MAX, create_topic
 from tests.chaos.harness.cluster import leader
 
 BASELINE = "alone"
@@ -90,7 +89,9 @@ def _latencies(servers: Servers, rates: list[int], seconds: int) -> Figures:
     return figures
 
 
-def _beside_reader(servers: Servers, records: int, take: Run, *, is_cold: bool) -> Figures:
+def _beside_reader(
+    servers: Servers, records: int, take: Callable[[], Figures], *, is_cold: bool
+) -> Figures:
     server_id = leader(servers.replica_set, TOPIC)
     pid = servers.pid(server_id)
     reader = Reader(servers.bootstrap, records, servers.store(server_id) if is_cold else None)

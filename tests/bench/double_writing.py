@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from tests.bench.load import create_topic, send, throughput, throughput_producer
+from tests.bench.load import send, throughput, throughput_producer
 from tests.bench.rounds import Comparison, Figures
 from tests.bench.servers import COUNT, Servers
+from tests.bench.topics import create_topic
 
 BASELINE = "as_it_is"
 RUNS = (BASELINE, "journal_only", "segments_only")

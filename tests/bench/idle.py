@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from tests.bench.load import create_topic
 from tests.bench.rounds import Comparison, Figures
 from tests.bench.servers import SETTLE_SECONDS, Servers
+from tests.bench.topics import create_topic
 
 TOPIC = "idle"
 

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.bench.load import create_topic, send, throughput, throughput_producer
+from tests.bench.load import send, throughput, throughput_producer
 from tests.bench.mover import Mover
 from tests.bench.rounds import Comparison, Figures
 from tests.bench.servers import Servers
+from tests.bench.topics import create_topic
 
 LIMIT = "limit"
 CHUNK_BYTES = 1_000_000

@@ -14,33 +14,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.bench.rounds import Figures
 from tests.bench.systems import cpu_seconds
+from tests.bench.topics import CALL_SECONDS_MAX
 
 RECORD_BYTES = 1_000
-CALL_SECONDS_MAX = 60.0
 QUEUE_POLL_SECONDS = 0.01
 POLL_SECONDS = 0.1
-
-
-def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
-    """A topic with replication 3, if there is none. Also asked too early, while servers start."""
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=3)
-    deadline = time.monotonic() + CALL_SECONDS_MAX
-    while True:
-        try:
-            admin.create_topics([wanted])[topic].result(timeout=CALL_SECONDS_MAX)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(QUEUE_POLL_SECONDS)
-        else:
-            return
 
 
 def throughput_producer(bootstrap: str, **settings: Any) -> Producer:
@@ -80,10 +61,18 @@ def send(producer: Producer, topic: str, partitions: int, megabytes: float) -> N
 
 
 def paced(
-    producer: Producer, topic: str, *, rate: int, count: int, partitions: int = 1
+    producer: Producer,
+    topic: str,
+    *,
+    rate: int,
+    count: int,
+    partitions: int = 1,
+    value: Callable[[], bytes] | None = None,
 ) -> list[float]:
-    """Milliseconds from `produce` to the acknowledgement, of `count` records sent at `rate`."""
-    value = os.urandom(RECORD_BYTES)
+    """Milliseconds from `produce` to the acknowledgement, of `count` records sent at `rate`;
+    `value` makes each, or all are the same."""
+    same = os.urandom(RECORD_BYTES)
+    value = value or (lambda: same)
     taken: list[float] = []
     failed: list[KafkaError] = []
     due = time.monotonic()
@@ -100,9 +89,8 @@ def paced(
     with _polled(producer):
         for number in range(count):
             time.sleep(max(0.0, due - time.monotonic()))
-            producer.produce(
-                topic, value, partition=number % partitions, on_delivery=timed(time.monotonic())
-            )
+            report = timed(time.monotonic())
+            producer.produce(topic, value(), partition=number % partitions, on_delivery=report)
             due += 1 / rate
     assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
     if failed:

@@ -4,49 +4,65 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _LEFT_FREE_KB = 512 << 10
 _READ_BYTES = 4 << 20
+_STEP_BYTES = 256 << 20
+_FUTILE_STEPS_MAX = 4
+"""In a row: the system frees cached pages as fast as they are filled."""
 
 
-def forget(directory: Path) -> None:
+def forget(directory: Path, *, changed_since: float = 0.0) -> None:
     """Have the system drop the pages of all files below `directory`, as somebody meets them who
-    comes a day later; those not yet written stay."""
-    for path in sorted(directory.rglob("*")):
-        if not path.is_file():
-            continue
-        try:
-            file = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            continue  # retired meanwhile
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(file)
+    comes a day later; those not yet written stay. Files last changed before that time (of the
+    epoch) are left alone."""
+    # `os.walk` passes over folders that go meanwhile, which `Path.rglob` does not.
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                file = os.open(Path(folder) / name, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # retired meanwhile
+            try:
+                if os.fstat(file).st_mtime >= changed_since:
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
 
 
 @contextmanager
-def memory_in_use() -> Iterator[None]:
-    """Fill free memory with cached pages, as on a machine that has been up for a while.
+def memory_in_use() -> Iterator[Callable[[], None]]:
+    """A function that fills free memory with cached pages, as on a machine that has been up for a
+    while; called again, it fills what has become free since.
 
     The host of a virtual machine may take back what is free; a page's first use then costs many
-    times what its later ones do, and a new file is made of such pages.
+    times what its later ones do, and a new file is made of such pages. Filling costs as much, so
+    the pages are kept until the end.
     """
+    size = _kb("MemTotal") << 10
     with tempfile.TemporaryFile() as hole:
-        hole.truncate(_free_kb() << 10)
+        hole.truncate(size)
         buffer = bytearray(_READ_BYTES)
-        while _free_kb() > _LEFT_FREE_KB and hole.readinto(buffer):
-            pass
-        yield
+
+        def fill() -> None:
+            free, futile = _kb("MemFree"), 0
+            while free > _LEFT_FREE_KB and futile < _FUTILE_STEPS_MAX:
+                for _ in range(_STEP_BYTES // _READ_BYTES):
+                    if not hole.readinto(buffer):
+                        hole.seek(0)
+                before, free = free, _kb("MemFree")
+                futile = 0 if before - free > (_STEP_BYTES >> 10) // 2 else futile + 1
+
+        yield fill
 
 
-def _free_kb() -> int:
-    """Memory that nothing uses, not even as a cache."""
+def _kb(name: str) -> int:
+    """A line of /proc/meminfo; MemFree is what nothing uses, not even as a cache."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemFree":
+        found, _, value = line.partition(":")
+        if found == name:
             return int(value.split()[0])
-    raise OSError("/proc/meminfo has no MemFree")
+    raise OSError(f"/proc/meminfo has no {name}")

@@ -23,10 +23,11 @@ from pathlib import Path
 
 from segments.checkpoints import JOURNAL_FILES_MIN
 from tests.bench.idle import led_after_start
-from tests.bench.load import RECORD_BYTES, create_topic, send, throughput_producer
+from tests.bench.load import RECORD_BYTES, send, throughput_producer
 from tests.bench.page_cache import forget
 from tests.bench.rounds import Comparison, Figures
 from tests.bench.servers import Servers
+from tests.bench.topics import create_topic
 from tests.bench.variants import OPENED
 
 TOPIC = "recovered"

@@ -1,88 +1,62 @@
-"""Produce requests at a steady rate without a client library: what the servers take, and no more.
+"""Produce requests without a client library: what the servers take, and no more.
 
 A library puts records together as it sees fit, and has work of its own for every partition. Here a
-request is one record, sent when it is due whatever is still under way, on one connection a server.
+request is one record, sent when it is due whatever is still under way.
 """
 
 from __future__ import annotations
 
 import os
 import selectors
-import socket
 import time
 from collections import deque
-from struct import Struct
 
+from tests.bench.frames import Connection, frame, leaders
 from tests.bench.load import RECORD_BYTES
-from vdl.config_values import parse_address
-from vdl.kafka.client import KafkaClient
-from vdl.kafka.wire import header, produce
-from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.kafka.wire import produce
 from vdl.records import Record, build_batch
 
-METADATA_KEY, PRODUCE_KEY = 3, 0
+PRODUCE_KEY = 0
 VERSION = 9
 TIMEOUT_MS = 30_000
 ANSWER_SECONDS_MAX = 60.0
-RECEIVE_BYTES = 1 << 16
-
-_LENGTH = Struct(">i")
-
-
-class _Connection:
-    """To one server: what was sent and not answered, and what came of the next answer."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.socket = socket.create_connection((host, port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sent: deque[float] = deque()
-        self.received = bytearray()
-
-    def answers(self) -> list[bytes]:
-        """The answers that have come in."""
-        piece = self.socket.recv(RECEIVE_BYTES)
-        assert piece, "a server closed the connection"
-        received = self.received
-        received += piece
-        found = []
-        while len(received) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
-            if len(received) < end:
-                break
-            found.append(bytes(received[_LENGTH.size : end]))
-            del received[:end]
-        return found
 
 
 class Requests:
-    """Requests to all partitions of a topic, in turn. Use in a `with`."""
+    """Requests to all partitions of a topic, in turn, and over all connections, of which each
+    client has one to every leader. Use in a `with`."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        first = parse_address(bootstrap.partition(",")[0])
-        with KafkaClient(first.host, first.port) as client:
-            asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
-            metadata = client.request(METADATA_KEY, asked)
-        self._connections = {
-            broker.node_id: _Connection(broker.host, broker.port) for broker in metadata.brokers
-        }
+    def __init__(
+        self, bootstrap: str, topic: str, *, record_bytes: int = RECORD_BYTES, clients: int = 1
+    ) -> None:
+        addresses = leaders(bootstrap, topic)
+        self._connections = [
+            {address: Connection(address) for address in dict.fromkeys(addresses)}
+            for _ in range(clients)
+        ]
         self._selector = selectors.DefaultSelector()
-        for connection in self._connections.values():
+        self._sent: dict[Connection, deque[float]] = {}
+        for connection in self._all():
+            self._sent[connection] = deque()
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        rows = sorted(metadata.topics[0].partitions, key=lambda row: int(row.partition_index))
-        self._leaders = [self._connections[row.leader_id] for row in rows]
-        batch = build_batch([Record(value=os.urandom(RECORD_BYTES))])
+        self._addresses = addresses
+        batch = build_batch([Record(value=os.urandom(record_bytes))])
         self._frames = [
-            _frame(topic, partition, memoryview(batch)) for partition in range(len(rows))
+            produce_frame(topic, partition, memoryview(batch))
+            for partition in range(len(addresses))
         ]
         self._turn = 0
+
+    def _all(self) -> list[Connection]:
+        return [connection for client in self._connections for connection in client.values()]
 
     def __enter__(self) -> Requests:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._selector.close()
-        for connection in self._connections.values():
-            connection.socket.close()
+        for connection in self._all():
+            connection.close()
 
     def paced(self, *, rate: int, count: int) -> list[float]:
         """Milliseconds from a request's sending to its answer, of `count` at `rate`."""
@@ -97,40 +71,62 @@ class Requests:
                 due += 1 / rate
                 now = time.monotonic()
             wait = max(0.0, due - now) if sent < count else ANSWER_SECONDS_MAX
-            ready = self._selector.select(wait)
-            assert ready or sent < count, "a request was not answered"
-            for key, _ in ready:
-                connection = key.data
-                answers = connection.answers()
-                now = time.monotonic()
-                for answer in answers:
-                    _check(answer)
-                    taken.append((now - connection.sent.popleft()) * 1_000)
+            answered = self._answered(wait)
+            assert answered or sent < count, "a request was not answered"
+            taken += answered
+        return taken
+
+    def in_flight(self, requests: int, *, seconds: float) -> list[float]:
+        """Milliseconds of each request while so many are always on their way, for `seconds`."""
+        taken: list[float] = []
+        end = time.monotonic() + seconds
+        for _ in range(requests):
+            self._send()
+        left = requests
+        while left:
+            answered = self._answered(ANSWER_SECONDS_MAX)
+            assert answered, "a request was not answered"
+            if time.monotonic() >= end:
+                left -= len(answered)
+                continue
+            taken += answered
+            for _ in answered:
+                self._send()
         return taken
 
     def _send(self) -> None:
         partition = self._turn % len(self._frames)
+        client = self._connections[self._turn // len(self._frames) % len(self._connections)]
         self._turn += 1
-        connection = self._leaders[partition]
-        connection.sent.append(time.monotonic())
-        connection.socket.sendall(self._frames[partition])
+        connection = client[self._addresses[partition]]
+        self._sent[connection].append(time.monotonic())
+        connection.send(self._frames[partition])
+
+    def _answered(self, wait_seconds: float) -> list[float]:
+        """Milliseconds of the requests whose answers come within a wait for the first of them."""
+        taken: list[float] = []
+        for key, _ in self._selector.select(wait_seconds):
+            connection = key.data
+            answers = connection.answers()
+            now = time.monotonic()
+            for answer in answers:
+                check_produced(answer)
+                taken.append((now - self._sent[connection].popleft()) * 1_000)
+        return taken
 
 
-def _frame(topic: str, partition: int, batch: memoryview) -> bytes:
+def produce_frame(topic: str, partition: int, batch: memoryview) -> bytes:
+    """The request that has a batch acknowledged by all."""
     data = produce.PartitionProduceData(index=partition, records=batch)
     request = produce.ProduceRequest(
         acks=-1,
         timeout_ms=TIMEOUT_MS,
         topic_data=[produce.TopicProduceData(name=topic, partition_data=[data])],
     )
-    head = header.encode_request_header(
-        header.RequestHeader(PRODUCE_KEY, VERSION, 0, "bench", 0), is_flexible=True
-    )
-    frame = b"".join([head, *produce.encode_request(request, VERSION)])
-    return _LENGTH.pack(len(frame)) + frame
+    return frame(PRODUCE_KEY, VERSION, request)
 
 
-def _check(answer: bytes) -> None:
+def check_produced(answer: bytes) -> None:
     """Raises AssertionError unless the record was taken."""
     # Behind the correlation id and a flexible header's empty tags.
     found = produce.decode_response(memoryview(answer)[5:], VERSION)

@@ -2,7 +2,7 @@
 
 A machine that others use drifts by a quarter within minutes. So each round has every run once, the
 order turned round from one round to the next; what is told is the median over the rounds, and how
-it stands to the baseline's.
+it stands to the baseline's and to what it has to reach.
 """
 
 from __future__ import annotations
@@ -10,12 +10,26 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tests.bench.targets import Targets, verdict
 
 Figures = dict[str, float]
 """What one run measured; every name ends with its unit."""
-Run = Callable[[], Figures]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What a run measured that does everything twice: on servers just started, then once more."""
+
+    cold: Figures
+    warm: Figures
+
+
+Run = Callable[[], Figures | Passes]
+
+COLD = "_cold"
+"""The end of the column that has a run's first pass; it is told, and not compared."""
 
 PERCENTILES = (("p50", 499), ("p99", 989), ("p999", 998))
 """Name, and which of 999 cuts it is."""
@@ -28,6 +42,9 @@ class Comparison:
 
     runs: Mapping[str, Run]
     baseline: str = ""
+    targets: Targets = field(default_factory=dict)
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What was measured and on what; runs add to it what only a running server can tell."""
 
 
 _NAME_WIDTH = 52
@@ -39,16 +56,20 @@ Rounds = dict[str, list[Figures]]
 def alternate(
     comparison: Comparison,
     count: int,
-    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    before_each: Callable[[], None] = lambda: None,
 ) -> Rounds:
-    """Run everything `count` times, each within `around`; says on stderr what is running."""
+    """Run everything `count` times, `before_each` first; says on stderr what is running."""
     found: Rounds = {name: [] for name in comparison.runs}
     for number in range(count):
         names = list(comparison.runs)
         for name in names if number % 2 == 0 else reversed(names):
             print(f"round {number + 1} of {count}: {name}", file=sys.stderr, flush=True)
-            with around():
-                found[name].append(comparison.runs[name]())
+            before_each()
+            measured = comparison.runs[name]()
+            if isinstance(measured, Passes):
+                found.setdefault(f"{name}{COLD}", []).append(measured.cold)
+                measured = measured.warm
+            found[name].append(measured)
     return found
 
 
@@ -61,25 +82,42 @@ def _fold(rounds: Sequence[Figures], fold: Callable[[list[float]], float]) -> Fi
     return {name: fold([figures[name] for figures in rounds]) for name in rounds[0]}
 
 
-def table(rounds: Rounds, baseline: str) -> list[str]:
-    """One line a figure, one column a run, then the ratios; a single run also has its extremes, if
-    there was more than one round."""
+def table(rounds: Rounds, baseline: str, targets: Targets | None = None) -> list[str]:
+    """One line a figure, one column a run, then the ratios and what was to be reached; a single run
+    also has its extremes, if there was more than one round."""
     columns = medians(rounds)
     if len(columns) == 1:
         (only,) = rounds.values()
         if len(only) > 1:
             columns |= {"least": _fold(only, min), "most": _fold(only, max)}
         baseline = ""
-    others = [name for name in columns if baseline and name != baseline]
+    others = [name for name in columns if baseline and is_compared(name, baseline)]
     width = max(14, *(len(f"{name}/{baseline}") + 2 for name in columns))
     heads = [*columns, *(f"{name}/{baseline}" for name in others)]
     lines = [f"{'':<{_NAME_WIDTH}}" + "".join(f"{head:>{width}}" for head in heads)]
+    verdicts = judged(columns, baseline, targets or {})
     for figure in dict.fromkeys(name for figures in columns.values() for name in figures):
         values = {name: figures.get(figure) for name, figures in columns.items()}
         ratios = [_ratio(values[name], values.get(baseline)) for name in others]
         cells = "".join(f"{_cell(value):>{width}}" for value in [*values.values(), *ratios])
-        lines.append(f"{figure:<{_NAME_WIDTH}}{cells}")
+        lines.append(f"{figure:<{_NAME_WIDTH}}{cells}  {verdicts.get(figure, '')}".rstrip())
     return lines
+
+
+def is_compared(name: str, baseline: str) -> bool:
+    """Whether a column is held against the baseline."""
+    return name != baseline and not name.endswith(COLD)
+
+
+def judged(columns: Mapping[str, Figures], baseline: str, targets: Targets) -> dict[str, str]:
+    """Figure → whether the first column that is compared reaches what it has to."""
+    subject = next((name for name in columns if is_compared(name, baseline)), baseline)
+    bases = columns.get(baseline, {})
+    return {
+        figure: verdict(wanted, columns[subject].get(figure), bases.get(figure))
+        for figure, wanted in targets.items()
+        if figure in columns[subject]
+    }
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
@@ -91,6 +129,7 @@ def _cell(value: float | None) -> str:
 
 
 def percentiles(name: str, taken_ms: Sequence[float]) -> Figures:
-    """`<name>_p50_ms` and so on, of at least two times taken."""
+    """`<name>_p50_ms` and so on, without a name `p50_ms`; of at least two times taken."""
     cuts = statistics.quantiles(taken_ms, n=1_000, method="inclusive")
-    return {f"{name}_{percentile}_ms": cuts[at] for percentile, at in PERCENTILES}
+    prefix = f"{name}_" if name else ""
+    return {f"{prefix}{percentile}_ms": cuts[at] for percentile, at in PERCENTILES}

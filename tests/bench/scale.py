@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from functools import partial
 
 from tests.bench.load import (
-    create_topic,
     latency_producer,
     paced,
     send,
@@ -27,6 +26,7 @@ from tests.bench.requests import Requests
 from tests.bench.rounds import Comparison, Figures, percentiles
 from tests.bench.servers import Servers
 from tests.bench.systems import cpu_seconds
+from tests.bench.topics import create_topic
 
 RATE = 1_000
 WARM_UP_SECONDS = 5

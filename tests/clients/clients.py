@@ -6,8 +6,6 @@ Java and Go ones from Maven Central and the Go module proxy, once, into `.cache/
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,11 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.driver import ROOT
+from tests.clients.go_program import BUILD_SECONDS_MAX, CACHE, digest, go_program
 
 DRIVERS = Path(__file__).parent / "drivers"
-CACHE = ROOT / ".cache" / "clients"
-BUILD_SECONDS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ def _java(version: str) -> list[str]:
     """The driver compiled against the client library of this version."""
     libraries = _java_libraries(version)
     sources = sorted((DRIVERS / "java").rglob("*.java"))
-    classes = CACHE / f"java-{version}-{_digest(sources)}"
+    classes = CACHE / f"java-{version}-{digest(sources)}"
     if not classes.exists():
         partial = _fresh(classes)
         command = ["javac", "-d", str(partial), "-cp", f"{libraries}/*", *map(str, sources)]
@@ -69,25 +65,7 @@ def _java_libraries(version: str) -> Path:
 
 
 def _go() -> list[str]:
-    sources = sorted(path for path in (DRIVERS / "go").iterdir() if path.is_file())
-    program = CACHE / f"go-{_digest(sources)}"
-    if not program.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        partial = CACHE / "go.partial"
-        command = ["go", "build", "-o", str(partial), "."]
-        environment = os.environ | {"GOFLAGS": "-buildvcs=false"}
-        subprocess.run(
-            command, check=True, timeout=BUILD_SECONDS_MAX, cwd=DRIVERS / "go", env=environment
-        )
-        partial.rename(program)
-    return [str(program)]
-
-
-def _digest(sources: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:12]
+    return [str(go_program(DRIVERS / "go"))]
 
 
 def _fresh(folder: Path) -> Path:

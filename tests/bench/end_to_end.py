@@ -1,0 +1,79 @@
+"""From `produce` to a record's arrival at a consumer, both of librdkafka.
+
+The time of sending travels in the record; both ends are in this process and share its clock. The
+consumer polls in a thread of its own, with the library's defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from struct import Struct
+
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.bench.load import POLL_SECONDS, RECORD_BYTES, latency_producer, paced
+from tests.bench.topics import CALL_SECONDS_MAX
+
+GROUP = "bench"
+_TIME = Struct(">d")
+
+
+def end_to_end(bootstrap: str, topic: str, *, rate: int, count: int) -> list[float]:
+    """Milliseconds of `count` records at `rate`, behind a second's worth for warming up."""
+    taken: list[float] = []
+    padding = os.urandom(RECORD_BYTES - _TIME.size)
+    with _reading(bootstrap, topic, taken, rate + count) as all_came:
+        paced(
+            latency_producer(bootstrap),
+            topic,
+            rate=rate,
+            count=rate + count,
+            value=lambda: _TIME.pack(time.monotonic()) + padding,
+        )
+        assert all_came.wait(CALL_SECONDS_MAX), f"{len(taken)} of {rate + count} records came"
+    return taken[rate:]
+
+
+@contextmanager
+def _reading(
+    bootstrap: str, topic: str, taken: list[float], count: int
+) -> Iterator[threading.Event]:
+    """A consumer at work; the event is set when it has `count` records."""
+    all_came, is_over = threading.Event(), threading.Event()
+    consumer = reader(bootstrap)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+
+    def read() -> None:
+        while not is_over.is_set():
+            message = consumer.poll(POLL_SECONDS)
+            if message is None:
+                continue
+            assert message.error() is None, message.error()
+            taken.append((time.monotonic() - _TIME.unpack_from(message.value() or b"")[0]) * 1_000)
+            if len(taken) == count:
+                all_came.set()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield all_came
+    finally:
+        is_over.set()
+        thread.join()
+        consumer.close()
+
+
+def reader(bootstrap: str) -> Consumer:
+    """A consumer that is told what to read, and keeps no positions."""
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": GROUP,
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )

@@ -1,0 +1,59 @@
+"""Topics that a measurement uses: made, led, gone again."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+REPLICATION = 3
+CALL_SECONDS_MAX = 60.0
+RETRY_SECONDS = 0.01
+LED_POLL_SECONDS = 0.1
+
+
+def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
+    """A topic with replication 3, if there is none. Also asked too early, while servers start."""
+    admin = _admin(bootstrap)
+    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=REPLICATION)
+    deadline = time.monotonic() + CALL_SECONDS_MAX
+    while True:
+        try:
+            admin.create_topics([wanted])[topic].result(timeout=CALL_SECONDS_MAX)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+        else:
+            return
+
+
+def create_led_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
+    """Returns when all partitions are led."""
+    create_topic(bootstrap, topic, partitions)
+    _wait_led(bootstrap, topic, partitions)
+
+
+def delete_topic(bootstrap: str, topic: str) -> None:
+    # Kept until the answer is here: a client that goes takes its requests with it.
+    admin = _admin(bootstrap)
+    admin.delete_topics([topic])[topic].result(timeout=CALL_SECONDS_MAX)
+
+
+def _wait_led(bootstrap: str, topic: str, partitions: int) -> None:
+    admin = _admin(bootstrap)
+    deadline = time.monotonic() + CALL_SECONDS_MAX
+    while True:
+        found = admin.list_topics(topic, timeout=CALL_SECONDS_MAX).topics[topic].partitions
+        led = sum(row.leader >= 0 and row.error is None for row in found.values())
+        if led == partitions:
+            return
+        assert time.monotonic() < deadline, f"{led} of {partitions} partitions of {topic} are led"
+        time.sleep(LED_POLL_SECONDS)
+
+
+def _admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})

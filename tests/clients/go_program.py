@@ -1,0 +1,35 @@
+"""Go programs of the tests, built once from their folder with the modules it names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+from tests.clients.driver import ROOT
+
+CACHE = ROOT / ".cache" / "clients"
+BUILD_SECONDS_MAX = 120
+
+
+def go_program(folder: Path) -> Path:
+    """The program of the sources in `folder`; built where there is none of exactly these."""
+    sources = sorted(path for path in folder.iterdir() if path.is_file())
+    program = CACHE / f"go-{digest(sources)}"
+    if not program.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = CACHE / "go.partial"
+        command = ["go", "build", "-o", str(partial), "."]
+        environment = os.environ | {"GOFLAGS": "-buildvcs=false"}
+        subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX, cwd=folder, env=environment)
+        partial.rename(program)
+    return program
+
+
+def digest(sources: list[Path]) -> str:
+    """A word that changes with any of the files."""
+    made = hashlib.sha256()
+    for source in sources:
+        made.update(source.read_bytes())
+    return made.hexdigest()[:12]
