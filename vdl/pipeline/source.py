@@ -42,6 +42,7 @@ from vdl.pipeline.positions import (
 )
 from vdl.pipeline.segment_read import SealedSegment, SegmentTask
 from vdl.pipeline.topics import Topics
+from vdl.pipeline.worker import exempt_modules_from_collection
 
 SAMPLES_EVERY = 16
 """Batches between two looks at how large records are."""
@@ -84,6 +85,7 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
         yield from read_segments(task, options)
     else:
         yield from read_broker(task, options)
+    exempt_modules_from_collection()
 
 
 def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
