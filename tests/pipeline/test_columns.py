@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,9 +15,13 @@ from vdl.records import BatchFields, Record, build_batch, iter_records, patch_lo
 
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 
-from vdl.pipeline.columns import UndecodableBatch, decode, open_lane
+from vdl.pipeline.columns import CHUNK_BYTES, CHUNK_RECORDS, Gathered, Lane, open_lane
+from vdl.pipeline.errors import UndecodableBatch
+from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.options import COLUMNS
+from vdl.pipeline.positions import OffsetRange
 
+GZIP = Compression.GZIP
 EVERY = (*COLUMNS, "headers")
 TEXTS = st.none() | st.binary(max_size=300)
 RECORDS = st.builds(
@@ -42,9 +47,18 @@ def sealed(batches: list[tuple[list[Record], Compression]], base: int = 0) -> li
     return made
 
 
+def gathered(
+    lanes: list[Lane], names: Sequence[str] = EVERY, start: int = 0, end: int = 1 << 62
+) -> Gathered:
+    made = Gathered(OffsetRange("t", 3, start, end), names, Inflated())
+    for lane in lanes:
+        made.add(lane)
+    return made
+
+
 def columns(batches: list[memoryview], **limits: int) -> list[dict[str, Any]]:
     lanes = [lane for batch in batches if (lane := open_lane(batch)) is not None]
-    return list(decode(lanes, topic="t", partition=3, columns=EVERY, **limits).to_pylist())
+    return list(gathered(lanes, **limits).take().to_pylist())
 
 
 @settings(deadline=None)
@@ -105,7 +119,7 @@ def test_columns_of_garbage_are_refused(garbage: bytes, count: int) -> None:
     assert lane is not None
     bad = dataclasses.replace(lane, records=memoryview(garbage), count=count)
     try:
-        found = decode([bad], topic="t", partition=0, columns=("key", "value"))
+        found = gathered([bad], ("key", "value")).take()
     except (UndecodableBatch, OverflowError):
         return
     assert found.num_rows == count
@@ -117,3 +131,32 @@ def test_columns_of_a_batch_that_is_cut_off_are_refused() -> None:
     for length in (0, 30, 61, len(batch) - 1):
         with pytest.raises(UndecodableBatch):
             open_lane(batch[:length])
+
+
+def test_columns_of_a_chunk_stay_when_the_next_is_decoded() -> None:
+    """The memory that records are decompressed into is used again; what was taken is not there."""
+    records = [Record(key=b"a", value=b"first", headers=[("h", b"1")], timestamp=1)] * 3
+    others = [Record(key=b"b", value=b"other", headers=[("i", b"2")], timestamp=2)] * 3
+    lanes = [lane for one in (records, others) for lane in map(open_lane, sealed([(one, GZIP)]))]
+    assert None not in lanes
+    made = gathered([lane for lane in lanes[:1] if lane is not None])
+    before = made.take()
+    known = before.to_pylist()
+    made.add(next(lane for lane in lanes[1:] if lane is not None))
+    assert [r["value"] for r in made.take().to_pylist()] == [b"other"] * 3
+    assert before.to_pylist() == known
+    assert not made
+
+
+def test_columns_gathered_are_enough_at_their_limits() -> None:
+    """Of records, and of bytes; one less of either is not enough."""
+    one = open_lane(sealed([([Record(value=b"x")], Compression.NONE)])[0])
+    assert one is not None
+    few = gathered([dataclasses.replace(one, count=CHUNK_RECORDS - 1)])
+    assert not few.is_enough
+    few.add(one)
+    assert few.is_enough
+    large = gathered([dataclasses.replace(one, records=memoryview(bytes(CHUNK_BYTES - 1)))])
+    assert not large.is_enough
+    large.add(one)
+    assert large.is_enough

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +17,17 @@ pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 from confluent_kafka import Producer  # noqa: E402
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: E402
 
+from segments.recovery import log_directory  # noqa: E402
 from tests.chaos.harness.replica_set import ReplicaSet  # noqa: E402
 from vdl.kafka.client import Unreachable  # noqa: E402
-from vdl.pipeline import fetch  # noqa: E402
+from vdl.pipeline import fetch, source  # noqa: E402
 from vdl.pipeline.errors import Stalled, TopicMissing  # noqa: E402
 from vdl.pipeline.fetch import NotFetched, read_batches  # noqa: E402
+from vdl.pipeline.inflated import Inflated  # noqa: E402
 from vdl.pipeline.options import COLUMNS, AtTime, parse  # noqa: E402
 from vdl.pipeline.positions import OffsetRange, ranges  # noqa: E402
 from vdl.pipeline.read import read_range  # noqa: E402
-from vdl.pipeline.segment_read import SealedSegment, divide, find, read_segment  # noqa: E402
+from vdl.pipeline.segment_read import SealedSegment, divide, find, group, read_segment  # noqa: E402
 from vdl.pipeline.source import read_broker  # noqa: E402
 from vdl.pipeline.topics import ClusterUnreachable, Topics  # noqa: E402
 
@@ -173,8 +177,12 @@ def test_segments_and_protocol_give_equal_rows(small_segments: ReplicaSet) -> No
             wanted = OffsetRange("sealed", partition, one.base_offset, one.next_offset)
             ((task,), rest) = divide([wanted], [{("sealed", partition): [one]}])
             assert rest == []
-            from_file = pa.Table.from_batches(list(read_segment(task, columns=EVERY)))
+            from_file = pa.Table.from_batches(
+                list(read_segment(task, columns=EVERY, memory=Inflated()))
+            )
             assert from_file.equals(read(small_segments.bootstrap, wanted))
+            size = Path(log_directory(one.directory, one.log_id), f"{one.number:010d}.log").stat()
+            assert one.size_bytes == size.st_size
             assert from_file.num_rows == wanted.count
 
 
@@ -202,30 +210,42 @@ def test_segments_of_another_topic_id_are_not_read(small_segments: ReplicaSet) -
     assert find(store, "unknown", "AAAAAAAAAAAAAAAAAAAAAA", 2) == {}
 
 
-def test_segments_that_are_damaged_are_had_from_the_broker(
-    small_segments: ReplicaSet, tmp_path: Path
+@pytest.mark.parametrize("damage", ["none", "flipped", "removed", "cut"])
+def test_segments_of_one_task_that_are_damaged_are_had_from_the_broker(
+    small_segments: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    """A flipped bit in a copy of the directory: what lies before it comes from the file, the rest
-    over the protocol, every record once."""
-    import dataclasses
-    import shutil
-
-    from vdl.pipeline.source import RangePartition, read_partition
-
+    """Two segments, read from the middle of the first to that of the second. A bit of the first one
+    is flipped in a copy, or retention has removed it, or it breaks off: what lies before comes from
+    the file, what is missing of this one over the protocol, the next one from its file again, and
+    every record once, in order."""
     partition, segments = next(iter(sealed_segments(small_segments).items()))
-    one = dataclasses.replace(segments[0], directory=str(tmp_path / "copy"))
-    log = Path("logs") / f"{one.log_id:08x}"
-    source = small_segments.directory / "1" / "store" / log
-    shutil.copytree(source, tmp_path / "copy" / log)
-    file = tmp_path / "copy" / log / f"{one.number:010d}.log"
+    copy = tmp_path / "copy"
+    two = [dataclasses.replace(one, directory=str(copy)) for one in segments[:2]]
+    log = Path(log_directory("", two[0].log_id).lstrip("/"))
+    shutil.copytree(small_segments.directory / "1" / "store" / log, copy / log)
+    file = copy / log / f"{two[0].number:010d}.log"
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    wanted = OffsetRange("sealed", partition, one.base_offset, one.next_offset)
-    ((task,), _) = divide([wanted], [{("sealed", partition): [one]}])
+    if damage == "flipped":
+        data[len(data) * 3 // 4] ^= 1
+    file.write_bytes(data[: len(data) * 3 // 4] if damage == "cut" else data)
+    if damage == "removed":
+        file.unlink()
+    start, end = ((one.base_offset + one.next_offset) // 2 for one in two)
+    wanted = OffsetRange("sealed", partition, start, end)
+    pieces, rest = divide([wanted], [{("sealed", partition): two}])
+    assert rest == []
+    (task,) = group(pieces, tasks_min=1)
+    asked: list[OffsetRange] = []
+    monkeypatch.setattr(source, "read_broker", lambda r, o: asked.append(r) or read_broker(r, o))
     options = parse({"bootstrap": small_segments.bootstrap, "topics": "sealed"})
-    found = pa.Table.from_batches(list(read_partition(RangePartition(task), options)))
-    assert found["offset"].to_pylist() == list(range(wanted.start, wanted.end))
+    found = list(source.read_partition(source.RangePartition(task), options))
+    offsets = [n for batch in found for n in batch["offset"].to_pylist()]
+    assert offsets == list(range(wanted.start, wanted.end))
+    if damage == "none":
+        assert asked == []
+    else:
+        (over_protocol,) = asked
+        assert wanted.start <= over_protocol.start < over_protocol.end == two[0].next_offset
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

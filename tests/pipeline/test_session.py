@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -9,7 +11,13 @@ import pytest
 
 from vdl.pipeline import jars
 from vdl.pipeline.errors import PipelineError
-from vdl.pipeline.session import NotInstalled, find_java, java_version
+from vdl.pipeline.session import (
+    SOCKET_FOLDER_LENGTH_MAX,
+    NotInstalled,
+    find_java,
+    java_version,
+    local_sockets,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +53,23 @@ def test_machine_with_an_old_java_is_told_so(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(NotInstalled, match="version 8"):
         find_java()
+
+
+def test_local_sockets_are_in_a_folder_that_nobody_else_can_enter() -> None:
+    """They have no password: whoever reaches one has a process run code."""
+    told = local_sockets()
+    folder = Path(told["spark.python.unix.domain.socket.dir"])
+    assert told["spark.python.unix.domain.socket.enabled"] == "true"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_local_sockets_are_not_used_where_their_names_would_be_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * SOCKET_FOLDER_LENGTH_MAX)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert local_sockets() == {}
 
 
 def test_connector_jars_that_are_missing_name_the_command(

@@ -22,48 +22,38 @@ Must not know: files, Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-import cramjam
 import numpy as np
 import pyarrow as pa
 
-from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.errors import UndecodableBatch
+from vdl.pipeline.inflated import PADDING, Inflated
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import TYPES, constant, headers_array, schema_of
+from vdl.pipeline.record_bodies import record_bodies
+from vdl.pipeline.varints import BYTES_MAX, Ints, varints
 
 _HEADER = Struct(">qiibIhiqqqhii")
 HEADER_BYTES = _HEADER.size
 _LENGTH_FROM = 12
 _MAGIC = 2
 _CODEC_MASK, _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
-BATCH_BYTES_MAX = 16 << 20
-"""What the records of one batch may be when they are decompressed."""
-_PADDING = bytes(16)
-"""Behind the last lane, so that a varint that is cut off reads zeros and not another's memory."""
-_XERIAL = b"\x82SNAPPY\x00"
-_XERIAL_HEADER_BYTES = 16
-_VARINT_BYTES_MAX = 10
-CHUNK_BYTES = 16 << 20
-"""Decompressed records that are decoded together."""
-CHUNK_RECORDS = 200_000
-
-Ints = Any
-"""A numpy array of int64."""
-
-
-class UndecodableBatch(PipelineError):
-    """Bytes that are no record batch, or one whose records must not be shown as they are."""
+CHUNK_BYTES = 4 << 20
+"""Decompressed records that are decoded together, and become one Arrow batch. What numpy makes of
+so many on its way stays in a processor's cache, and Spark's JVM has pages ready for them."""
+CHUNK_RECORDS = 16_000
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One batch: its records decompressed, and what its header says of them."""
+    """One batch: its records as they are stored, and what its header says of them."""
 
     records: memoryview
+    codec: int
     base_offset: int
     base_timestamp: int
     max_timestamp: int
@@ -72,7 +62,7 @@ class Lane:
 
 
 def open_lane(batch: memoryview) -> Lane | None:
-    """A batch made ready; None when it holds no records for readers (control batches).
+    """A batch's header, checked; None when it holds no records for readers (control batches).
 
     Raises UndecodableBatch, also for transactions: whether they were aborted is not said here.
     """
@@ -87,61 +77,10 @@ def open_lane(batch: memoryview) -> Lane | None:
         return None
     if attributes & _TRANSACTIONAL:
         raise UndecodableBatch("a transaction's batch")
-    records = decompress(attributes & _CODEC_MASK, batch[HEADER_BYTES:])
-    return Lane(records, base, first_time, max_time, count, bool(attributes & _APPEND_TIME))
-
-
-def decompress(codec: int, data: memoryview) -> memoryview:
-    """The records, BATCH_BYTES_MAX at most. Raises UndecodableBatch."""
-    into: dict[int, Callable[[memoryview, bytearray], int]] = {
-        1: cramjam.gzip.decompress_into,
-        3: cramjam.lz4.decompress_into,
-        4: cramjam.zstd.decompress_into,
-    }
-    try:
-        if codec == 0:
-            return data
-        if codec == 2:
-            return _snappy(data)
-        if codec in into:
-            return _bounded(into[codec], data)
-    except cramjam.DecompressionError as error:
-        raise UndecodableBatch(f"compressed records: {error}") from error
-    raise UndecodableBatch(f"codec {codec}")
-
-
-def _bounded(into: Callable[[memoryview, bytearray], int], data: memoryview) -> memoryview:
-    size = min(BATCH_BYTES_MAX, max(64 << 10, 8 * len(data)))
-    while True:
-        output = bytearray(size)
-        try:
-            return memoryview(output)[: into(data, output)]
-        except cramjam.DecompressionError:
-            if size == BATCH_BYTES_MAX:
-                raise
-            size = BATCH_BYTES_MAX
-
-
-def _snappy(data: memoryview) -> memoryview:
-    """Raw, or in blocks behind their lengths, as Java's client writes it."""
-    if data[: len(_XERIAL)] != _XERIAL:
-        return _snappy_block(data, BATCH_BYTES_MAX)
-    output = bytearray()
-    position = _XERIAL_HEADER_BYTES
-    while position + 4 <= len(data):
-        length = int.from_bytes(data[position : position + 4])
-        position += 4
-        if length > len(data) - position:
-            raise UndecodableBatch("a snappy block is cut off")
-        output += _snappy_block(data[position : position + length], BATCH_BYTES_MAX - len(output))
-        position += length
-    return memoryview(output)
-
-
-def _snappy_block(data: memoryview, limit: int) -> memoryview:
-    if cramjam.snappy.decompress_raw_len(data) > limit:
-        raise UndecodableBatch("more than a batch may hold")
-    return memoryview(bytes(cramjam.snappy.decompress_raw(data)))
+    return Lane(
+        batch[HEADER_BYTES:], attributes & _CODEC_MASK, base, first_time, max_time, count,
+        bool(attributes & _APPEND_TIME),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,172 +98,108 @@ class Walk:
     """How many."""
 
 
-def decode(
-    lanes: Sequence[Lane],
-    *,
-    topic: str,
-    partition: int,
-    columns: Sequence[str],
-    start: int = 0,
-    end: int = 1 << 62,
-) -> pa.RecordBatch:
-    """The records of [start, end) among the lanes, which are in offset order. Raises
-    UndecodableBatch."""
-    buffer = b"".join([*(lane.records for lane in lanes), _PADDING])
-    found = _walk(np.frombuffer(buffer, np.uint8), buffer, lanes)
-    is_append_time: Ints = np.repeat(
-        np.array([lane.is_append_time for lane in lanes], bool), [lane.count for lane in lanes]
-    )
-    if len(found.offset) and (found.offset[0] < start or found.offset[-1] >= end):
-        edges: Ints = np.searchsorted(found.offset, [start, end])
-        keep = slice(int(edges[0]), int(edges[1]))
-        found = Walk(*(getattr(found, name)[keep] for name in Walk.__slots__))
-        is_append_time = is_append_time[keep]
-    count = len(found.offset)
-    arrow = pa.py_buffer(buffer)
-    arrays: list[pa.Array] = []
-    for name in columns:
-        kind = TYPES[name]
-        match name:
-            case "key":
-                arrays.append(_slices(arrow, found.key_at, found.key_length))
-            case "value":
-                arrays.append(_slices(arrow, found.value_at, found.value_length))
-            case "offset":
-                arrays.append(pa.array(found.offset, kind))
-            case "timestamp":
-                mask = found.timestamp < 0
-                micros = pa.array(found.timestamp * 1000, pa.int64(), mask=mask)
-                arrays.append(micros.cast(kind))
-            case "topic":
-                arrays.append(constant(topic, kind, count))
-            case "partition":
-                arrays.append(constant(partition, kind, count))
-            case "timestampType":
-                arrays.append(pa.array(is_append_time.astype(np.int32), kind))
-            case _:
-                arrays.append(_headers(memoryview(buffer), found))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
-
-
 class Gathered:
     """Lanes of a range, in offset order, until there are enough to be decoded together."""
 
-    def __init__(self, wanted: OffsetRange, columns: Sequence[str]) -> None:
+    def __init__(self, wanted: OffsetRange, columns: Sequence[str], memory: Inflated) -> None:
+        """`memory` is for one of these at a time, which clears it."""
+        memory.clear()
         self._wanted = wanted
         self._columns = columns
+        self._inflated = memory
         self._lanes: list[Lane] = []
-        self._bytes = self._records = 0
+        self._sizes: list[int] = []
+        self._records = 0
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
 
     def add(self, lane: Lane) -> None:
+        """Raises UndecodableBatch, and the lane is not among the others then."""
+        self._sizes.append(self._inflated.add(lane.codec, lane.records))
         self._lanes.append(lane)
-        self._bytes += len(lane.records)
         self._records += lane.count
 
     @property
     def is_enough(self) -> bool:
-        return self._bytes >= CHUNK_BYTES or self._records >= CHUNK_RECORDS
+        return self._inflated.size >= CHUNK_BYTES or self._records >= CHUNK_RECORDS
 
     def take(self) -> pa.RecordBatch:
         """The range's records of what was added since the last time. Raises UndecodableBatch."""
-        lanes, self._lanes = self._lanes, []
-        self._bytes = self._records = 0
-        wanted = self._wanted
-        return decode(
-            lanes, topic=wanted.topic, partition=wanted.partition, columns=self._columns,
-            start=wanted.start, end=wanted.end,
+        try:
+            return self._decode()
+        finally:
+            self._inflated.clear()
+            self._lanes, self._sizes, self._records = [], [], 0
+
+    def _decode(self) -> pa.RecordBatch:
+        buffer, size, lanes, wanted = (
+            self._inflated.memory, self._inflated.size, self._lanes, self._wanted
         )  # fmt: skip
+        data = np.frombuffer(buffer, np.uint8, size + len(PADDING))
+        found = _walk(data, buffer, lanes, self._sizes)
+        is_append_time: Ints = np.repeat(
+            np.array([lane.is_append_time for lane in lanes], bool), [lane.count for lane in lanes]
+        )
+        if len(found.offset) and (found.offset[0] < wanted.start or found.offset[-1] >= wanted.end):
+            edges: Ints = np.searchsorted(found.offset, [wanted.start, wanted.end])
+            keep = slice(int(edges[0]), int(edges[1]))
+            found = Walk(*(getattr(found, name)[keep] for name in Walk.__slots__))
+            is_append_time = is_append_time[keep]
+        arrays = [self._array(name, data, found, is_append_time) for name in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema_of(self._columns))
+
+    def _array(self, name: str, data: Any, found: Walk, is_append_time: Ints) -> pa.Array:
+        """A column, which holds nothing of `data` itself: its memory is used again."""
+        kind, count = TYPES[name], len(found.offset)
+        match name:
+            case "key":
+                return _slices(pa.py_buffer(data), found.key_at, found.key_length)
+            case "value":
+                return _slices(pa.py_buffer(data), found.value_at, found.value_length)
+            case "offset":
+                return pa.array(found.offset, kind)
+            case "timestamp":
+                mask = found.timestamp < 0
+                return pa.array(found.timestamp * 1000, pa.int64(), mask=mask).cast(kind)
+            case "topic":
+                return constant(self._wanted.topic, kind, count)
+            case "partition":
+                return constant(self._wanted.partition, kind, count)
+            case "timestampType":
+                return pa.array(is_append_time.astype(np.int32), kind)
+            case _:
+                return _headers(memoryview(data), found)
 
 
-def _walk(data: Any, buffer: bytes, lanes: Sequence[Lane]) -> Walk:
-    """Every record of every lane; `buffer`, and `data` for numpy, are the lanes' records end to
-    end, and padding."""
-    starts: list[int] = []
-    position = 0
-    for lane in lanes:
-        position = _find_records(buffer, position, lane, starts)
+def _walk(data: Any, buffer: bytearray, lanes: Sequence[Lane], sizes: Sequence[int]) -> Walk:
+    """Every record of every lane; `buffer`, and `data` for numpy, are the lanes' records, of
+    `sizes` bytes, end to end, and padding."""
     counts = [lane.count for lane in lanes]
+    at, ends = record_bodies(data, buffer, sizes, counts)
 
     def of_lane(values: list[int]) -> Ints:
         return np.repeat(np.array(values, np.int64), counts)
 
-    length, at = _varint(data, np.array(starts, np.int64))
-    _check(length >= 0, "record length")
-    ends: Ints = at + length
+    _check(at <= ends, "record length")
     # One byte of attributes, unused so far, precedes the deltas.
-    delta, at = _varint(data, at + 1)
+    delta, at = varints(data, at + 1)
     times = of_lane([lane.base_timestamp for lane in lanes]) + delta
     if any(lane.is_append_time for lane in lanes):
         fixed = of_lane([lane.max_timestamp for lane in lanes])
         times = np.where(of_lane([lane.is_append_time for lane in lanes]) > 0, fixed, times)
-    delta, at = _varint(data, at)
+    delta, at = varints(data, at)
     offsets = of_lane([lane.base_offset for lane in lanes]) + delta
     key_length, key_at, at = _sized(data, at, ends)
     value_length, value_at, at = _sized(data, at, ends)
-    headers, at = _varint(data, at)
+    headers, at = varints(data, at)
     _check((headers >= 0) & (headers * 2 <= ends - at), "header count")
     return Walk(offsets, times, key_at, key_length, value_at, value_length, at, headers)
 
 
-def _find_records(buffer: bytes, position: int, lane: Lane, starts: list[int]) -> int:
-    """Append where each record of a lane begins, which does so at `position`; where it ends. That
-    all of them lie in the lane follows from the last one's end: none begins before the one it
-    follows."""
-    stop = position + len(lane.records)
-    append = starts.append
-    try:
-        for _ in range(lane.count):
-            append(position)
-            byte = buffer[position]
-            if byte < 128:
-                position += 1 + (byte >> 1)
-            elif (second := buffer[position + 1]) < 128:
-                position += 2 + ((byte & 0x7F | second << 7) >> 1)
-            else:
-                position = _behind(buffer, position)
-    except IndexError:
-        raise UndecodableBatch("a batch's records: record length") from None
-    if position != stop:
-        raise UndecodableBatch("a batch's records: they are not as long as their batch")
-    return stop
-
-
-def _behind(buffer: bytes, position: int) -> int:
-    """Where a record ends that begins at `position`, whatever its length. Raises IndexError."""
-    length = 0
-    for n in range(_VARINT_BYTES_MAX):
-        byte = buffer[position + n]
-        length |= (byte & 0x7F) << 7 * n
-        if byte < 128:
-            return position + n + 1 + (length >> 1)
-    raise UndecodableBatch("a batch's records: record length")
-
-
-def _varint(data: Any, at: Ints) -> tuple[Ints, Ints]:
-    """(zigzag values, positions after them) of varints at `at`."""
-    byte = data[at]
-    value = (byte & 0x7F).astype(np.int64)
-    at = at + 1
-    more = byte > 127
-    shift = 7
-    while more.any():
-        # Only what is cut off reads behind the last lane; that is refused by its length.
-        if shift >= 7 * _VARINT_BYTES_MAX:
-            raise UndecodableBatch("a varint is too long")
-        byte = data[np.minimum(at, len(data) - 1)]
-        value |= np.where(more, (byte & 0x7F).astype(np.int64) << shift, 0)
-        at = at + more
-        more = more & (byte > 127)
-        shift += 7
-    return (value >> 1) ^ -(value & 1), at
-
-
 def _sized(data: Any, at: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     """(length or -1, where it begins, what comes after it) of a field with its length in front."""
-    length, at = _varint(data, at)
+    length, at = varints(data, at)
     after = at + np.maximum(length, 0)
     _check(after <= end, "field length")
     return length, at, after
@@ -365,7 +240,7 @@ def _headers(data: memoryview, found: Walk) -> pa.Array:
 def _field(data: memoryview, at: int) -> tuple[bytes | None, int]:
     value, shift = 0, 0
     while True:
-        if at >= len(data) or shift >= 7 * _VARINT_BYTES_MAX:
+        if at >= len(data) or shift >= 7 * BYTES_MAX:
             raise UndecodableBatch("a header is cut off")
         byte = data[at]
         value |= (byte & 0x7F) << shift

@@ -102,3 +102,7 @@ class CommitConflict(PipelineError):
 
 class SinkInconsistent(PipelineError):
     """The table does not say up to where it has been written, though it has been."""
+
+
+class UndecodableBatch(PipelineError):
+    """Bytes that are no record batch, or one whose records must not be shown as they are."""

@@ -20,8 +20,9 @@ import pyarrow as pa
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
-from vdl.pipeline.columns import Gathered, UndecodableBatch, open_lane
-from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.columns import Gathered, open_lane
+from vdl.pipeline.errors import PipelineError, UndecodableBatch
+from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import OffsetRange
 from vdl.records import CorruptBatch, crc_matches, split_batches
 
@@ -51,7 +52,7 @@ def read_batches(
     """(the offset behind it, records of the range), as far as it goes. Raises FAILURES."""
     topic_id, leader = _leader(wanted, bootstrap)
     position = wanted.start
-    gathered = Gathered(wanted, columns)
+    gathered = Gathered(wanted, columns, Inflated())
     with _client(*leader) as client:
         try:
             while position < wanted.end:
@@ -63,13 +64,13 @@ def read_batches(
                     if behind <= position or position >= wanted.end:
                         continue
                     lane = open_lane(batch)
-                    position = behind
                     if lane is not None and lane.count:
                         gathered.add(lane)
+                    position = behind
+                    if gathered.is_enough:
+                        yield min(position, wanted.end), gathered.take()
                 if position == asked:
                     raise NotFetched(f"{wanted.topic} {wanted.partition}: nothing from {asked} on")
-                if gathered.is_enough:
-                    yield min(position, wanted.end), gathered.take()
         except FAILURES:
             if gathered:  # whole batches, all good
                 yield min(position, wanted.end), gathered.take()

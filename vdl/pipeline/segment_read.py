@@ -35,9 +35,15 @@ from segments.identity import read_identity
 from segments.recovery import log_directory
 from segments.segment import LogFiles
 from vdl.pipeline.columns import Gathered, open_lane
-from vdl.pipeline.positions import OffsetRange
+from vdl.pipeline.inflated import Inflated
+from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange
 
 CATALOG_GROUP = 0
+TASK_BYTES_MAX = 64 << 20
+"""Of segment files that one task reads, unless a single one is larger."""
+TASKS_WANTED = 8
+"""What is to be read from files is cut for so many tasks at least, as far as there are segments: it
+is not known here how many cores the executors have."""
 _ITEM = struct.Struct("<IH")
 _TOPIC = b"t"
 
@@ -54,6 +60,7 @@ class SealedSegment:
     end_index: int
     base_offset: int
     next_offset: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,17 @@ class SegmentRange:
 
     wanted: OffsetRange
     segment: SealedSegment
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTask:
+    """Ranges of one partition, one behind the other, that one task reads."""
+
+    pieces: tuple[SegmentRange, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(piece.wanted.count for piece in self.pieces)
 
 
 def find(directory: str, topic: str, topic_id: str, count: int) -> dict[int, list[SealedSegment]]:
@@ -114,6 +132,7 @@ def _sealed(fs: RealFileSystem, directory: str, log_id: int, group_id: int) -> l
         SealedSegment(
             directory, log_id, group_id, info.number, info.first_index, after.first_index,
             info.base_offset, after.base_offset,
+            Path(files.segment_path(info.number)).stat().st_size,
         )
         for info, after in pairwise(infos)
         if after.number == info.number + 1 and after.first_index > info.first_index
@@ -156,9 +175,33 @@ def divide(
     return from_files, rest
 
 
-def read_segment(task: SegmentRange, *, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The records of a range. Each frame's CRC is checked. Raises StorageError, OSError,
-    UndecodableBatch; what was yielded before is good."""
+def group(from_files: Sequence[SegmentRange], *, tasks_min: int = 0) -> list[SegmentTask]:
+    """Tasks of segments that follow one another: TASK_ROWS_MAX offsets and TASK_BYTES_MAX of files
+    at most, unless one segment has more, and at least `tasks_min` tasks or TASKS_WANTED, as far as
+    there are segments. A task costs as much as some thousand records."""
+    total = sum(one.wanted.count for one in from_files)
+    rows_max = min(TASK_ROWS_MAX, total // (tasks_min or TASKS_WANTED))
+    groups: list[list[SegmentRange]] = []
+    rows = size = 0
+    for one in from_files:
+        before = groups[-1][-1].wanted if groups else None
+        goes_on = before is not None and (before.topic, before.partition, before.end) == (
+            one.wanted.topic, one.wanted.partition, one.wanted.start
+        )  # fmt: skip
+        rows, size = rows + one.wanted.count, size + one.segment.size_bytes
+        if goes_on and rows <= rows_max and size <= TASK_BYTES_MAX:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+            rows, size = one.wanted.count, one.segment.size_bytes
+    return [SegmentTask(tuple(pieces)) for pieces in groups]
+
+
+def read_segment(
+    task: SegmentRange, *, columns: Sequence[str], memory: Inflated
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range, decompressed in `memory`. Each frame's CRC is checked. Raises
+    StorageError, OSError, UndecodableBatch; what was yielded before is good."""
     one, wanted = task.segment, task.wanted
     fs = RealFileSystem()
     path = log_directory(one.directory, one.log_id)
@@ -169,7 +212,7 @@ def read_segment(task: SegmentRange, *, columns: Sequence[str]) -> Iterator[pa.R
     info = next((i for i in infos if i.number == one.number), None)
     if info is None or info.first_index != one.first_index:
         raise FileNotFoundError(files.segment_path(one.number))
-    gathered = Gathered(wanted, columns)
+    gathered = Gathered(wanted, columns, memory)
     for entry, _, _ in files.walk(info, one.end_index):
         if entry.base_offset >= wanted.end:
             break

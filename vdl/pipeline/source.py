@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from vdl.pipeline.errors import UndecodableBatch
 from vdl.pipeline.filters import Pushed, push
 from vdl.pipeline.options import AtTime, ReadOptions, parse
 from vdl.pipeline.positions import (
@@ -39,17 +40,18 @@ from vdl.pipeline.positions import (
     cut,
     ranges,
 )
-from vdl.pipeline.segment_read import SealedSegment, SegmentRange
+from vdl.pipeline.segment_read import SealedSegment, SegmentTask
 from vdl.pipeline.topics import Topics
+from vdl.pipeline.worker import exempt_modules_from_collection
 
 SAMPLES_EVERY = 16
 """Batches between two looks at how large records are."""
 
 
 class RangePartition(InputPartition):
-    """What one task reads: a range over the protocol, or from a segment."""
+    """What one task reads: a range over the protocol, or from segments."""
 
-    def __init__(self, wanted: OffsetRange | SegmentRange) -> None:
+    def __init__(self, wanted: OffsetRange | SegmentTask) -> None:
         super().__init__(wanted)
 
 
@@ -79,9 +81,11 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
     """The executor's side of both readers."""
     assert isinstance(partition, RangePartition), partition
     task = partition.value
-    if isinstance(task, SegmentRange):
-        return read_segment_or_broker(task, options)
-    return read_broker(task, options)
+    if isinstance(task, SegmentTask):
+        yield from read_segments(task, options)
+    else:
+        yield from read_broker(task, options)
+    exempt_modules_from_collection()
 
 
 def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
@@ -118,23 +122,26 @@ def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
     )
 
 
-def read_segment_or_broker(task: SegmentRange, options: ReadOptions) -> Iterator[Any]:
-    """From the file as far as it can be read; what is missing then, over the protocol: retention
-    may have removed the file, this executor may not see it, or it may be damaged."""
-    from vdl.pipeline.columns import UndecodableBatch
+def read_segments(task: SegmentTask, options: ReadOptions) -> Iterator[Any]:
+    """One segment after the other. Each is read from its file as far as it can be; what is missing
+    then, over the protocol: retention may have removed the file, this executor may not see it, or
+    it may be damaged."""
+    from vdl.pipeline.inflated import Inflated
     from vdl.pipeline.segment_read import FAILURES, read_segment
 
-    position = task.wanted.start
     columns = options.columns if "offset" in options.columns else (*options.columns, "offset")
-    try:
-        for batch in read_segment(task, columns=columns):
-            if batch.num_rows:
-                position = batch.column("offset")[-1].as_py() + 1
-            yield batch.select(list(options.columns))
-    except (*FAILURES, UndecodableBatch):
-        rest = OffsetRange(task.wanted.topic, task.wanted.partition, position, task.wanted.end)
-        if rest.count:
-            yield from read_broker(rest, options)
+    memory = Inflated()
+    for piece in task.pieces:
+        wanted, position = piece.wanted, piece.wanted.start
+        try:
+            for batch in read_segment(piece, columns=columns, memory=memory):
+                if batch.num_rows:
+                    position = batch.column("offset")[-1].as_py() + 1
+                yield batch.select(list(options.columns))
+        except (*FAILURES, UndecodableBatch):
+            rest = OffsetRange(wanted.topic, wanted.partition, position, wanted.end)
+            if rest.count:
+                yield from read_broker(rest, options)
 
 
 def plan(
@@ -143,7 +150,7 @@ def plan(
     """The tasks for these ranges. `known` has the topics' ids and partitions."""
     if not options.segments:
         return [RangePartition(piece) for piece in cut(wanted, tasks_min=options.tasks_min)]
-    from vdl.pipeline.segment_read import FAILURES, divide, find
+    from vdl.pipeline.segment_read import FAILURES, divide, find, group
 
     places: list[dict[tuple[str, int], list[SealedSegment]]] = []
     for directory in options.segments:
@@ -156,7 +163,9 @@ def plan(
             place |= {(topic, partition): sealed for partition, sealed in found.items()}
         places.append(place)
     from_files, rest = divide(wanted, places)
-    tasks: list[InputPartition] = [RangePartition(piece) for piece in from_files]
+    tasks: list[InputPartition] = [
+        RangePartition(task) for task in group(from_files, tasks_min=options.tasks_min)
+    ]
     return tasks + [RangePartition(piece) for piece in cut(rest, tasks_min=options.tasks_min)]
 
 
