@@ -1,9 +1,11 @@
 """The event loop as a server wants it: whole turns, and threads that are heard cheaply.
 
-asyncio runs what a callback asks for with `call_soon` only after it has looked at all sockets
-again. A server does its work at the end of each turn, so each would cost two rounds of the loop,
-and each answer to a client a third. Here the end of a turn is an event of its own: the selector
-adds it behind those that are ready, asyncio runs it behind their callbacks, in the same round.
+asyncio puts each callback of a file into a queue, and runs what a callback asks for with
+`call_soon` only after it has looked at all files again. A server does its work at the end of each
+turn, so each would cost two rounds of the loop, and each answer to a client a third. Here files are
+called for straight from the selector, and the end of a turn is called for behind them, in the same
+round. The files of asyncio's own transports still go through its queue; in a round with such the
+end is queued behind them.
 
 asyncio also wakes its loop for a thread by a socket pair, which takes three system calls. Linux has
 eventfd for that, which takes two.
@@ -19,70 +21,158 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from vdl.clock import Timer
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike as _File
+
+_Ts = TypeVarTuple("_Ts")
 
 _NS = 1e9
 _ROUNDS_MAX = 4
 """How often what is done at the end of a turn may ask for more in the same turn: work comes, is
 done, is answered, and the answers let the next request of a connection begin."""
 
-_Events = list[tuple[selectors.SelectorKey, int]]
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_Call = Callable[[], object]
+
+
+class _Watch:
+    """Whom to call for a file. Both are None once nobody is: also for an event of this very turn,
+    which was reported before."""
+
+    __slots__ = ("readable", "writable")
+
+    def __init__(self) -> None:
+        self.readable: _Call | None = None
+        self.writable: _Call | None = None
 
 
 class _TurnSelector(selectors.EpollSelector):
-    """Reports one more event whenever any is ready: the turn's end, for asyncio to call."""
+    """Calls for the files whose data is a `_Watch`, and reports asyncio's."""
 
-    def __init__(self) -> None:
+    def __init__(self, take_turn: Callable[[list[tuple[_Watch, int]], bool], None]) -> None:
+        """`take_turn`: some files are ready; whether some of asyncio's are, too."""
         super().__init__()
-        self.end: _Events = []
-        """What is reported besides; in asyncio's form, set once its loop is there."""
-        self.in_turn = False
-        """Whether the turn's end is still to come."""
+        self._take_turn = take_turn
+        self.end: list[tuple[selectors.SelectorKey, int]] = []
+        """Reported behind asyncio's files; in its own form, set once its loop is there."""
 
-    def select(self, timeout: float | None = None) -> _Events:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(timeout)
-        if events:
-            events += self.end
-            self.in_turn = True
-        return events
+        if not events:
+            return events
+        ours: list[tuple[_Watch, int]] = []
+        theirs: list[tuple[selectors.SelectorKey, int]] = []
+        for event in events:
+            watch = event[0].data
+            if type(watch) is _Watch:
+                ours.append((watch, event[1]))
+            else:
+                theirs.append(event)
+        if theirs:
+            theirs += self.end
+        self._take_turn(ours, bool(theirs))
+        return theirs
 
 
 class TurnLoop(asyncio.SelectorEventLoop):
     """asyncio's own loop, with turns."""
 
     def __init__(self) -> None:
-        self._turn_selector = _TurnSelector()
+        self._turn_selector = _TurnSelector(self._take_turn)
         super().__init__(self._turn_selector)
         # A file that asyncio reads from is registered with (reader's handle, writer's handle).
         data = (asyncio.Handle(self._end_turn, (), self), None)
-        key = selectors.SelectorKey(-1, -1, selectors.EVENT_READ, data)
-        self._turn_selector.end = [(key, selectors.EVENT_READ)]
+        self._turn_selector.end = [(selectors.SelectorKey(-1, -1, _READ, data), _READ)]
+        self._in_turn = False
+        """Whether the turn's end is still to come."""
         self._at_end: list[Callable[[], None]] = []
 
+    # --- turns -----------------------------------------------------------------------------------
     def at_turn_end(self, fn: Callable[[], None]) -> None:
         """Run `fn` at the end of the turn, with what it asks for in turn; soon, between turns."""
-        if self._turn_selector.in_turn:
+        if self._in_turn:
             self._at_end.append(fn)
         else:
             self.call_soon(fn)
 
+    def _take_turn(self, ready: list[tuple[_Watch, int]], goes_on: bool) -> None:
+        self._in_turn = True
+        for watch, events in ready:
+            if events & _READ and watch.readable is not None:
+                self._call(watch.readable)
+            if events & _WRITE and watch.writable is not None:
+                self._call(watch.writable)
+        if not goes_on:
+            self._end_turn()
+
     def _end_turn(self) -> None:
-        try:
-            for _ in range(_ROUNDS_MAX):
-                if not self._at_end:
-                    break
-                for fn in self._take():
-                    fn()
-        finally:
-            self._turn_selector.in_turn = False
-            for fn in self._take():  # after a look at the sockets, so that nobody starves
+        for _ in range(_ROUNDS_MAX):
+            if not self._at_end:
+                break
+            fns, self._at_end = self._at_end, []
+            for fn in fns:
+                self._call(fn)
+        self._in_turn = False
+        if self._at_end:  # after a look at the files, so that nobody starves
+            fns, self._at_end = self._at_end, []
+            for fn in fns:
                 self.call_soon(fn)
 
-    def _take(self) -> list[Callable[[], None]]:
-        taken, self._at_end = self._at_end, []
-        return taken
+    def _call(self, fn: _Call) -> None:
+        try:
+            fn()
+        except Exception as error:  # noqa: BLE001 - as asyncio does for its callbacks
+            self.call_exception_handler({"message": "exception in a turn", "exception": error})
+
+    # --- files, as `asyncio.AbstractEventLoop` has it -------------------------------------------
+    def add_reader(self, fd: _File, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        watch = self._find(fd) or _Watch()
+        watch.readable = partial(callback, *args) if args else callback
+        self._update(fd, watch)
+
+    def add_writer(self, fd: _File, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        watch = self._find(fd) or _Watch()
+        watch.writable = partial(callback, *args) if args else callback
+        self._update(fd, watch)
+
+    def remove_reader(self, fd: _File) -> bool:
+        watch = self._find(fd)
+        if watch is None or watch.readable is None:
+            return False
+        watch.readable = None
+        self._update(fd, watch)
+        return True
+
+    def remove_writer(self, fd: _File) -> bool:
+        watch = self._find(fd)
+        if watch is None or watch.writable is None:
+            return False
+        watch.writable = None
+        self._update(fd, watch)
+        return True
+
+    def _find(self, file: _File) -> _Watch | None:
+        key = self._turn_selector.get_map().get(file)
+        if key is None:
+            return None
+        assert type(key.data) is _Watch, f"{file} belongs to a transport"
+        return key.data
+
+    def _update(self, file: _File, watch: _Watch) -> None:
+        """Have the selector look for what somebody wants to be called for."""
+        selector = self._turn_selector
+        events = (_READ if watch.readable else 0) | (_WRITE if watch.writable else 0)
+        if not events:
+            selector.unregister(file)
+        elif file in selector.get_map():
+            selector.modify(file, events, watch)
+        else:
+            selector.register(file, events, watch)
 
 
 class LoopClock:
@@ -109,10 +199,9 @@ class LoopClock:
 class Doorbell:
     """How threads have something run on the loop."""
 
-    __slots__ = ("_calls", "_file", "_loop")
+    __slots__ = ("_calls", "_file")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
         self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.add_reader(self._file, self._answer)

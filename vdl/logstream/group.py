@@ -395,10 +395,10 @@ class Group:
         self.owner.committed(commit)
 
     def _changes_members(self, message: MsgStorageApply) -> bool:
-        return any(
-            entry.kind in CONF_CHANGE_KINDS and entry.index > self.reflects
-            for entry in message.entries
-        )
+        for entry in message.entries:  # a generator costs, for each commit
+            if entry.kind in CONF_CHANGE_KINDS and entry.index > self.reflects:
+                return True
+        return False
 
     def _hold(self, message: MsgStorageApply, turn: Turn) -> None:
         """Wait until the commit index is durable here, and have what follows wait too. Members

@@ -370,6 +370,7 @@ class Host:
                     touched[group.group_id] = group
             if self._catalog_changed:
                 self.catalog_applied()
+            self._send(turn)  # first: what is on its way to others is waited for longest
             self._answers.submit(turn)
         self._scheduled = False
         self._send(turn)
@@ -412,10 +413,9 @@ class Host:
     def _unreachable(self, messages: Sequence[tuple[int, Message]]) -> None:
         """Entries that did not leave: their peer is probed again."""
         for group_id, message in messages:
-            if type(message) is MsgApp or type(message) is MsgSnap:
-                group = self._groups.get(group_id)
-                if group is not None:
-                    group.node.report_unreachable(message.to)
+            group = self._groups.get(group_id)
+            if group is not None and (type(message) is MsgApp or type(message) is MsgSnap):
+                group.node.report_unreachable(message.to)
 
     def _after_pump(self, group: Group, tick: int) -> None:
         """Leadership news and the next due tick."""

@@ -128,6 +128,10 @@ def split_members(items: Items, founding: Members) -> tuple[Members, Items]:
 def for_the_owner(entries: Sequence[Entry], reflects: int) -> Sequence[Entry]:
     """The entries that an owner applies: no membership changes, and none that its state already
     reflects."""
-    if entries[0].index > reflects and not any(e.kind in CONF_CHANGE_KINDS for e in entries):
-        return entries
+    if entries[0].index > reflects:
+        for entry in entries:
+            if entry.kind in CONF_CHANGE_KINDS:
+                break
+        else:
+            return entries
     return [e for e in entries if e.index > reflects and e.kind not in CONF_CHANGE_KINDS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Callable
 
@@ -23,8 +24,7 @@ def run(scenario: Callable[[TurnLoop], None], *, seconds: float = 0.2) -> None:
 
 def ready_file() -> int:
     """A file that is readable until it is read."""
-    file = os.eventfd(1, os.EFD_NONBLOCK)
-    return file
+    return os.eventfd(1, os.EFD_NONBLOCK)
 
 
 def test_turn_ends_after_all_that_was_ready_and_before_the_next_look() -> None:
@@ -150,3 +150,74 @@ def test_doorbell_runs_calls_of_threads_in_order() -> None:
     with asyncio.Runner(loop_factory=TurnLoop) as runner:
         runner.run(scenario())
     assert seen == {0: list(range(count)), 1: list(range(count))}
+
+
+def test_files_are_called_for_until_nobody_wants_to_be() -> None:
+    """Reading and writing come and go each for itself; who is removed in a turn is not called in
+    it, though its file was ready; what is not there cannot be removed."""
+    seen: list[str] = []
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+
+    def scenario(loop: TurnLoop) -> None:
+        assert not loop.remove_reader(ours)
+        assert not loop.remove_writer(ours)
+
+        def readable(word: str) -> None:
+            seen.append(word + ours.recv(10).decode())
+            loop.remove_writer(ours)
+            loop.add_reader(ours, again)
+
+        def again() -> None:
+            seen.append(f"again {ours.recv(10).decode()}")
+            assert loop.remove_reader(ours)
+            assert not loop.remove_reader(ours)
+            theirs.send(b"3")
+
+        theirs.send(b"1")
+        loop.add_reader(ours, readable, "first ")
+        loop.add_writer(ours, seen.append, "never")
+        loop.add_writer(theirs, loop.remove_writer, theirs)
+        loop.call_later(0.05, theirs.send, b"2")
+
+    run(scenario)
+    ours.close()
+    theirs.close()
+    assert seen == ["first 1", "again 2"]
+
+
+def test_files_of_transports_share_the_turn() -> None:
+    """The end comes behind asyncio's own callbacks, which come behind those of watched files."""
+    seen: list[str] = []
+    file = ready_file()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, TurnLoop)
+        clock = LoopClock(loop)
+        ours, theirs = socket.socketpair()
+
+        class Protocol(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                seen.append("transport")
+                clock.call_soon(lambda: seen.append("end"))
+
+        transport, _ = await loop.create_connection(Protocol, sock=ours)
+
+        def readable() -> None:
+            os.eventfd_read(file)
+            seen.append("watched")
+            clock.call_soon(lambda: seen.append("end"))
+
+        theirs.send(b"x")
+        loop.add_reader(file, readable)
+        await asyncio.sleep(0.1)
+        loop.remove_reader(file)
+        transport.close()
+        theirs.close()
+
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        runner.run(scenario())
+    os.close(file)
+    assert seen == ["watched", "transport", "end", "end"]
