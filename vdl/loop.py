@@ -131,16 +131,24 @@ class TurnLoop(asyncio.SelectorEventLoop):
 
     # --- files, as `asyncio.AbstractEventLoop` has it -------------------------------------------
     def add_reader(self, fd: _File, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        if self._is_theirs(fd):
+            super().add_reader(fd, callback, *args)
+            return
         watch = self._find(fd) or _Watch()
         watch.readable = partial(callback, *args) if args else callback
         self._update(fd, watch)
 
     def add_writer(self, fd: _File, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        if self._is_theirs(fd):
+            super().add_writer(fd, callback, *args)
+            return
         watch = self._find(fd) or _Watch()
         watch.writable = partial(callback, *args) if args else callback
         self._update(fd, watch)
 
     def remove_reader(self, fd: _File) -> bool:
+        if self._is_theirs(fd):
+            return super().remove_reader(fd)
         watch = self._find(fd)
         if watch is None or watch.readable is None:
             return False
@@ -149,6 +157,8 @@ class TurnLoop(asyncio.SelectorEventLoop):
         return True
 
     def remove_writer(self, fd: _File) -> bool:
+        if self._is_theirs(fd):
+            return super().remove_writer(fd)
         watch = self._find(fd)
         if watch is None or watch.writable is None:
             return False
@@ -156,12 +166,15 @@ class TurnLoop(asyncio.SelectorEventLoop):
         self._update(fd, watch)
         return True
 
+    def _is_theirs(self, file: _File) -> bool:
+        """Whether asyncio has registered the file itself: `sock_connect` and its like do, and take
+        it back by the methods above."""
+        key = self._turn_selector.get_map().get(file)
+        return key is not None and type(key.data) is not _Watch
+
     def _find(self, file: _File) -> _Watch | None:
         key = self._turn_selector.get_map().get(file)
-        if key is None:
-            return None
-        assert type(key.data) is _Watch, f"{file} belongs to a transport"
-        return key.data
+        return None if key is None else key.data
 
     def _update(self, file: _File, watch: _Watch) -> None:
         """Have the selector look for what somebody wants to be called for."""

@@ -289,6 +289,7 @@ class Server:
             context.groups.attach(coordinator)
         self.frontend = Frontend(context)
         host.on_catalog_change = self._catalog_changed
+        host.on_answers = self.frontend.flush
         host.upkeep.policy_of = self._retention_policy
         host.start()
         self._register()

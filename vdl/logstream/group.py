@@ -24,6 +24,7 @@ from raft.errors import SnapshotTemporarilyUnavailable
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
 from raft.types import CONF_CHANGE_KINDS, ColdRead, Entry, NodeId, Snapshot
+from vdl.clock import MS
 from vdl.logstream.options import HostOptions
 from vdl.logstream.pace import Pace
 from vdl.logstream.reads import ReadRounds
@@ -43,6 +44,10 @@ from vdl.logstream.turn import Turn, server_of
 
 SNAPSHOT_RETRY_TICKS = 500
 """After which it is looked again whether a state that was too large fits into a snapshot."""
+
+
+_LATELY_NS = 1_000 * MS
+"""How long the loss of a leader is news to clients."""
 
 
 class Owner(Protocol):
@@ -298,6 +303,10 @@ class Group:
             self.catch_up(tick)
             node.campaign()
 
+    def lost_leader_ns(self, now_ns: int) -> int:
+        """When the group lost its leader together with the leader's server; 0 if not lately."""
+        return self.leader_lost_ns if now_ns - self.leader_lost_ns <= _LATELY_NS else 0
+
     def asks_for_news(self) -> MsgAppResp:
         """What makes the leader repeat its commit index, the news of which may have been lost: an
         old acknowledgement. Like every one it vouches for nothing that is not durable here."""
@@ -326,7 +335,7 @@ class Group:
                 if self._held or self.owner.is_remembered or self._changes_members(apply):
                     self._hold(apply, turn)
                 else:
-                    self.apply(apply)
+                    turn.applies.append((self, apply))
             if ready.read_states:
                 self.reads.confirmed(ready.read_states)
                 self.reads.applied(self.applied)
@@ -409,10 +418,15 @@ class Group:
         turn.urgent = True
         turn.after_append.append((self, True, [message]))
 
+    def apply_held(self, message: MsgStorageApply) -> None:
+        """`apply` what waited for the disk."""
+        self._held -= 1
+        assert self._held >= 0, self.group_id
+        self.apply(message)
+
     def apply(self, message: MsgStorageApply) -> None:
-        """Apply committed entries, in order; not those that were held until a snapshot, which
-        always stands for more than what was committed before, had brought what comes of them."""
-        self._held = max(0, self._held - 1)
+        """Apply committed entries, in order; not those that waited until a snapshot, which always
+        stands for more than what was committed before, had brought what comes of them."""
         if message.entries[-1].index > self.applied:
             self._apply(message.entries)
         else:

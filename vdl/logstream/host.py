@@ -28,7 +28,7 @@ from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
 from rpc.peer import FrameType
 from rpc.streams import Transport
-from vdl.clock import MS, Clock
+from vdl.clock import Clock
 from vdl.log import Log
 from vdl.logstream.answers import Answers
 from vdl.logstream.birth import BirthRecord, encode_record
@@ -62,9 +62,6 @@ from vdl.state.catalog import Catalog, GroupInfo
 from vdl.state.coordinator import Coordinator
 from vdl.state.partition import PartitionState
 
-_LATELY_NS = 1_000 * MS
-"""How long the loss of a leader is news to clients."""
-
 
 class Host:
     """One server's log streams and state groups. Implements `rpc.streams.PeerHandler`."""
@@ -91,6 +88,8 @@ class Host:
         self.stats = HostStats()
         self.on_leader_news: Callable[[], None] = _nothing
         """Called at the end of a turn in which some group's leader changed."""
+        self.on_answers: Callable[[], None] = _nothing
+        """Called within a turn when clients' appends may have been answered."""
         self.on_catalog_change: Callable[[], None] = _nothing
         """Called after the applied catalog changed."""
         self._record = record
@@ -157,6 +156,8 @@ class Host:
             self.leadership,
             alive=self._alive,
             catalog=self.catalog,
+            transport=transport,
+            clock=clock,
             election_ticks=options.election_ticks,
         )
         self._conditions = Conditions(store=store, alive=self._alive, transport=transport, log=log)
@@ -303,23 +304,11 @@ class Host:
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""
         group = self._groups.get(group_id)
-        if group is None or self.clock.now_ns() - group.leader_lost_ns > _LATELY_NS:
-            return 0
-        return group.leader_lost_ns
+        return 0 if group is None else group.lost_leader_ns(self.clock.now_ns())
 
     def confirm_links(self, done: Callable[[], None]) -> None:
-        """Call `done` when it is certain again who is alive: a client that has just lost its
-        server asks another one at once, before that one has noticed. Not from within this call."""
-        waiting = [1 + len(self._alive)]
-
-        def confirmed() -> None:
-            waiting[0] -= 1
-            if not waiting[0]:
-                done()
-
-        for server in sorted(self._alive):
-            self._transport.confirm(server, confirmed)
-        self.clock.call_soon(confirmed)
+        """See `Proofs.confirm`."""
+        self._proofs.confirm(done)
 
     def coordinator_group(self, key: str) -> int:
         """The coordinator group of a consumer group: equal on every server, for ever."""
@@ -370,8 +359,11 @@ class Host:
                     touched[group.group_id] = group
             if self._catalog_changed:
                 self.catalog_applied()
-            self._send(turn)  # first: what is on its way to others is waited for longest
+            # In the order of how long it is waited for: peers, clients, the disk, the machines.
+            self._send(turn)
+            self.on_answers()
             self._answers.submit(turn)
+            self._apply(turn)
         self._scheduled = False
         self._send(turn)
         self.upkeep.watch(touched)
@@ -384,6 +376,13 @@ class Host:
                 stream.wake()
         self._due.arm()
 
+    def _apply(self, turn: Turn) -> None:
+        applies, turn.applies = turn.applies, []
+        for group, message in applies:
+            if self._groups.get(group.group_id) is group:
+                group.apply(message)
+                self._stepped(group)
+
     def _deliver(self, group: Group, responses: Sequence[Message]) -> None:
         """What waited for the disk may be said now: to this node itself, or to its peers."""
         if self._groups.get(group.group_id) is not group:
@@ -392,7 +391,8 @@ class Host:
             if message.to == group.replica_id:
                 group.node.step(message)
             elif isinstance(message, MsgStorageApply):
-                group.apply(message)
+                self._apply(self._turn)
+                group.apply_held(message)
             else:
                 self._turn.send(group.group_id, message)
         self._stepped(group)

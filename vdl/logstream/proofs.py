@@ -9,10 +9,12 @@ Must not know: when that is, how lists travel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from raft.messages import MsgHeartbeat
 from rpc.hello import Hello
+from rpc.streams import Transport
+from vdl.clock import Clock
 from vdl.logstream.group import Group
 from vdl.logstream.leadership import Leadership
 from vdl.logstream.options import TICK_NS
@@ -23,7 +25,7 @@ from vdl.state.catalog import Catalog
 class Proofs:
     """See the module. `alive` and `catalog` are the host's own, read only."""
 
-    __slots__ = ("_alive", "_catalog", "_leadership", "_within_ns")
+    __slots__ = ("_alive", "_catalog", "_clock", "_leadership", "_transport", "_within_ns")
 
     def __init__(
         self,
@@ -31,12 +33,31 @@ class Proofs:
         *,
         alive: Mapping[int, Hello],
         catalog: Catalog,
+        transport: Transport,
+        clock: Clock,
         election_ticks: int,
     ) -> None:
         self._leadership = leadership
         self._alive = alive
         self._catalog = catalog
+        self._transport = transport
+        self._clock = clock
         self._within_ns = election_ticks * TICK_NS
+
+    def confirm(self, done: Callable[[], None]) -> None:
+        """Call `done` when it is certain again who is alive: a client that has just lost its
+        server asks another one at once, before that one has noticed. Not from within this call."""
+        waiting = 1 + len(self._alive)
+
+        def confirmed() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                done()
+
+        for server in sorted(self._alive):
+            self._transport.confirm(server, confirmed)
+        self._clock.call_soon(confirmed)
 
     def tell_leader(self, group: Group) -> None:
         """Tell a node that leads which peers are there. A list's acknowledgement is a server's; it

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raft.messages import Message, PeerMessage
+    from raft.messages import Message, MsgStorageApply, PeerMessage
     from vdl.logstream.group import Group
 
 SERVER_SHIFT = 16
@@ -31,7 +31,7 @@ def replica_id_of(server_id: int, replica_number: int) -> int:
 class Turn:
     """The outgoing messages and the journal wishes of one turn."""
 
-    __slots__ = ("after_append", "out", "staged", "urgent", "wake")
+    __slots__ = ("after_append", "applies", "out", "staged", "urgent", "wake")
 
     def __init__(self, wake: Callable[[Group], None]) -> None:
         self.wake = wake
@@ -40,6 +40,8 @@ class Turn:
         """Messages by server, in the order they were produced."""
         self.after_append: list[tuple[Group, bool, Sequence[Message]]] = []
         """(group, whether it staged something that must be synced, answers that wait for it)."""
+        self.applies: list[tuple[Group, MsgStorageApply]] = []
+        """What is committed and can be applied, once everything that is waited for has left."""
         self.staged = False
         self.urgent = False
 

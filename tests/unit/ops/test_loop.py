@@ -221,3 +221,37 @@ def test_files_of_transports_share_the_turn() -> None:
         runner.run(scenario())
     os.close(file)
     assert seen == ["watched", "transport", "end", "end"]
+
+
+def test_files_that_asyncio_watches_itself_are_its_own() -> None:
+    """`sock_connect` and its like register a file in asyncio's way, and take it back by the loop's
+    public methods."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        failures: list[object] = []
+        loop.set_exception_handler(lambda loop, context: failures.append(context))
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        ours = socket.socket()
+        ours.setblocking(False)
+        accepted = asyncio.ensure_future(loop.sock_accept(listening))
+        await asyncio.sleep(0)
+        await loop.sock_connect(ours, listening.getsockname())
+        theirs, _ = await accepted
+        heard = asyncio.ensure_future(loop.sock_recv(theirs, 10))
+        await asyncio.sleep(0.01)
+        await loop.sock_sendall(ours, b"x")
+        assert await heard == b"x"
+        # It belongs to nobody now, and can be watched.
+        told = loop.create_future()
+        loop.add_reader(theirs, told.set_result, None)
+        await loop.sock_sendall(ours, b"y")
+        await told
+        assert loop.remove_reader(theirs)
+        for end in (ours, theirs, listening):
+            end.close()
+        assert failures == []
+
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        runner.run(asyncio.wait_for(scenario(), 30))
