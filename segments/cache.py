@@ -7,7 +7,7 @@ does, so that a thousand quiet logs cost little.
 
 Rules: memory that was handed out as a view is never written again: truncation closes the chunk
 and what follows starts a new one. Only chunks whose entries are all in segments may go, oldest
-first over all logs, and only while the cache is above its budget. Cold reads never enter.
+first over all logs, and only for memory that would be above the budget. Cold reads never enter.
 
 Must not know: the journal, files.
 """
@@ -25,7 +25,8 @@ from segments.api import EntryLike
 CHUNK_BYTES_MIN = 4 << 10
 CHUNK_BYTES_MAX = (1 << 20) + (4 << 10)
 """A mebibyte, and room for the header of a batch that is one."""
-SPARE_CHUNKS_MAX = 32
+SPARE_CHUNKS_MAX = 8
+"""Evicted and not used again yet: beyond the budget."""
 ENTRY_OVERHEAD_BYTES = 400
 """What an entry costs beside its frame: the entry, its view, its numbers."""
 
@@ -197,10 +198,12 @@ class Cache:
         self._spare: deque[bytearray] = deque()
 
     def memory(self, capacity: int) -> bytearray:
-        """Memory for a chunk: an evicted one's, once nobody holds a view of it any more.
+        """Memory for a chunk. When the budget is used up, the oldest chunks that segments hold go
+        for it, and theirs is used again, once nobody holds a view of it any more.
 
         A fresh mebibyte costs 256 page faults, ten times what copying a batch into it does.
         """
+        self.evict(capacity)
         if capacity == CHUNK_BYTES_MAX:
             for _ in range(min(4, len(self._spare))):
                 memory = self._spare.popleft()
@@ -217,7 +220,8 @@ class Cache:
     def flushed(self, tail: Tail, flushed_index: int) -> None:
         """Entries up to `flushed_index` are in segments now."""
         already, tail.flushed_index = tail.flushed_index, flushed_index
-        for chunk in tail.chunks:
+        for number in range(max(0, tail.chunk_at(already + 1)), len(tail.chunks)):
+            chunk = tail.chunks[number]
             if chunk.end - 1 > flushed_index:
                 break
             if chunk.end - 1 > already:
@@ -226,9 +230,9 @@ class Cache:
                 chunk.charge = charge
                 self._evictable.append((tail, chunk))
 
-    def evict(self) -> None:
-        """Let the oldest flushed chunks go while above the budget."""
-        limit = self.bytes_max - len(self._spare) * CHUNK_BYTES_MAX
+    def evict(self, room: int = 0) -> None:
+        """Let the oldest flushed chunks go while `room` more bytes are above the budget."""
+        limit = self.bytes_max - room
         while self.bytes > limit and self._evictable:
             tail, chunk = self._evictable.popleft()
             if not tail.chunks or tail.chunks[0] is not chunk:
@@ -241,8 +245,8 @@ class Cache:
             self.evicted += 1
             if len(chunk.memory) == CHUNK_BYTES_MAX:
                 if len(self._spare) == SPARE_CHUNKS_MAX:
-                    self._spare.popleft()
-                self._spare.append(chunk.memory)
+                    self._spare.pop()
+                self._spare.appendleft(chunk.memory)
             if not tail.chunks:
                 tail.next_bytes = CHUNK_BYTES_MIN
 

@@ -2,8 +2,8 @@
 
 On the loop a `FlushPlan` is made: which chunks, from where to where. In the pool `run_flush` writes
 it: long runs straight from the chunks, Idx beside them, a new segment whenever the next frame would
-pass the size limit, written back in steps of a mebibyte so that the journal's writes never wait
-behind a large sync, and synced at the end. Nothing counts until the journal has a FLUSHED record; a
+pass the size limit, written back in steps so that the journal's writes never wait behind a large
+sync, and synced at the end. Nothing counts until the journal has a FLUSHED record; a
 crash or a full disk before that leaves scrap, which the next flush removes before it begins.
 
 Must not know: the journal, when to flush.
@@ -26,9 +26,10 @@ from segments.segment import (
     encode_segment_header,
 )
 
-WRITE_BACK_BYTES = 1 << 20
+WRITE_BACK_BYTES = 2 << 20
 """Written back, not synced: a sync has the file system commit its own journal, too, and the writes
-of ours wait for that."""
+of ours wait for that. Half of it costs a quarter more CPU time; of more the journal's writes would
+wait for too much."""
 NO_TIMESTAMP = -1
 _GROW_MIN = 64 << 10
 _GROW_MAX = 4 << 20
@@ -102,6 +103,8 @@ class _Writer:
         self._index = IndexWriter(plan.files)
         self._file: File | None = None
         self._allocated = 0
+        self._left = plan.bytes
+        """Of the plan, not written yet."""
         self._behind = 0
         """Bytes before the cursor that were neither synced nor written back."""
         self._new_names = False
@@ -167,10 +170,11 @@ class _Writer:
         if not len(view):
             return
         assert file is not None, "no segment is open"
-        self._grow(file, position + len(view))
+        self._grow(file, position, len(view))
+        self._left -= len(view)
         done = 0
         while done < len(view):
-            step = view[done : done + WRITE_BACK_BYTES - self._behind]
+            step = view[done : done + WRITE_BACK_BYTES]
             file.pwrite([step], position + done)
             done += len(step)
             self._behind += len(step)
@@ -178,12 +182,17 @@ class _Writer:
                 file.write_back(self._behind, position + done - self._behind)
                 self._behind = 0
 
-    def _grow(self, file: File, end: int) -> None:
-        """Lengthen the file in steps, so that most syncs find its length unchanged."""
-        while end > self._allocated:
-            step = min(max(self._allocated, _GROW_MIN), _GROW_MAX)
-            self._allocated = min(self._allocated + step, max(self.plan.limits.bytes, end))
-            file.truncate(self._allocated)
+    def _grow(self, file: File, position: int, length: int) -> None:
+        """Lengthen the file for all that this flush will write to it, and in steps, so that most
+        syncs find its length unchanged."""
+        if position + length <= self._allocated:
+            return
+        limit = max(self.plan.limits.bytes, position + length)
+        end = min(position + self._left, limit)
+        while self._allocated < end:
+            self._allocated += min(max(self._allocated, _GROW_MIN), _GROW_MAX)
+        self._allocated = min(self._allocated, limit)
+        file.truncate(self._allocated)
 
     def _roll(self, entry: EntryLike) -> None:
         """Seal the segment and begin the next with `entry`."""

@@ -30,7 +30,7 @@ class Reserve:
     def fill(self) -> None:
         """Make the pieces that are missing. Raises OSError (ENOSPC)."""
         fs = self._fs
-        missing = [path for path in self._paths() if not fs.exists(path)]
+        missing = self._missing()
         if not missing:
             return
         make_durable_directory(fs, self._folder)
@@ -58,7 +58,7 @@ class Reserve:
 
     def pieces(self) -> int:
         """How many are left."""
-        return sum(self._fs.exists(path) for path in self._paths())
+        return RESERVE_PIECES - len(self._missing())
 
     def take(self, path: str) -> bool:
         """Let a piece have the name `path`, durably; False when none is left."""
@@ -72,7 +72,8 @@ class Reserve:
 
     def free(self, count: int) -> bool:
         """Give so many pieces back to the file system; False when there are not as many."""
-        left = [path for path in self._paths() if self._fs.exists(path)]
+        missing = self._missing()
+        left = [path for path in self._paths() if path not in missing]
         if len(left) < count:
             return False
         for path in left[:count]:
@@ -89,7 +90,7 @@ class Reserve:
         file = fs.open(path)
         size = file.size()
         file.close()
-        missing = [piece for piece in self._paths() if not fs.exists(piece)]
+        missing = self._missing()
         if missing and size == self.piece_bytes:
             make_durable_directory(fs, self._folder)
             fs.rename(path, missing[0])
@@ -97,6 +98,11 @@ class Reserve:
         else:
             fs.unlink(path)
         fs.sync_directory(path.rpartition("/")[0])
+
+    def _missing(self) -> list[str]:
+        fs = self._fs
+        there = set(fs.list(self._folder)) if fs.exists(self._folder) else set()
+        return [path for path in self._paths() if path.rpartition("/")[2] not in there]
 
     def _paths(self) -> list[str]:
         return [f"{self._folder}/{self._name}-{n}" for n in range(RESERVE_PIECES)]

@@ -95,6 +95,23 @@ def test_memory_of_a_chunk_is_reused_only_without_views():
     assert all(len(memory) == CHUNK_BYTES_MAX for memory in again)
 
 
+def test_full_cache_grows_on_the_memory_of_its_oldest_chunk():
+    """At the budget nothing more is taken, as long as segments hold what is oldest."""
+    log = make_log(budget=5 * CHUNK_BYTES_MAX)
+    cache = log.tail.cache
+    stage(log, 4, CHUNK_BYTES_MAX - 1000)
+    memories = [chunk.memory for chunk in log.tail.chunks]
+    cache.flushed(log.tail, 3)
+    for oldest in memories[:3]:
+        stage(log, 1, CHUNK_BYTES_MAX - 1000)
+        assert log.tail.chunks[-1].memory is oldest
+        assert cache.bytes <= cache.bytes_max
+    for _ in range(2):
+        stage(log, 1, CHUNK_BYTES_MAX - 1000)
+        assert not any(log.tail.chunks[-1].memory is memory for memory in memories)
+    assert log.tail.first == 4
+
+
 def test_hits_and_misses_are_counted():
     """Reads that the cache answered, and those that needed the disk."""
     log = make_log()
