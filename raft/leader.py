@@ -518,9 +518,10 @@ def membership_changed(raft: Raft) -> None:
         if raft.step_down_on_removal:
             become_follower(raft, raft.term, NONE)
         return
-    if _maybe_commit(raft):
+    moved = _maybe_commit(raft)
+    if moved:
         _commit_moved(raft)
-    else:
+    if not moved or raft.commit_apart:
         for node, progress in raft.peers:
             _maybe_send_append(raft, node, progress, send_if_empty=False)
     if raft.lead_transferee not in raft.membership.voters():

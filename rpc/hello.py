@@ -30,8 +30,9 @@ from struct import Struct
 
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 1
-PROTOCOL_VERSION_MIN = 1
+PROTOCOL_VERSION = 2
+PROTOCOL_VERSION_MIN = 2
+"""Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`)."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

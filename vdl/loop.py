@@ -73,10 +73,13 @@ class _TurnSelector(selectors.EpollSelector):
                 ours.append((watch, event[1]))
             else:
                 theirs.append(event)
-        if theirs:
-            theirs += self.end
         self._take_turn(ours, bool(theirs))
-        return theirs
+        if not theirs:
+            return theirs
+        # asyncio takes it that nothing happens between this look and its callbacks. What was
+        # registered anew meanwhile is left for the next look.
+        current = self.get_map()
+        return [event for event in theirs if current.get(event[0].fd) is event[0]] + self.end
 
 
 class TurnLoop(asyncio.SelectorEventLoop):
@@ -168,7 +171,9 @@ class TurnLoop(asyncio.SelectorEventLoop):
 
     def _is_theirs(self, file: _File) -> bool:
         """Whether asyncio has registered the file itself: `sock_connect` and its like do, and take
-        it back by the methods above."""
+        it back by the methods above. After `close` everything is left to asyncio's refusal."""
+        if self.is_closed():
+            return True
         key = self._turn_selector.get_map().get(file)
         return key is not None and type(key.data) is not _Watch
 
@@ -227,6 +232,12 @@ class Doorbell:
     def _answer(self) -> None:
         os.eventfd_read(self._file)
         calls = self._calls
-        for _ in range(len(calls)):  # what comes meanwhile rings again
-            fn, argument = calls.popleft()
-            fn(argument)
+        left = len(calls)  # what comes meanwhile rings again
+        try:
+            while left:
+                left -= 1
+                fn, argument = calls.popleft()
+                fn(argument)
+        finally:
+            if left:  # a call failed
+                os.eventfd_write(self._file, 1)

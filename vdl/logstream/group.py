@@ -294,14 +294,16 @@ class Group:
         node.tick(1)
         return node.ticks_until_due(), True
 
-    def stand_unless_led(self, servers: Set[int], tick: int) -> None:
-        """Campaign if nobody leads and most voters are on these servers."""
+    def stood_unled(self, servers: Set[int], tick: int) -> bool:
+        """Campaign if nobody leads and most voters are on these servers. Returns whether it did."""
         node = self.node
         voters = node.membership.incoming
         reachable = [replica for replica in voters if server_of(replica) in servers]
-        if not node.lead and not node.is_leader and len(reachable) * 2 > len(voters):
-            self.catch_up(tick)
-            node.campaign()
+        if node.lead or node.is_leader or len(reachable) * 2 <= len(voters):
+            return False
+        self.catch_up(tick)
+        node.campaign()
+        return True
 
     def lost_leader_ns(self, now_ns: int) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""

@@ -23,6 +23,7 @@ from zlib import crc32
 
 import segments.api as storage
 from raft.messages import Message, MsgApp, MsgSnap, MsgStorageApply
+from raft.node import NEVER_DUE
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
@@ -377,8 +378,7 @@ class Host:
         self._due.arm()
 
     def _apply(self, turn: Turn) -> None:
-        applies, turn.applies = turn.applies, []
-        for group, message in applies:
+        for group, message in turn.take_applies():
             if self._groups.get(group.group_id) is group:
                 group.apply(message)
                 self._stepped(group)
@@ -432,8 +432,8 @@ class Host:
 
     def _schedule(self, group: Group, tick: int, due: int) -> None:
         node = group.node
-        if node.commit < node.last_index and not node.is_leader:
-            # Also a replica that never campaigns has to ask when news may have been lost.
+        if not node.is_leader and (due == NEVER_DUE or node.commit < node.last_index):
+            # A learner may be a voter soon. Whoever waits for a commit asks: news may be lost.
             due = min(due, self.options.election_ticks)
         self._due.schedule(group, tick + max(1, due))
 
@@ -636,8 +636,8 @@ class Host:
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
-        if group.preferred and not self._conditions.is_full:
-            group.stand_unless_led({self.server_id, *self._alive}, self._due.tick())
+        may_lead = group.preferred and not self._conditions.is_full
+        if may_lead and group.stood_unled({self.server_id, *self._alive}, self._due.tick()):
             self.mark_dirty(group)
 
     def stop_group(self, group_id: int, *, deleted: bool) -> None:

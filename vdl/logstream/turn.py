@@ -45,6 +45,11 @@ class Turn:
         self.staged = False
         self.urgent = False
 
+    def take_applies(self) -> list[tuple[Group, MsgStorageApply]]:
+        """What is to be applied now; whoever takes it does."""
+        taken, self.applies = self.applies, []
+        return taken
+
     def send(self, group_id: int, message: Message) -> None:
         """Queue a message for another server's replica."""
         server = message.to >> SERVER_SHIFT

@@ -455,6 +455,21 @@ def test_learner_that_misses_the_news_of_its_promotion_asks(cluster: Any) -> Non
     assert replica.node.raft.is_voter
 
 
+def test_learner_that_has_become_a_voter_watches_its_leader(cluster: Any) -> None:
+    """A learner is never due for an election. The disk's word that makes it a voter says nothing to
+    anybody, and yet it has a time-out from then on."""
+    cluster.create_topic()
+    wipe(cluster, 3)
+    cluster.run(15_000)
+    host = cluster.nodes[3].host
+    tick = host._due.tick()
+    following = [group for group in host.groups.values() if not group.node.is_leader]
+    assert following
+    for group in following:
+        assert group.node.raft.is_voter
+        assert 0 < group.due_tick - tick <= 2 * host.options.election_ticks
+
+
 def test_members_change_only_when_the_commit_that_says_so_is_durable(cluster: Any) -> None:
     """A quorum of the new members may not be forgotten: at every moment a crash leaves a commit
     index that covers the members' changes."""

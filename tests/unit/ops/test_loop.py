@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from vdl.loop import Doorbell, LoopClock, TurnLoop
 
 
@@ -255,3 +257,71 @@ def test_files_that_asyncio_watches_itself_are_its_own() -> None:
 
     with asyncio.Runner(loop_factory=TurnLoop) as runner:
         runner.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_transport_that_is_registered_anew_in_a_turn_goes_on_reading() -> None:
+    """asyncio would take an event of the registration before for the sign to remove the new one."""
+    file = os.eventfd(0, os.EFD_NONBLOCK)
+    got: list[bytes] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+
+        class Protocol(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                got.append(data)
+
+        transport, _ = await loop.create_connection(Protocol, sock=ours)
+
+        def readable() -> None:
+            os.eventfd_read(file)
+            transport.pause_reading()
+            transport.resume_reading()
+
+        loop.add_reader(file, readable)
+        await asyncio.sleep(0.02)
+        theirs.send(b"x")
+        os.eventfd_write(file, 1)
+        await asyncio.sleep(0.05)
+        theirs.send(b"y")
+        await asyncio.sleep(0.05)
+        loop.remove_reader(file)
+        transport.close()
+        theirs.close()
+
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        runner.run(scenario())
+    os.close(file)
+    assert got == [b"x", b"y"]
+
+
+def test_doorbell_goes_on_behind_a_call_that_failed() -> None:
+    """The failure reaches the loop's handler, and those behind it are called."""
+    seen: list[int] = []
+    failures: list[object] = []
+
+    def scenario(loop: TurnLoop) -> None:
+        loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+        bell = Doorbell(loop)
+
+        def take(number: object) -> None:
+            assert isinstance(number, int), number
+            if number == 0:
+                raise RuntimeError("on purpose")
+            seen.append(number)
+
+        for number in range(3):
+            bell.ring(take, number)
+
+    run(scenario)
+    assert seen == [1, 2]
+    assert [str(failure) for failure in failures] == ["on purpose"]
+
+
+def test_closed_loop_refuses_files_as_asyncio_does() -> None:
+    loop = TurnLoop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.add_reader(0, print)
+    assert not loop.remove_reader(0)
