@@ -317,7 +317,7 @@ class WatchedReads(ReadRounds):
 class LifeWatch:
     """One process: which of its replicas an event touched."""
 
-    __slots__ = ("_groups", "_replicas", "_touched", "_watch", "life", "recovered")
+    __slots__ = ("_groups", "_marks", "_replicas", "_touched", "_watch", "life", "recovered")
 
     def __init__(self, watch: RaftWatch, life: Life, recovered: dict[int, HardState]) -> None:
         self._watch = watch
@@ -325,18 +325,26 @@ class LifeWatch:
         self.recovered = recovered
         """Hard states that the disk held, by log id, until their replica comes to life."""
         self._groups: list[Group] = []
+        self._marks: dict[int, tuple[int, ...]] = {}
+        """What of each replica may move without its being pumped, as it was."""
         self._replicas: dict[int, ReplicaWatch] = {}
         self._touched: set[int] = set()
 
     def event_over(self) -> None:
-        """Look at what the event touched: replicas that wait to be pumped, or have been."""
+        """Look at what the event touched: replicas that wait to be pumped, or have been, or took
+        what leaves nothing to pump."""
         host = self.life.server.host
         if host is None:
             return
         groups = list(host.groups.values())
         if groups != self._groups:
             self._follow(groups)
-        touched = self._touched
+        touched, marks = self._touched, self._marks
+        for group in groups:
+            mark = _moving(group)
+            if marks.get(group.group_id) != mark:
+                marks[group.group_id] = mark
+                touched.add(group.group_id)
         dirty = [group.group_id for group in groups if group.dirty]
         if dirty or touched:
             replicas = self._replicas
@@ -399,6 +407,14 @@ class LifeWatch:
                 replica.look()
             except InvariantViolation as violation:
                 self._watch.broken(seen, violation.rule, f"group {seen.group_id}: {violation}")
+
+
+def _moving(group: Group) -> tuple[int, ...]:
+    """What an acknowledgement, the disk's answer or an application moves; no more, as it is asked
+    for each replica after each event."""
+    raft = group.node.raft
+    known = sum([p.match for p in raft.incoming_progress]) if raft.state is LEADER else 0
+    return raft.log.stable, raft.log.applied, raft.membership_index, known
 
 
 class RaftWatch:
