@@ -304,6 +304,8 @@ class DiskStore:
         failpoint.hit("hard.staged")
         if state.commit > log.flushed_index:
             self._checkpoints.dirty[log.id] = log
+            # One by time may have come between the append and this, and found nothing to flush.
+            self._checkpoints.arm()
 
     def reset_log(
         self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""

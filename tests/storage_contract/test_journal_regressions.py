@@ -338,6 +338,24 @@ def test_checkpoint_that_found_the_files_in_use_comes_by_time_all_the_same(
     assert kept.flushed_index == kept.last_index
 
 
+def test_commit_behind_the_checkpoint_by_time_is_flushed_by_another(tmp_path: Path) -> None:
+    """The timer that the append began ran out before the commit, and nothing is appended any
+    more."""
+    workers = InlineWorkers()
+    options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_interval_ms=10_000)
+    path = str(tmp_path / "data")
+    store = DiskStore.open(RealFileSystem(), path, workers, options, random.Random(1))
+    (log,) = make_logs(store, workers, 9)
+    store.append(log, [entry(1, index, 1_000) for index in range(1, 41)])
+    store.submit()
+    workers.advance(20_000)
+    assert log.flushed_index == 0
+    store.set_hard_state(log, HardState(1, 0, 40))
+    store.submit()
+    workers.advance(20_000)
+    assert log.flushed_index == 40
+
+
 def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
     tmp_path: Path,
 ) -> None:
