@@ -23,6 +23,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from segments import failpoint
@@ -84,6 +85,36 @@ class Position:
     previous: int
     replaced: int = 0
     """Not 0: the file before counts only up to so many bytes before `lsn`."""
+
+
+@dataclass(slots=True)
+class _Write:
+    """One block on its way: `part` of a batch, to lie in `file` from `position` to `end`.
+    `done_batch` is the batch that is durable with it, `chain_before` what a block that was not
+    written takes back."""
+
+    file: JournalFile
+    buffers: list[Buffer]
+    position: int
+    end: int
+    part: Batch
+    done_batch: Batch | None
+    chain_before: int
+
+    def run(self) -> int:
+        """Write and sync. Blocks. Raises OSError."""
+        file, buffers, position = self.file.file, self.buffers, self.position
+        failpoint.hit("journal.before_sync")
+        block_end = position + sum(map(len, buffers))
+        if block_end > self.file.capacity:
+            # Want of room must be met here, where nothing has been written yet.
+            file.allocate(block_end)
+        if failpoint.armed and failpoint.is_due("journal.torn"):
+            file.pwrite(buffers[:1], position)
+            failpoint.act("journal.torn")
+        written = file.pwrite(buffers, position, durable=True)
+        failpoint.hit("journal.after_sync")
+        return written
 
 
 class Journal:
@@ -329,46 +360,32 @@ class Journal:
             self._unproved = True
         elif self._rest is None:
             self._unproved = False
-        write = file.file.pwrite
-        block_end = position + sum(map(len, buffers))
-        lengthens = block_end > file.capacity
+        self._hand_over(_Write(file, buffers, position, end, part, done_batch, chain))
 
-        def job() -> int:
-            failpoint.hit("journal.before_sync")
-            if lengthens:
-                # Want of room must be met here, where nothing has been written yet.
-                file.file.allocate(block_end)
-            if failpoint.armed and failpoint.is_due("journal.torn"):
-                write(buffers[:1], position)
-                failpoint.act("journal.torn")
-            written = write(buffers, position, durable=True)
-            failpoint.hit("journal.after_sync")
-            return written
+    def _hand_over(self, write: _Write) -> None:
+        """Give it to the thread. `_ended` is told; no callback may refer to itself: who makes a
+        cycle for each block makes work for the collector, which stops everybody."""
+        if not self._failed:
+            self._workers.journal(write.run, partial(self._ended, write))
 
-        def done(result: int | BaseException) -> None:
-            is_refused = isinstance(result, BaseException) and is_disk_full(result)
-            self.is_blocked = is_refused and bool(part.records)
-            if is_refused and not self.is_blocked:
-                # An empty block that says nothing: not worth waiting for, least of all with votes.
-                self._chain = chain
-                self._writing = False
-                self._under_way_bytes = 0
-                if self._rest is not None or self._wanted:
-                    self._write()
-                self._owner.journal_written(None)
-            elif self.is_blocked:
-                # Only a block that lengthens its file can meet this, before it is written.
-                self._workers.call_later(DISK_FULL_RETRY_MS, again)
-            elif isinstance(result, BaseException):
-                self._fail(result)
-            else:
-                self._written(file, end, done_batch)
-
-        def again() -> None:
-            if not self._failed:
-                self._workers.journal(job, done)
-
-        self._workers.journal(job, done)
+    def _ended(self, write: _Write, result: int | BaseException) -> None:
+        is_refused = isinstance(result, BaseException) and is_disk_full(result)
+        self.is_blocked = is_refused and bool(write.part.records)
+        if is_refused and not self.is_blocked:
+            # An empty block that says nothing: not worth waiting for, least of all with votes.
+            self._chain = write.chain_before
+            self._writing = False
+            self._under_way_bytes = 0
+            if self._rest is not None or self._wanted:
+                self._write()
+            self._owner.journal_written(None)
+        elif self.is_blocked:
+            # Only a block that lengthens its file can meet this, before it is written.
+            self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._hand_over, write))
+        elif isinstance(result, BaseException):
+            self._fail(result)
+        else:
+            self._written(write.file, write.end, write.done_batch)
 
     def _written(self, file: JournalFile, end: int, batch: Batch | None) -> None:
         elapsed = self._now_ns() - self.write_started_ns
@@ -508,34 +525,35 @@ class Journal:
             self._returned += [path for _, path in old]
             self._prepare()
             return
-        fs, directory = self._fs, self._directory
         reuse = ""
         if len(self._prepared) < PREPARED_FILES_MAX and not self._reuse and not self._closing:
             reuse = old.pop()[1]
-
-        def remove() -> None:
-            failpoint.hit("journal.before_release")
-            for _, path in old:
-                if fs.exists(path):
-                    fs.unlink(path)
-            failpoint.hit("journal.released")
-            fs.sync_directory(directory)
-
-        def removed(result: BaseException | None) -> None:
-            if isinstance(result, BaseException) and is_disk_full(result):
-                self._workers.call_later(DISK_FULL_RETRY_MS, begin)
-            elif isinstance(result, BaseException):
-                self._fail(result)
-
-        def begin() -> None:
-            if not self._failed:
-                self._workers.pool(remove, removed)
 
         if reuse:
             self._reuse = reuse
             self._prepare()
         if old:
-            begin()
+            self._remove([path for _, path in old])
+
+    def _remove(self, paths: list[str]) -> None:
+        fs, directory = self._fs, self._directory
+
+        def remove() -> None:
+            failpoint.hit("journal.before_release")
+            for path in paths:
+                if fs.exists(path):
+                    fs.unlink(path)
+            failpoint.hit("journal.released")
+            fs.sync_directory(directory)
+
+        if not self._failed:
+            self._workers.pool(remove, partial(self._removed, paths))
+
+    def _removed(self, paths: list[str], result: BaseException | None) -> None:
+        if isinstance(result, BaseException) and is_disk_full(result):
+            self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._remove, paths))
+        elif isinstance(result, BaseException):
+            self._fail(result)
 
     def _carry_over(self, batch: Batch) -> None:
         """Let the file that this batch begins stand for the newest ones, as far as what is needed

@@ -20,6 +20,7 @@ FIGURES = {
     "syncs": "of them, those that wait for the disk",
     "file_bytes": "bytes written to files",
     "socket_bytes": "bytes written to sockets",
+    "cyclic_objects": "objects in cycles, which wait for the collector to stop a server",
     "memory_bytes": "bytes of memory taken in pieces of a page or more",
 }
 """Of all three servers together, per unit of the workload."""
@@ -40,11 +41,12 @@ class Counted:
 def count(workload: Workload, top: int = 0) -> Counted:
     """Run it and count; `top`: name so many contributors a figure."""
     # What is collected when depends on what has been allocated before the load.
-    gc.collect()
     gc.disable()
     load = Load(workload)
     calls = Calls(load.cluster.time, load.cluster.clocks)
+    gc.collect()
     calls.during(load.run)
+    cyclic_objects = gc.collect()
     sums = {
         "python_calls": calls.python,
         "builtin_calls": calls.builtin,
@@ -54,6 +56,7 @@ def count(workload: Workload, top: int = 0) -> Counted:
     totals["syncs"] = calls.syncs
     totals["file_bytes"] = calls.file_bytes
     totals["socket_bytes"] = calls.socket_bytes
+    totals["cyclic_objects"] = cyclic_objects
     digest = load.cluster.digest
     if workload.counts_memory:
         memory = _memory(workload, digest)

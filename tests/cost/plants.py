@@ -97,10 +97,23 @@ def answers_in_pieces() -> None:
     frontend.Frontend.accept = accept_in_pieces
 
 
+def cycles() -> None:
+    """Each append leaves an object that holds itself."""
+    append = LogStream.append
+
+    def append_in_circles(stream: LogStream, *arguments: Any, **options: Any) -> None:
+        circle: list[object] = []
+        circle.append(circle)
+        append(stream, *arguments, **options)
+
+    LogStream.append = append_in_circles
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "copied-batch": copied_batch,
     "walked-records": walked_records,
     "idle-calls": idle_calls,
     "synced-twice": synced_twice,
     "answers-in-pieces": answers_in_pieces,
+    "cycles": cycles,
 }

@@ -22,6 +22,7 @@ PLANTED = {
     "idle-calls": ("single", "python_calls"),
     "synced-twice": ("single", "syncs"),
     "answers-in-pieces": ("single", "system_calls"),
+    "cycles": ("single", "cyclic_objects"),
 }
 """By plant: the workload and the figure that show it."""
 

@@ -81,8 +81,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        if self._session is not None:
-            self._session.connection_lost()
+        # Let go of, or the two would hold each other until the collector finds them.
+        session, self._session = self._session, None
+        if session is not None:
+            session.connection_lost()
 
     def pause_writing(self) -> None:
         if self._session is not None:
