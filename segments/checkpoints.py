@@ -1,17 +1,20 @@
 """Checkpoints: committed entries to segments, applied state to meta, notes to the journal, and
 journal files that nothing needs any more let go.
 
-One runs at a time, begun by bytes, entries or time. What a full disk refuses stays where it is, in
-the journal and in memory: the checkpoint does what it can of its work and is tried again after a
-second, until one succeeds.
+One runs at a time, begun by bytes, entries or time. Where many logs grow, most of its flushing is
+done in parts before, a few logs at a time: a thousand that fall due together are a second's work,
+and whoever appends would wait beside it. What a full disk refuses stays where it is, in the journal
+and in memory: the checkpoint does what it can of its work and is tried again after a second, until
+one succeeds.
 
 Must not know: how blocks, segments and transactions are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from segments import failpoint
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
@@ -27,6 +30,13 @@ from segments.segment import Cursor
 
 FLUSH_BYTES_MIN = 16 << 10
 """Smaller tails stay in the journal and are written again at its head, once, before a flush."""
+MANY_LOGS = 64
+"""With as many dirty logs, tails are flushed in parts, each at a size of its own."""
+FLUSH_STEPS = 64
+FLUSH_STEP_BYTES = 768
+"""So that size is 16 to 64 KiB: logs that grow alike fall due one after the other."""
+PARTS = 50
+"""Of the time between two checkpoints: how often grown tails are looked for."""
 JOURNAL_FILES_MIN = 3
 """The file being written, and two that wait for their entries to reach segments."""
 
@@ -36,16 +46,17 @@ class Outcome:
     """What a checkpoint's job got done."""
 
     flushed: list[FlushResult] = field(default_factory=list)
-    is_meta_saved: bool = True
+    is_meta_saved: bool = False
     is_full: bool = False
     meta_lost: frozenset[int] = frozenset()
     """Logs of which meta keeps nothing until all of their state is written again."""
 
 
 class Checkpoints:
-    """`collect` asks the owner for applied state, `may_begin` whether the files are free,
-    `lists_removed` whether a start would still find a log that was deleted; `ended` is told of each
-    end."""
+    """`spread` is a number that the servers of a set do not share, so that they do not flush the
+    same logs at the same time. `collect` asks the owner for applied state, `may_begin` whether the
+    files are free, `lists_removed` whether a start would still find a log that was deleted; `ended`
+    is told of each end."""
 
     def __init__(
         self,
@@ -56,6 +67,7 @@ class Checkpoints:
         meta: Meta,
         cache: Cache,
         *,
+        spread: int,
         collect: Callable[[], list[MetaBatch]],
         may_begin: Callable[[], bool],
         lists_removed: Callable[[], bool],
@@ -68,6 +80,7 @@ class Checkpoints:
         self._journal = journal
         self._meta = meta
         self._cache = cache
+        self._spread = spread
         self._collect = collect
         self._may_begin = may_begin
         self._lists_removed = lists_removed
@@ -83,6 +96,11 @@ class Checkpoints:
         self.count = 0
         self.flushed_bytes = 0
         self._is_armed = False
+        self._is_part_armed = False
+        self._is_part = False
+        """What runs is only a part."""
+        self._is_put_off = False
+        """One fell due while a part ran."""
         self._is_retrying = False
         self._waiters: list[Callable[[], None]] = []
         self._bytes_at_last = 0
@@ -101,9 +119,40 @@ class Checkpoints:
             self._is_armed = True
             self._workers.call_later(self._options.checkpoint_interval_ms, self._due)
 
+    def committed(self, log: DiskLog) -> None:
+        """The log has committed entries that no segment holds."""
+        self.dirty[log.id] = log
+        # One by time may have come between the append and this, and found nothing to flush.
+        self.arm()
+        if not self._is_part_armed and len(self.dirty) >= MANY_LOGS:
+            self._arm_part()
+
+    def _arm_part(self) -> None:
+        self._is_part_armed = True
+        delay_ms = max(self._options.checkpoint_interval_ms // PARTS, 1)
+        self._workers.call_later(delay_ms, self._part_due)
+
+    def _part_due(self) -> None:
+        self._is_part_armed = False
+        if self.is_closing or self.is_full or len(self.dirty) < MANY_LOGS:
+            return
+        self._arm_part()
+        # Not while the notes of one before wait: chores wait for them, and would never have a turn.
+        if self.is_running or not self.is_noted or not self._may_begin():
+            return
+        # Without a call for each log: most are not due.
+        large = [log for log in self.dirty.values() if log.unflushed >= FLUSH_BYTES_MIN]
+        plans = self._plans(large)
+        if plans:
+            self._is_part = True
+            self._start(plans, None)
+
     def _due(self) -> None:
         self._is_armed = False
         if self.is_closing or self.is_full:
+            return
+        if self._is_part:
+            self._is_put_off = True
             return
         is_late = self.is_running
         self.begin()
@@ -146,14 +195,15 @@ class Checkpoints:
             self._waiters.append(done)
         if self.is_running or not self._may_begin():
             return
-        self.is_running = True
         self._bytes_at_last = self._journal.bytes
         self._entries_since = 0
         self.pending.collect(self._collect(), self._logs)
         commit = self.pending.take(self._logs, self._journal.durable_token)
-        plans = [
-            self._plan(log) for _, log in sorted(self.dirty.items()) if self._should_flush(log)
-        ]
+        self._start(self._plans(self.dirty.values()), commit)
+
+    def _start(self, plans: list[FlushPlan], commit: MetaCommit | None) -> None:
+        """Without `commit` it is a part, and says nothing of applied state."""
+        self.is_running = True
         meta = self._meta
 
         def finished(result: Outcome | BaseException) -> None:
@@ -162,10 +212,30 @@ class Checkpoints:
         self._workers.pool(lambda: _run(plans, commit, meta), finished)
 
     # --- what ---------------------------------------------------------------------------------
-    def _should_flush(self, log: DiskLog) -> bool:
+    def _plans(self, logs: Iterable[DiskLog]) -> list[FlushPlan]:
+        """Of those whose tails are due, by id."""
+        spread = self._spread
+        step = FLUSH_STEP_BYTES if len(self.dirty) >= MANY_LOGS and not self._is_pressed else 0
+        due = [
+            log
+            for log in logs
+            if self._should_flush(log, FLUSH_BYTES_MIN + (log.id + spread) % FLUSH_STEPS * step)
+        ]
+        due.sort(key=attrgetter("id"))
+        return [self._plan(log) for log in due]
+
+    @property
+    def _is_pressed(self) -> bool:
+        """Memory or the journal holds much that waits for segments."""
+        return (
+            self._cache.unflushed > self._options.cache_bytes_max // 4
+            or self._journal.file_count > JOURNAL_FILES_MIN
+        )
+
+    def _should_flush(self, log: DiskLog, bytes_min: int) -> bool:
         if log.flush_blocked or log.is_lost:
             return False
-        if log.unflushed >= FLUSH_BYTES_MIN or log.rewritten:
+        if log.unflushed >= bytes_min or log.rewritten:
             return True
         return log.last - log.flushed_index >= self._options.checkpoint_entries // 100
 
@@ -192,8 +262,8 @@ class Checkpoints:
             log.segments[-1].first_index if log.segments else 0, has_scrap,
         )  # fmt: skip
 
-    def _finished(self, result: Outcome | BaseException, commit: MetaCommit) -> None:
-        self.is_running = False
+    def _finished(self, result: Outcome | BaseException, commit: MetaCommit | None) -> None:
+        self.is_running = self._is_part = False
         if self.is_closing:
             # The closing block is written: a start finds these entries in the journal.
             self._ended()
@@ -202,17 +272,17 @@ class Checkpoints:
             if not is_disk_full(result):
                 self._fail(result)
                 return
-            result = Outcome(is_meta_saved=False, is_full=True)
+            result = Outcome(is_full=True)
         self.is_full = result.is_full
         for flushed in result.flushed:
             self._apply(flushed)
-        if result.is_meta_saved:
+        if result.is_meta_saved and commit is not None:
             for log in self._logs.values():
                 log.is_meta_lost = log.id in result.meta_lost
             self.pending.saved(commit, self._logs)
         if result.is_full:
             self._try_again()
-        else:
+        elif commit is not None:
             self.count += 1
             self._rewrite_tails()
             if not self.pending.is_empty:
@@ -221,12 +291,14 @@ class Checkpoints:
         failpoint.hit("checkpoint.noted")
         self._note_token = self._journal.submit(urgent=False)
         self.release_files()
-        for log_id in [i for i, log in self.dirty.items() if log.hard.commit <= log.flushed_index]:
-            del self.dirty[log_id]
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter()
+        if commit is not None:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter()
         self._ended()
+        if self._is_put_off:
+            self._is_put_off = False
+            self._due()
 
     def _apply(self, result: FlushResult) -> None:
         plan = result.plan
@@ -248,6 +320,8 @@ class Checkpoints:
         self._cache.unflushed -= plan.bytes
         self.flushed_bytes += plan.bytes
         self._cache.flushed(log.tail, plan.last)
+        if log.hard.commit <= log.flushed_index:
+            self.dirty.pop(log.id, None)
         log.stage_state(self._journal.batch, FLUSHED, 0, plan.last, plan.next_offset)
 
     def _rewrite_tails(self) -> None:
@@ -299,7 +373,7 @@ class Checkpoints:
         self._journal.release(needed)
 
 
-def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
+def _run(plans: list[FlushPlan], commit: MetaCommit | None, meta: Meta) -> Outcome:
     """Write segments and meta. Blocks. Raises OSError, but for a full disk, which may refuse one
     part and have room for another."""
     outcome = Outcome()
@@ -312,13 +386,14 @@ def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
                 raise
             outcome.is_full = True
     failpoint.hit("checkpoint.flushed")
-    if commit.batches:
-        try:
-            meta.commit(commit.batches, commit.covered)
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            outcome.is_full = True
-            outcome.is_meta_saved = False
-        outcome.meta_lost = meta.outdated
+    if commit is None:
+        return outcome
+    try:
+        meta.commit(commit.batches, commit.covered)
+        outcome.is_meta_saved = True
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        outcome.is_full = True
+    outcome.meta_lost = meta.outdated
     return outcome

@@ -20,6 +20,8 @@ from segments.reserve import Reserve
 
 _ZEROS = bytes(1 << 20)
 PIECE_BYTES_MIN = 64 << 10
+WRITE_BACK_BYTES = 4 << 20
+"""Of zeros: the sync behind them must not have a whole file to write while blocks wait."""
 
 
 @dataclass(slots=True)
@@ -138,6 +140,9 @@ class JournalFiles:
             file.allocate(size)  # a full disk says so before a second was spent on zeros
             for position in range(0, size, len(_ZEROS)):
                 file.pwrite([memoryview(_ZEROS)[: size - position]], position)
+                end = min(position + len(_ZEROS), size)
+                if end % WRITE_BACK_BYTES == 0:
+                    file.write_back(WRITE_BACK_BYTES, end - WRITE_BACK_BYTES)
             file.sync()
             failpoint.hit("journal.file_filled")
         except OSError:

@@ -14,29 +14,33 @@ from segments.identity import Identity
 from segments.recovery import log_directory
 
 
-def remove_log(fs: FileSystem, directory: str, log_id: int) -> None:
-    """Move a log's files out of the way, durably, then remove them."""
-    path = log_directory(directory, log_id)
-    if not fs.exists(path):
-        return
-    failpoint.hit("remove.begun")
-    grave = f"{directory}/deleted/{log_id:08x}"
-    if fs.exists(grave):
+def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[int]) -> None:
+    """Move the files of logs out of the way, durably, then remove them."""
+    graves: list[str] = []
+    for log_id in log_ids:
+        path = log_directory(directory, log_id)
+        if not fs.exists(path):
+            continue
+        failpoint.hit("remove.begun")
+        grave = f"{directory}/deleted/{log_id:08x}"
+        if fs.exists(grave):
+            fs.remove_tree(grave)
+        fs.rename(path, grave)
+        failpoint.hit("remove.moved")
+        graves.append(grave)
+    if graves:
+        fs.sync_directory(f"{directory}/logs")
+        fs.sync_directory(f"{directory}/deleted")
+    for grave in graves:
         fs.remove_tree(grave)
-    fs.rename(path, grave)
-    failpoint.hit("remove.moved")
-    fs.sync_directory(f"{directory}/logs")
-    fs.sync_directory(f"{directory}/deleted")
-    fs.remove_tree(grave)
-    failpoint.hit("remove.removed")
+        failpoint.hit("remove.removed")
 
 
 def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None:
     """Finish deletions that a crash cut short."""
     known = {f"{log_id:08x}" for log_id in identity.logs}
-    for name in fs.list(f"{directory}/logs"):
-        if name not in known:
-            remove_log(fs, directory, int(name, 16))
+    strangers = [name for name in fs.list(f"{directory}/logs") if name not in known]
+    remove_logs(fs, directory, [int(name, 16) for name in strangers])
     for name in fs.list(f"{directory}/deleted"):
         fs.remove_tree(f"{directory}/deleted/{name}")
 

@@ -31,6 +31,8 @@ from segments import failpoint
 from segments.api import CorruptRecord, MetaBatch, StorageError
 from segments.fs import FileSystem
 
+FORGOTTEN_KEYS = 256
+"""With as many a transaction is written."""
 _APPLIED = struct.Struct("<QQQI")
 _ITEM = struct.Struct("<IH")
 _LOG = struct.Struct(">I")
@@ -214,12 +216,15 @@ class Meta:
             self._fs.remove_tree(aside)
         self._fs.rename(self._path, aside)
 
-    def forget(self, log_id: int) -> None:
-        """Delete everything of a log."""
-        self._known.pop(log_id, None)
-        stored = self._file.scan(_LOG.pack(log_id))
-        if stored:
-            self._file.commit([(key, None) for key, _ in stored])
+    def forget(self, log_ids: Sequence[int]) -> None:
+        """Delete everything of these logs: many in one transaction, none in two."""
+        gone: list[tuple[bytes, bytes | None]] = []
+        for log_id in log_ids:
+            self._known.pop(log_id, None)
+            gone += [(key, None) for key, _ in self._file.scan(_LOG.pack(log_id))]
+            if gone and (len(gone) >= FORGOTTEN_KEYS or log_id == log_ids[-1]):
+                self._file.commit(gone)
+                gone = []
 
     def close(self) -> None:
         self._file.close()

@@ -55,7 +55,7 @@ from segments.identity import (
     write_identity,
 )
 from segments.journal import Journal
-from segments.leftovers import remove_log, remove_stale, remove_strangers
+from segments.leftovers import remove_logs, remove_stale, remove_strangers
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
@@ -67,6 +67,9 @@ from segments.scrub import Scrubber
 from segments.segment import LogFiles
 
 T = TypeVar("T")
+
+REMOVED_LOGS = 128
+"""In one chore: others wait for it."""
 
 
 class DiskStore:
@@ -100,6 +103,8 @@ class DiskStore:
         self._recovered = recovered
         self._logs = recovered.logs
         self._logs_view: Mapping[int, Log] = MappingProxyType(self._logs)
+        self._deleted: list[int] = []
+        """Logs whose files wait for a chore."""
         self._failed = False
         self._closing: Callable[[], None] | None = None
         self._roster = Roster(
@@ -109,6 +114,7 @@ class DiskStore:
         self._journal = journal(self)
         self._checkpoints = Checkpoints(
             workers, options, self._logs, self._journal, meta, cache,
+            spread=identity.directory_id[0],
             collect=self._collect_meta, may_begin=self._may_checkpoint,
             lists_removed=lambda: self._roster.lists_removed,
             ended=self._freed, fail=self._fail,
@@ -276,15 +282,24 @@ class DiskStore:
         self._cache.unflushed -= log.unflushed
         self._cache.release(log.tail)
         self._roster.remove(log_id)
+        self._deleted.append(log_id)
+        if len(self._deleted) == 1:
+            # After the identity no longer lists the log: a crash in between resurrects nothing.
+            self._chores.add(Chore(0, self._remove_deleted, _nothing))
+
+    def _remove_deleted(self) -> Callable[[], None]:
+        """What a thread does for the logs deleted first: many share their syncs."""
+        log_ids, self._deleted = self._deleted[:REMOVED_LOGS], self._deleted[REMOVED_LOGS:]
+        if self._deleted:
+            self._chores.add(Chore(0, self._remove_deleted, _nothing))
         fs, directory, meta = self._fs, self._directory, self._meta
 
         def remove() -> None:
-            remove_log(fs, directory, log_id)
-            meta.forget(log_id)
+            remove_logs(fs, directory, log_ids)
+            meta.forget(log_ids)
             failpoint.hit("delete.forgotten")
 
-        # After the identity no longer lists the log: a crash in between resurrects nothing.
-        self._chores.add(Chore(0, lambda: remove, _nothing))
+        return remove
 
     # --- staging ------------------------------------------------------------------------------
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
@@ -303,9 +318,7 @@ class DiskStore:
         log.stage_hard(state, self._journal.batch)
         failpoint.hit("hard.staged")
         if state.commit > log.flushed_index:
-            self._checkpoints.dirty[log.id] = log
-            # One by time may have come between the append and this, and found nothing to flush.
-            self._checkpoints.arm()
+            self._checkpoints.committed(log)
 
     def reset_log(
         self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
@@ -321,7 +334,7 @@ class DiskStore:
         generation = log.generation
 
         def remove() -> None:
-            remove_log(fs, directory, log_id)
+            remove_logs(fs, directory, [log_id])
 
         def begin() -> Callable[[], None] | None:
             return remove if not log.deleted and log.generation == generation else None

@@ -21,6 +21,7 @@ from typing import Protocol
 import segments.api as storage
 from raft.config import Config
 from raft.errors import SnapshotTemporarilyUnavailable
+from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
 from raft.types import CONF_CHANGE_KINDS, ColdRead, Entry, NodeId, Snapshot
@@ -118,6 +119,7 @@ class Group:
         "_pace",
         "_settled_for",
         "_snapshot_refused_tick",
+        "_stored_for",
         "applied",
         "commit",
         "dirty",
@@ -209,6 +211,7 @@ class Group:
         self._members_stored: Members | None = None
         """As a checkpoint of this life was told. What an earlier one was told may be older than
         `members`, which replay may have moved."""
+        self._stored_for: Membership | None = None
         self._clear_meta = bool(log.installed_state)
         """A snapshot came in: what checkpoints hold is none of the present state."""
         self.trim_refused = 0
@@ -478,9 +481,10 @@ class Group:
         if clear:
             items = list(self.owner.items())
             self._members_stored = None
-        conf_state = self.node.membership.conf_state()
-        stored = self._members_stored
-        if stored is None or stored.conf_state != conf_state:
+        stored, membership = self._members_stored, self.node.membership
+        # Compared by identity, for a thousand groups that rest: a change makes a new one.
+        if stored is None or membership is not self._stored_for:
+            self._stored_for, conf_state = membership, membership.conf_state()
             self._members_stored = stored = members_of(conf_state, reflects=self.reflects)
             items.append((MEMBERS_KEY, encode_members(stored)))
         if not items and self.applied == self.meta_applied:

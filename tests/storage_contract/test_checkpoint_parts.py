@@ -1,0 +1,169 @@
+"""Where many logs grow, they are flushed a few at a time; deleted together, they go together; and
+none of it makes work for the collector of garbage."""
+
+import gc
+from dataclasses import replace
+
+import pytest
+
+from segments import checkpoints as checkpoints_module
+from segments import failpoint
+from segments.api import HardState, MetaBatch, StoreOptions
+from segments.checkpoints import FLUSH_BYTES_MIN, MANY_LOGS, PARTS
+from segments.fs import RealFileSystem
+from segments.store import REMOVED_LOGS
+from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
+
+OPTIONS = replace(
+    StoreOptions(), journal_file_bytes=8 << 20, journal_first_file_bytes=1 << 20,
+    meta_map_bytes=4 << 20,
+)  # fmt: skip
+PART_MS = OPTIONS.checkpoint_interval_ms // PARTS
+
+
+@pytest.fixture
+def harness():
+    made = SimHarness(OPTIONS)
+    made.start()
+    yield made
+    assert made.fatal == []
+    made.crash()
+
+
+@pytest.fixture
+def flushes(monkeypatch):
+    """(log id, bytes, entries) of the flushes so far, a list for each job."""
+    jobs = []
+    run = checkpoints_module._run
+
+    def counted(plans, commit, meta):
+        jobs.append([(plan.files.log_id, plan.bytes, plan.last - plan.first + 1) for plan in plans])
+        return run(plans, commit, meta)
+
+    monkeypatch.setattr(checkpoints_module, "_run", counted)
+    return jobs
+
+
+def grow(harness, writer, logs, size):
+    """One committed entry more for each log."""
+    for log in logs:
+        harness.store.append(log, writer(log).entries(1, size=size))
+        harness.store.set_hard_state(log, HardState(1, 0, log.last_index))
+    harness.submit()
+
+
+def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flushes):
+    logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
+    for _ in range(200):
+        grow(harness, writer, logs, size=1_000)
+        harness.workers.advance(PART_MS)
+    assert {log_id for job in flushes for log_id, _, _ in job} == {log.log_id for log in logs}
+    assert max(map(len, flushes)) <= len(logs) // 8
+    sizes = [size for job in flushes for _, size, _ in job]
+    assert min(sizes) >= FLUSH_BYTES_MIN
+    assert max(sizes) > 3 * FLUSH_BYTES_MIN
+    contents = [harness.all_entries(log) for log in logs]
+    harness.reopen()
+    assert [harness.all_entries(log) for log in harness.store.logs.values()] == contents
+
+
+def test_few_logs_are_flushed_by_checkpoints_only(harness, writer, flushes):
+    logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS - 1)]
+    for _ in range(PARTS - 2):
+        grow(harness, writer, logs, size=1_000)
+        harness.workers.advance(PART_MS)
+    assert flushes == []
+
+
+def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes):
+    """Above a quarter of the cache every tail goes that is worth a flush."""
+    harness.crash()
+    harness.options = replace(OPTIONS, cache_bytes_max=4 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
+    for _ in range(17):
+        grow(harness, writer, logs, size=1_000)
+    harness.workers.advance(2 * PART_MS)
+    assert sum(map(len, flushes)) == len(logs)
+
+
+def test_checkpoint_that_fell_due_beside_a_part_follows_it(harness, writer, flushes):
+    """State is not left unsaved because parts are always under way."""
+    logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
+    checkpoints = harness.store._checkpoints
+    harness.collect(MetaBatch(logs[0].log_id, 1, [(b"key", b"value")]))
+    for _ in range(64):
+        grow(harness, writer, logs, size=1_000)
+    checkpoints._part_due()
+    assert checkpoints._is_part
+    checkpoints._due()
+    assert checkpoints.count == 0
+    harness.pump()
+    assert checkpoints.count == 1
+    assert harness.store.load_meta(logs[0]) == (1, [(b"key", b"value")])
+
+
+def test_part_that_meets_a_full_disk_is_made_up_for(harness, writer):
+    logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
+    failpoint.arm("flush.written:enospc")
+    for _ in range(40):
+        grow(harness, writer, logs, size=1_000)
+    harness.workers.advance(PART_MS)
+    failpoint.arm("")
+    assert harness.store.disk_full
+    harness.workers.advance(1_500)
+    assert not harness.store.disk_full
+    grow(harness, writer, logs, size=FLUSH_BYTES_MIN * 4)
+    harness.checkpoint()
+    assert harness.store.unflushed_bytes == 0
+
+
+def test_logs_deleted_together_share_their_syncs(tmp_path, writer, monkeypatch):
+    made = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    made.start()
+    logs = [made.new_log(group_id=n + 1) for n in range(2 * REMOVED_LOGS + 1)]
+    kept = logs.pop()
+    for log in (*logs, kept):
+        made.store.append(log, writer(log).entries(1, size=2_000))
+        made.store.set_hard_state(log, HardState(1, 0, 1))
+    made.submit()
+    made.collect(*(MetaBatch(log.log_id, 1, [(b"key", b"value")]) for log in (*logs, kept)))
+    made.checkpoint()
+    synced = []
+    sync = RealFileSystem.sync_directory
+
+    def counted(fs, path):
+        synced.append(path)
+        sync(fs, path)
+
+    monkeypatch.setattr(RealFileSystem, "sync_directory", counted)
+    for log in logs:
+        made.store.delete_log(log.log_id)
+    made.workers.advance(1_000)
+    assert len(synced) < len(logs) // 8
+    directory = tmp_path / "data"
+    assert [path.name for path in (directory / "logs").iterdir()] == [f"{kept.log_id:08x}"]
+    assert list((directory / "deleted").iterdir()) == []
+    assert made.store.load_meta(kept) == (1, [(b"key", b"value")])
+    assert all(made.store._meta.applied(log.log_id) == 0 for log in logs)
+    made.close()
+
+
+def test_blocks_and_files_leave_nothing_to_collect(writer):
+    made = SimHarness(SMALL)
+    made.start()
+    log = made.new_log()
+    grow(made, writer, [log], size=500)
+    gc.collect()
+    gc.disable()
+    try:
+        for n in range(300):
+            grow(made, writer, [log], size=900)
+            made.workers.advance(20)
+            if n % 50 == 0:
+                made.checkpoint()
+        assert made.store.stats()["journal_bytes"] > 4 * SMALL.journal_file_bytes
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    made.crash()
