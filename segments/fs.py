@@ -86,6 +86,9 @@ class MetaFile(Protocol):
     damaged pages raises CorruptRecord, or is nonsense that the reader must find out."""
 
     def get(self, key: bytes) -> bytes | None: ...
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """What is stored under each key, in one transaction."""
+
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """Items whose key starts with `prefix`, in key order."""
 
@@ -285,9 +288,11 @@ class LmdbFile:
         self._fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
 
     def get(self, key: bytes) -> bytes | None:
+        return self.get_all([key])[0]
+
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with _reading(), self._begin() as transaction:
-            value = transaction.get(key)
-            return None if value is None else bytes(value)
+            return [transaction.get(key) for key in keys]
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []

@@ -160,9 +160,10 @@ class Meta:
     def _commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset]) -> None:
         puts: list[tuple[bytes, bytes | None]] = []
         known: dict[int, tuple[int, int, int]] = {}
-        for batch in batches:
-            if batch.clear or batch.log_id not in self._outdated:
-                known[batch.log_id] = self._add(batch, puts)
+        wanted = [b for b in batches if b.clear or b.log_id not in self._outdated]
+        stored = self._read(wanted)
+        for batch in wanted:
+            known[batch.log_id] = self._add(batch, stored, puts)
         for log_id, reset in covered.items():
             puts.append((_LOG.pack(log_id) + b"r", _seal_reset(log_id, reset)))
         puts.append((_VERSION_KEY, _VERSION))
@@ -204,7 +205,7 @@ class Meta:
     def _salvageable(self, log_id: int) -> list[tuple[bytes, bytes]]:
         try:
             self.load(log_id)
-            self._recall(log_id)
+            self._recall(log_id, self._read_applied(log_id))
             return self._file.scan(_LOG.pack(log_id))
         except CorruptRecord:
             self._known.pop(log_id, None)
@@ -229,16 +230,28 @@ class Meta:
     def close(self) -> None:
         self._file.close()
 
-    def _recall(self, log_id: int) -> tuple[int, int, int]:
-        """The log's record, as it was left. Raises CorruptRecord."""
-        found = self._read_applied(log_id)
+    def _recall(self, log_id: int, found: tuple[int, int, int]) -> None:
+        """The log's record is as it was left. Raises CorruptRecord."""
         known = self._known.get(log_id, found)
         if found != known:
             raise CorruptRecord("meta has gone back", log_id, expected=known[0], actual=found[0])
-        return found
+
+    def _read(self, batches: Sequence[MetaBatch]) -> dict[bytes, bytes | None]:
+        """What is stored of all that the batches change, but for those that clear. At once, as a
+        transaction of its own for each of a thousand logs takes a tenth of a second."""
+        keys: list[bytes] = []
+        for batch in batches:
+            if not batch.clear:
+                keys.append(_applied_key(batch.log_id))
+                prefix = _LOG.pack(batch.log_id) + b"k"
+                keys += [prefix + key for key, _ in batch.items]
+        return dict(zip(keys, self._file.get_all(keys), strict=True))
 
     def _add(
-        self, batch: MetaBatch, puts: list[tuple[bytes, bytes | None]]
+        self,
+        batch: MetaBatch,
+        stored: Mapping[bytes, bytes | None],
+        puts: list[tuple[bytes, bytes | None]],
     ) -> tuple[int, int, int]:
         """Add what writes the batch; the log's record then. Raises CorruptRecord."""
         log_key = _LOG.pack(batch.log_id)
@@ -250,34 +263,44 @@ class Meta:
                 current[stored_key] = None
                 puts.append((stored_key, None))
         else:
-            _, count, digest = self._recall(batch.log_id)
+            found = _open_applied(batch.log_id, stored[log_key + b"a"])
+            self._recall(batch.log_id, found)
+            _, count, digest = found
         for key, value in batch.items:
             stored_key = prefix + key
-            old = current[stored_key] if stored_key in current else self._file.get(stored_key)
+            old = current[stored_key] if stored_key in current else stored.get(stored_key)
             if old is not None:
                 count -= 1
                 digest -= _weight(old)
-            stored = None if value is None else _seal_item(key, value)
-            if stored is not None:
+            sealed = None if value is None else _seal_item(key, value)
+            if sealed is not None:
                 count += 1
-                digest += _weight(stored)
-            current[stored_key] = stored
-            puts.append((stored_key, stored))
+                digest += _weight(sealed)
+            current[stored_key] = sealed
+            puts.append((stored_key, sealed))
         packed = struct.pack("<QQQ", batch.applied, count, digest & _MASK)
         puts.append((log_key + b"a", packed + struct.pack("<I", crc32c(packed, batch.log_id))))
         return batch.applied, count, digest & _MASK
 
     def _read_applied(self, log_id: int) -> tuple[int, int, int]:
-        stored = self._file.get(_LOG.pack(log_id) + b"a")
-        if stored is None:
-            return 0, 0, 0
-        if len(stored) != _APPLIED.size:
-            raise CorruptRecord("applied", log_id, expected=_APPLIED.size, actual=len(stored))
-        applied, count, digest, crc = _APPLIED.unpack(stored)
-        actual = crc32c(stored[:24], log_id)
-        if actual != crc:
-            raise CorruptRecord("applied", log_id, expected=crc, actual=actual)
-        return applied, count, digest
+        return _open_applied(log_id, self._file.get(_applied_key(log_id)))
+
+
+def _applied_key(log_id: int) -> bytes:
+    return _LOG.pack(log_id) + b"a"
+
+
+def _open_applied(log_id: int, stored: bytes | None) -> tuple[int, int, int]:
+    """(applied index, number of items, digest). Raises CorruptRecord."""
+    if stored is None:
+        return 0, 0, 0
+    if len(stored) != _APPLIED.size:
+        raise CorruptRecord("applied", log_id, expected=_APPLIED.size, actual=len(stored))
+    applied, count, digest, crc = _APPLIED.unpack(stored)
+    actual = crc32c(stored[:24], log_id)
+    if actual != crc:
+        raise CorruptRecord("applied", log_id, expected=crc, actual=actual)
+    return applied, count, digest
 
 
 def _seal_reset(log_id: int, reset: Reset) -> bytes:

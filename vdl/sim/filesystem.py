@@ -60,6 +60,9 @@ class SimMeta:
     def get(self, key: bytes) -> bytes | None:
         return self._store.items.get(key)
 
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._store.items.get(key) for key in keys]
+
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         return sorted(item for item in self._store.items.items() if item[0].startswith(prefix))
 

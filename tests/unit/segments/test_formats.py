@@ -190,6 +190,9 @@ class Kept:
     def get(self, key):
         return self.items.get(key)
 
+    def get_all(self, keys):
+        return [self.items.get(key) for key in keys]
+
     def scan(self, prefix):
         return sorted(item for item in self.items.items() if item[0].startswith(prefix))
 

@@ -1,0 +1,62 @@
+"""State of many logs is committed, and forgotten, in few transactions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from segments import fs
+from segments.api import MetaBatch
+from segments.meta import FORGOTTEN_KEYS, Meta
+
+LOGS = 2 * FORGOTTEN_KEYS
+
+
+@pytest.fixture
+def meta(tmp_path: Path) -> Meta:
+    return Meta(fs.RealFileSystem(), str(tmp_path / "meta"), 16 << 20)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each time that the file's headers were checked, as each transaction does first."""
+    found: list[int] = []
+    check_headers = fs._check_headers
+
+    def counted(fd: int) -> None:
+        found.append(fd)
+        check_headers(fd)
+
+    monkeypatch.setattr(fs, "_check_headers", counted)
+    return found
+
+
+def test_commit_reads_all_it_changes_at_once(meta: Meta, checks: list[int]) -> None:
+    for applied in (1, 2):
+        value = str(applied).encode()
+        batches = [MetaBatch(n, applied, [(b"key", value), (value, b"")]) for n in range(LOGS)]
+        checks.clear()
+        meta.commit(batches)
+        assert len(checks) <= 3
+    assert meta.load(LOGS - 1) == (2, [(b"1", b""), (b"2", b""), (b"key", b"2")])
+    meta.commit([MetaBatch(0, 3, [(b"1", None), (b"key", b"3"), (b"key", b"4")])])
+    assert meta.load(0) == (3, [(b"2", b""), (b"key", b"4")])
+
+
+def test_logs_are_forgotten_whole_and_together(meta: Meta, monkeypatch: pytest.MonkeyPatch) -> None:
+    meta.commit([MetaBatch(n, 1, [(b"key", b"value")]) for n in range(LOGS + 1)])
+    transactions: list[set[bytes]] = []
+    commit = fs.LmdbFile.commit
+
+    def counted(file: fs.LmdbFile, puts: list[tuple[bytes, bytes | None]]) -> None:
+        transactions.append({key[:4] for key, _ in puts})
+        commit(file, puts)
+
+    monkeypatch.setattr(fs.LmdbFile, "commit", counted)
+    meta.forget(range(LOGS))
+    assert len(transactions) <= 2 * LOGS // FORGOTTEN_KEYS + 1
+    assert sum(map(len, transactions)) == LOGS, "one lies in two transactions"
+    assert [meta.applied(n) for n in range(LOGS + 1)] == [0] * LOGS + [1]
+    meta.forget([5])
+    meta.close()
