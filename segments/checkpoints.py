@@ -106,6 +106,8 @@ class Checkpoints:
         self._bytes_at_last = 0
         self._entries_since = 0
         self._note_token = 0
+        self._releases = False
+        """Files may go then: after a part it is not worth a look at all logs."""
 
     @property
     def is_noted(self) -> bool:
@@ -290,6 +292,7 @@ class Checkpoints:
         self._cache.evict()
         failpoint.hit("checkpoint.noted")
         self._note_token = self._journal.submit(urgent=False)
+        self._releases = self._releases or commit is not None
         self.release_files()
         if commit is not None:
             waiters, self._waiters = self._waiters, []
@@ -366,6 +369,9 @@ class Checkpoints:
         if self._journal.partly_written or self._lists_removed():
             return
         self._note_token = 0
+        if not self._releases:
+            return
+        self._releases = False
         needed = self._journal.current_sequence
         for log in self._logs.values():
             if not log.is_lost:
