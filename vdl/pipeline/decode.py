@@ -15,6 +15,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+"""What decoding needs of a source: key, value, headers and topic are what a dead letter keeps.
+Without `timestampType`, which no row has, since each column costs something for every record."""
 ORIGIN = ("_partition", "_offset", "_timestamp")
 DEAD_ONLY = ("_error", "_key", "_value", "_headers", "_dead_topic")
 CORRUPT = "_corrupt"
@@ -31,7 +34,7 @@ DEAD_DDL = (
 
 
 def decode(frame: Any, *, form: str, schema: str, topics: int) -> Any:
-    """The decoded rows of a frame with the columns of the source, `headers` among them."""
+    """The decoded rows of a frame that has COLUMNS, and maybe more."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 

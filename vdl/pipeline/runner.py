@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vdl.pipeline.decode import DEAD_ONLY, decode
+from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
 from vdl.pipeline.errors import PipelineError, TooManyDeadLetters
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
 from vdl.pipeline.job import INPUT, TOPIC, Job
@@ -229,7 +229,7 @@ class Runner:
         source = self._job.source
         reader = self._spark.readStream
         if source.kind == "vdl":
-            options = {**source.reader_options(), "headers": "true"}
+            options = {**source.reader_options(), "columns": ",".join(COLUMNS)}
             options["start"] = json.dumps(self._positions.to_json())
             return reader.format("vdl").options(**options).load()
         begin = self._positions.of(source.topics)
@@ -244,7 +244,7 @@ class Runner:
         source = self._job.source
         reader = self._spark.read
         if source.kind == "vdl":
-            options = {**source.reader_options(), "headers": "true"}
+            options = {**source.reader_options(), "columns": ",".join(COLUMNS)}
             options["start"] = json.dumps(start.to_json())
             options["end"] = json.dumps(end.to_json())
             return reader.format("vdl").options(**options).load()
