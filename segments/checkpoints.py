@@ -150,11 +150,11 @@ class Checkpoints:
             self._start(plans, None)
 
     def _due(self) -> None:
+        if self._is_part:
+            self._is_put_off = True  # and stays armed: its end calls again
+            return
         self._is_armed = False
         if self.is_closing or self.is_full:
-            return
-        if self._is_part:
-            self._is_put_off = True
             return
         is_late = self.is_running
         self.begin()
@@ -228,9 +228,10 @@ class Checkpoints:
 
     @property
     def _is_pressed(self) -> bool:
-        """Memory or the journal holds much that waits for segments."""
+        """Much waits for segments in memory or in the journal, or the disk is full."""
         return (
-            self._cache.unflushed > self._options.cache_bytes_max // 4
+            self._journal.is_full
+            or self._cache.unflushed > self._options.cache_bytes_max // 4
             or self._journal.file_count > JOURNAL_FILES_MIN
         )
 

@@ -13,36 +13,45 @@ from segments.fs import FileSystem
 from segments.identity import Identity
 from segments.recovery import log_directory
 
+REMOVED_LOGS = 128
+"""At once: others wait for it."""
+
 
 def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[int]) -> None:
-    """Move the files of logs out of the way, durably, then remove them."""
-    graves: list[str] = []
-    for log_id in log_ids:
+    """Move the files of logs out of the way, durably, then remove them. To be called again for all
+    of them when a full disk refuses it: what has been moved goes first then, and makes room."""
+    graves = {log_id: f"{directory}/deleted/{log_id:08x}" for log_id in log_ids}
+    _remove_moved(fs, directory, [grave for grave in graves.values() if fs.exists(grave)])
+    moved: list[str] = []
+    for log_id, grave in graves.items():
         path = log_directory(directory, log_id)
-        if not fs.exists(path):
-            continue
-        failpoint.hit("remove.begun")
-        grave = f"{directory}/deleted/{log_id:08x}"
-        if fs.exists(grave):
-            fs.remove_tree(grave)
-        fs.rename(path, grave)
-        failpoint.hit("remove.moved")
-        graves.append(grave)
-    if graves:
-        fs.sync_directory(f"{directory}/logs")
-        fs.sync_directory(f"{directory}/deleted")
+        if fs.exists(path):
+            failpoint.hit("remove.begun")
+            fs.rename(path, grave)
+            failpoint.hit("remove.moved")
+            moved.append(grave)
+    _remove_moved(fs, directory, moved)
+
+
+def _remove_moved(fs: FileSystem, directory: str, graves: Sequence[str]) -> None:
+    """First their new names are made durable: half a log must not come back under its old one."""
+    if not graves:
+        return
+    fs.sync_directory(f"{directory}/logs")
+    fs.sync_directory(f"{directory}/deleted")
     for grave in graves:
         fs.remove_tree(grave)
         failpoint.hit("remove.removed")
 
 
 def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None:
-    """Finish deletions that a crash cut short."""
+    """Finish deletions that a crash cut short, those first that have begun."""
+    deleted = f"{directory}/deleted"
+    _remove_moved(fs, directory, [f"{deleted}/{name}" for name in fs.list(deleted)])
     known = {f"{log_id:08x}" for log_id in identity.logs}
-    strangers = [name for name in fs.list(f"{directory}/logs") if name not in known]
-    remove_logs(fs, directory, [int(name, 16) for name in strangers])
-    for name in fs.list(f"{directory}/deleted"):
-        fs.remove_tree(f"{directory}/deleted/{name}")
+    strangers = [int(name, 16) for name in fs.list(f"{directory}/logs") if name not in known]
+    for n in range(0, len(strangers), REMOVED_LOGS):
+        remove_logs(fs, directory, strangers[n : n + REMOVED_LOGS])
 
 
 def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str]) -> None:

@@ -55,7 +55,7 @@ from segments.identity import (
     write_identity,
 )
 from segments.journal import Journal
-from segments.leftovers import remove_logs, remove_stale, remove_strangers
+from segments.leftovers import REMOVED_LOGS, remove_logs, remove_stale, remove_strangers
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
@@ -67,9 +67,6 @@ from segments.scrub import Scrubber
 from segments.segment import LogFiles
 
 T = TypeVar("T")
-
-REMOVED_LOGS = 128
-"""In one chore: others wait for it."""
 
 
 class DiskStore:

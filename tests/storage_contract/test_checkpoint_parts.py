@@ -1,6 +1,7 @@
 """Where many logs grow, they are flushed a few at a time; deleted together, they go together; and
 none of it makes work for the collector of garbage."""
 
+import errno
 import gc
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from segments import failpoint
 from segments.api import HardState, MetaBatch, StoreOptions
 from segments.checkpoints import FLUSH_BYTES_MIN, MANY_LOGS, PARTS
 from segments.fs import RealFileSystem
-from segments.store import REMOVED_LOGS
+from segments.leftovers import REMOVED_LOGS
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
 
 OPTIONS = replace(
@@ -44,11 +45,15 @@ def flushes(monkeypatch):
     return jobs
 
 
-def grow(harness, writer, logs, size):
+def stage(harness, writer, logs, size):
     """One committed entry more for each log."""
     for log in logs:
         harness.store.append(log, writer(log).entries(1, size=size))
         harness.store.set_hard_state(log, HardState(1, 0, log.last_index))
+
+
+def grow(harness, writer, logs, size):
+    stage(harness, writer, logs, size)
     harness.submit()
 
 
@@ -147,6 +152,65 @@ def test_logs_deleted_together_share_their_syncs(tmp_path, writer, monkeypatch):
     assert made.store.load_meta(kept) == (1, [(b"key", b"value")])
     assert all(made.store._meta.applied(log.log_id) == 0 for log in logs)
     made.close()
+
+
+def test_disk_without_room_for_more_names_is_not_full_for_ever(tmp_path, writer, monkeypatch):
+    """What a removal has moved aside goes before more is moved."""
+    made = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    made.start()
+    logs = [made.new_log(group_id=n + 1) for n in range(8)]
+    for log in logs:
+        made.store.append(log, writer(log).entries(20, size=1_000))
+        made.store.set_hard_state(log, HardState(1, 0, 20))
+    made.submit()
+    made.checkpoint()
+    deleted = tmp_path / "data" / "deleted"
+    rename = RealFileSystem.rename
+
+    def crowded(fs, old, new):
+        if new.startswith(str(deleted)) and len(list(deleted.iterdir())) >= 3:
+            raise OSError(errno.ENOSPC, "no room for a name")
+        rename(fs, old, new)
+
+    monkeypatch.setattr(RealFileSystem, "rename", crowded)
+    for log in logs[:4]:
+        made.store.delete_log(log.log_id)
+    made.workers.advance(200)
+    assert made.store.disk_full
+    made.workers.advance(2_000)
+    assert not made.store.disk_full
+    assert list(deleted.iterdir()) == []
+    for log in logs[4:]:
+        made.store.delete_log(log.log_id)
+    made.workers.advance(200)
+    assert len(list(deleted.iterdir())) == 3
+    made.crash()
+    made.start()  # which finds three moved and one listed nowhere
+    assert list(deleted.iterdir()) == list((tmp_path / "data" / "logs").iterdir()) == []
+    made.close()
+
+
+def test_checkpoints_that_parts_put_off_do_not_multiply(harness, writer):
+    """One timer is all there is, and they come no more often."""
+    harness.crash()
+    interval_ms = 4 * PARTS + 2
+    harness.options = replace(OPTIONS, checkpoint_interval_ms=interval_ms)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
+    workers, checkpoints = harness.workers, harness.store._checkpoints
+    pool = workers.pool
+    workers.pool = lambda job, done: workers.call_later(3, lambda: pool(job, done))
+    put_off = 0
+    for _ in range(8 * PARTS):
+        grow(harness, writer, logs, size=2_000)
+        workers.advance(2)  # half the time that a part takes
+        put_off += checkpoints._is_put_off
+        stage(harness, writer, logs[:1], size=100)
+        due = [timer for _, _, timer in workers._timers if timer.fn == checkpoints._due]
+        assert len(due) <= 1
+        workers.advance(2)
+    assert put_off
+    assert checkpoints.count <= 8
 
 
 def test_blocks_and_files_leave_nothing_to_collect(writer):
