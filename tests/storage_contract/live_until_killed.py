@@ -56,7 +56,7 @@ async def live(directory, seed):
 
 
 async def checkpoint(loop, store, step):
-    """Until one has taken the step's batches with it."""
+    """Until one that has taken the step's batches with it has ended."""
     taken = []
 
     def collect():
@@ -66,7 +66,10 @@ async def checkpoint(loop, store, step):
         return applied(store, step)
 
     store.collect_meta = collect
-    while not taken:
+    was_taken = False
+    while not was_taken:
+        # One that begins before this task goes on may take them, and is then still under way.
+        was_taken = bool(taken)
         done = loop.create_future()
         store.checkpoint(lambda done=done: done.set_result(None))
         await done
