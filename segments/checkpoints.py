@@ -144,7 +144,7 @@ class Checkpoints:
             return
         # Without a call for each log: most are not due.
         large = [log for log in self.dirty.values() if log.unflushed >= FLUSH_BYTES_MIN]
-        plans = self._plans(large)
+        plans = self._plans(large, is_spread=True)
         if plans:
             self._is_part = True
             self._start(plans, None)
@@ -201,7 +201,8 @@ class Checkpoints:
         self._entries_since = 0
         self.pending.collect(self._collect(), self._logs)
         commit = self.pending.take(self._logs, self._journal.durable_token)
-        self._start(self._plans(self.dirty.values()), commit)
+        is_spread = len(self.dirty) >= MANY_LOGS and not self._is_pressed
+        self._start(self._plans(self.dirty.values(), is_spread=is_spread), commit)
 
     def _start(self, plans: list[FlushPlan], commit: MetaCommit | None) -> None:
         """Without `commit` it is a part, and says nothing of applied state."""
@@ -214,10 +215,9 @@ class Checkpoints:
         self._workers.pool(lambda: _run(plans, commit, meta), finished)
 
     # --- what ---------------------------------------------------------------------------------
-    def _plans(self, logs: Iterable[DiskLog]) -> list[FlushPlan]:
-        """Of those whose tails are due, by id."""
-        spread = self._spread
-        step = FLUSH_STEP_BYTES if len(self.dirty) >= MANY_LOGS and not self._is_pressed else 0
+    def _plans(self, logs: Iterable[DiskLog], *, is_spread: bool) -> list[FlushPlan]:
+        """Of those whose tails are due, each at its own size if so said, by id."""
+        spread, step = self._spread, FLUSH_STEP_BYTES if is_spread else 0
         due = [
             log
             for log in logs

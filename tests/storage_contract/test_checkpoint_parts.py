@@ -81,15 +81,16 @@ def test_few_logs_are_flushed_by_checkpoints_only(harness, writer, flushes):
 
 
 def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes):
-    """Above a quarter of the cache every tail goes that is worth a flush."""
+    """Above a quarter of the cache a checkpoint takes every tail that is worth a flush."""
     harness.crash()
     harness.options = replace(OPTIONS, cache_bytes_max=4 << 20)
     harness.start()
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
     for _ in range(17):
         grow(harness, writer, logs, size=1_000)
-    harness.workers.advance(2 * PART_MS)
+    harness.checkpoint()
     assert sum(map(len, flushes)) == len(logs)
+    assert harness.store.unflushed_bytes == 0
 
 
 def test_checkpoint_that_fell_due_beside_a_part_follows_it(harness, writer, flushes):
