@@ -17,7 +17,8 @@ What is read may be in the page cache only: the process died while it wrote, or 
 the journal goes on at the durable mark, and the blocks behind it are *carried*: written again, as
 they are, in the next file's first block before the store opens. A file whose own header lies behind
 the mark is left out of the chain altogether; so is one whose first block never arrived: what it was
-to carry is still in the file before.
+to carry is still in the file before. But its header proves what lies before it, as a durable mark
+does: it was written when that was on disk.
 
 Must not know: segments, caches. It collects references to frames, not frames.
 """
@@ -152,6 +153,8 @@ class _FoundFile:
     path: str
     header: FileHeader | None
     is_blank: bool
+    proves: int = 0
+    """LSN up to which the journal was durable when its header was written."""
 
 
 @dataclass(slots=True)
@@ -261,7 +264,7 @@ class _Replayer:
             if n and current.header is not None and current.header.replaced:
                 self._replace(current.header.marks)
             end_lsn = self._replay_file(current, stop)
-        self._judge_unreadable(found, chain[-1].sequence, end_lsn)
+        self._judge_left_out(found, chain[-1].sequence, end_lsn)
         for log in self._logs.values():
             if log.suspect or not log.is_whole:
                 log.lost = True
@@ -313,9 +316,10 @@ class _Replayer:
         if header is not None and header.sequence != sequence:
             return _FoundFile(sequence, path, None, is_blank=True)
         is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
+        proves = header.start_lsn if header is not None else 0
         if header is not None and header.replaced and not _has_first_block(file, header):
             header = None
-        return _FoundFile(sequence, path, header, is_blank)
+        return _FoundFile(sequence, path, header, is_blank, proves)
 
     def _chain(self, found: list[_FoundFile]) -> list[_FoundFile]:
         """The newest file and those before it, as far as each names one that is there."""
@@ -349,10 +353,17 @@ class _Replayer:
         finally:
             file.close()
 
-    def _judge_unreadable(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
-        """A newer file without a good header: torn with its first block, or damaged later?"""
+    def _judge_left_out(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
+        """Newer files, which do not count. Does a header say that the journal was longer? And one
+        without a good header: torn with its first block, or damaged later?"""
         for file in found:
-            if file.sequence <= newest or file.header is not None or file.is_blank:
+            if file.sequence <= newest:
+                continue
+            if file.proves > end_lsn:
+                self.result.damaged_blocks += 1
+                self._suspect_all()
+                return
+            if file.header is not None or file.is_blank:
                 continue
             handle = self._fs.open(file.path)
             try:

@@ -342,6 +342,30 @@ def test_start_that_is_cut_in_its_first_write_loses_nothing(bench, arrived):
     store.abandon()
 
 
+@pytest.mark.parametrize("damaged", ["", "table", "frame"])
+@pytest.mark.parametrize("arrived", [0, 64, 200])
+def test_header_of_a_file_that_never_began_proves_the_one_before(bench, arrived, damaged):
+    """A power cut in the first write of a file, and rot in the last block before it: that block was
+    acknowledged, so it is no torn tail."""
+    (log,) = bench.create()
+    while len(bench.journals()) < 2:
+        bench.append(log, 1, size=6000)
+    bench.store.abandon()
+    before, newest = bench.journals()
+    data = newest.read_bytes()
+    end = decode_file_header(data).bytes + arrived
+    newest.write_bytes(data[:end] + bytes(len(data) - end))
+    last = bench.blocks(before)[-1]
+    if damaged:
+        flip_bit(before, last + {"table": 70, "frame": 3000}[damaged], 3)
+    for _ in range(2):  # the second start finds what the first has noted
+        store = bench.open()
+        assert store.logs[1].lost == bool(damaged)
+        store.abandon()
+    if not damaged:
+        bench.append(bench.open().logs[1], 1)
+
+
 def test_meta_is_durable_before_a_start_vouches_for_it():
     """A process killed in its commit leaves pages that can be read and are not on the disk. The
     next one tells the journal what it read: a power cut must not take it back."""
