@@ -37,6 +37,10 @@ DELETIONS_MAX = 100
 
 _PRODUCER = Struct(">qhii")
 _PRODUCER_POSITION = 43
+_SAID_FOR_CERTAIN = {
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+}
 
 
 @dataclass(slots=True)
@@ -293,15 +297,15 @@ class LogStream:
     def _refuse(
         self, verdict: ErrorCode, deadline_ns: int, done: Callable[[Appended], None]
     ) -> None:
-        """What the producer's own past forbids. That something is missing before the batch is said
-        only by a leader who knows that it still is one: its successor may have what is missing, and
-        the client would give the batch up."""
+        """What the producer's own past forbids. That something is missing before the batch, if only
+        all of its past, is said only by a leader who knows that it still is one: its successor may
+        have what is missing, and the client would give the batch up, or send it as a new one."""
 
         def confirmed(leads: bool) -> None:
             error = verdict if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER
             done(Appended(error, log_start_offset=self.log_start_offset))
 
-        if verdict is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        if verdict in _SAID_FOR_CERTAIN:
             self.read_index(deadline_ns=deadline_ns, done=confirmed)
         else:
             confirmed(True)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from vdl.errors import ErrorCode
 from vdl.logstream.stream import Appended, LogStream
 
@@ -142,17 +144,21 @@ def test_retried_batch_is_recognised_by_the_next_leader(cluster: Any) -> None:
     assert stream.high_watermark == 1
 
 
+@pytest.mark.parametrize(
+    ("producer_id", "verdict"),
+    [(7, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (8, ErrorCode.UNKNOWN_PRODUCER_ID)],
+)
 def test_gap_in_a_producers_sequence_is_told_by_a_leader_that_knows_it_is_one(
-    cluster: Any,
+    cluster: Any, producer_id: int, verdict: ErrorCode
 ) -> None:
     """Who has been deposed without knowing it may lack what the successor took: the client would
-    give up a batch that is in order there."""
+    give up a batch that is in order there, or send it once more under a new epoch."""
     stream = cluster.leader(cluster.create_topic())
-    gap = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 2}
+    gap = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 2}
     cluster.append(stream, producer_id=7, producer_epoch=0, base_sequence=0)
     told = cluster.append(stream, **gap)
     cluster.run(50)
-    assert error_of(told) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert error_of(told) is verdict
     for server in follower_servers(stream):
         cluster.network.cut(stream.leader_server, server)
     not_told = cluster.append(stream, ms=10_000, **gap)
