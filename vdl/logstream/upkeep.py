@@ -192,15 +192,14 @@ class Upkeep:
         self._retain_next(led[::-1], self._retention_clock.now_ms())
 
     def _retain_next(self, led: list[tuple[LogStream, RetentionPolicy]], now_ms: int) -> None:
-        if self._closed:
+        if self._closed or self._stopping:
             return
+        while led and not led[-1][0].serving:  # their topic may be deleted by now, or led elsewhere
+            led.pop()
         if not led:
             self._clock.call_later(self._options.retention_check_ms * MS, self._retain)
             return
         stream, policy = led.pop()
-        if not stream.serving:  # its topic may be deleted by now
-            self._retain_next(led, now_ms)
-            return
 
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if not self._closed:

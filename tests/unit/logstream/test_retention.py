@@ -1,5 +1,6 @@
 """Records are deleted by decision of the leader, on every replica, for good."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,19 @@ def test_deleted_records_are_gone_on_every_replica(cluster: Any) -> None:
     assert delete(cluster, group_id, 11) == [ErrorCode.OFFSET_OUT_OF_RANGE]
     assert delete(cluster, group_id, -1) == [ErrorCode.NONE]
     assert stream.log_start_offset == stream.high_watermark == 10
+
+
+def test_round_goes_on_when_thousands_of_partitions_are_led_elsewhere(cluster: Any) -> None:
+    """Their topic was deleted, or the server was cut off, while the round was under way."""
+    group_id = written(cluster, 10)
+    upkeep = cluster.nodes[cluster.leader(group_id).leader_server].host.upkeep
+    gone = SimpleNamespace(serving=False)
+    policy = RetentionPolicy(retention_bytes=1)
+    asked: list[object] = []
+    upkeep._store = SimpleNamespace(segment_spans=lambda log, done: asked.append(log))
+    led = [(cluster.leader(group_id), policy), *[(gone, policy)] * 5_000]
+    upkeep._retain_next(led, 0)
+    assert asked == [cluster.leader(group_id).group.log]
 
 
 def test_log_start_does_not_move_back_after_failover_and_restart(cluster: Any) -> None:
