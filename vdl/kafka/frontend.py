@@ -100,6 +100,7 @@ class ClientSession:
         "_held_back",
         "_marked",
         "_out",
+        "_out_bytes",
         "_reading",
         "_started",
         "_transport",
@@ -130,6 +131,7 @@ class ClientSession:
         self._started: deque[Exchange] = deque()
         self._bytes_in_flight = 0
         self._out: list[Buffer] = []
+        self._out_bytes = 0
         self._marked = False
         self._reading = True
         self._writable = True
@@ -241,8 +243,11 @@ class ClientSession:
     def proceed(self) -> None:
         """Answer what can be answered, start what may start, send what there is to send."""
         self._marked = False
+        send_at = self._frontend.context.config.write_buffer_bytes_max
         while not self.closed and self._writable:
             if self._started and self._answer_first():
+                if self._out_bytes >= send_at:
+                    self._send()  # whether there is room for more, the transport says here
                 continue
             if not self._waiting or not self._may_start():
                 break
@@ -250,12 +255,16 @@ class ClientSession:
         if self.closed:
             return
         if self._out:
-            out, self._out = self._out, []
-            self._transport.send(out)
+            self._send()
         if self.ending and not self._started and not self._waiting:
             self._close()
             return
         self._regulate()
+
+    def _send(self) -> None:
+        out, self._out = self._out, []
+        self._out_bytes = 0
+        self._transport.send(out)
 
     def _may_start(self) -> bool:
         api = API.get(self._waiting[0].api_key)
@@ -357,6 +366,7 @@ class ClientSession:
         else:
             self._out.append(_HEAD(size + 4, exchange.correlation_id))
         self._out += body
+        self._out_bytes += size
         return size
 
     def _regulate(self) -> None:

@@ -34,6 +34,8 @@ _GATHER_MAX = 512
 """Buffers one gather write may take; the system's limit is 1,024."""
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ACCEPT_RETRY_S = 0.1
+_LINGER_S = 10.0
+"""So long may the last bytes to a client take when its connection is being closed."""
 _KEEPALIVE_IDLE_S = 60
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 6
@@ -106,7 +108,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
             transport.write(buffer)
 
     def close(self) -> None:
-        self._transport.close()
+        transport = self._transport
+        transport.close()
+        if transport.get_write_buffer_size():
+            # Nobody counts it any more: a client that does not read must not keep it.
+            asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
 
     def abort(self) -> None:
         self._transport.abort()

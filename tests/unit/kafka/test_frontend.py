@@ -247,6 +247,32 @@ def test_a_client_that_does_not_read_is_not_served_further() -> None:
     assert len(client.answers()) == 1
 
 
+def test_answers_to_requests_that_came_together_are_bounded() -> None:
+    """A few bytes of requests may ask for a great many: at the high water mark what there is goes
+    out, and the rest waits for the client to read."""
+    world = World(KafkaOptions(write_buffer_bytes_max=2_000))
+    client = world.client()
+    sent: list[int] = []
+
+    def send(buffers: list[bytes]) -> None:
+        sent.append(sum(map(len, buffers)))
+        client.received += b"".join(buffers)
+        client.session.pause_writing()
+
+    client.send = send  # type: ignore[method-assign]
+    requests = [client.frame(API_VERSIONS, 0, b"") for _ in range(60)]
+    client.session.receive(b"".join(requests))
+    world.run()
+    assert len(sent) == 1
+    answer_bytes = sum(sent) // (60 - len(client.session._waiting))
+    while client.session._waiting:
+        client.session.resume_writing()
+        world.run()
+    assert len(client.answers()) == 60
+    assert len(sent) > 1
+    assert max(sent) < 2_000 + answer_bytes
+
+
 def test_connections_above_the_limits_are_refused() -> None:
     """In all, and from one address: at the limit and one past it."""
     world = World(KafkaOptions(connections_max=3, connections_per_ip_max=2))

@@ -160,6 +160,34 @@ def test_listener_sends_to_a_slow_reader_piece_by_piece() -> None:
     run(scenario)
 
 
+def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its session is forgotten at once, and the descriptor and the unsent bytes soon after."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(listener_module, "_LINGER_S", 0.01)
+        edge = Edge(write_buffer_bytes_max=64 << 10)
+        loop = asyncio.get_running_loop()
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.setblocking(False)
+        await loop.sock_connect(deaf, ("127.0.0.1", edge.port))
+        await until(lambda: len(edge.frontend) == 1)
+        (session,) = edge.frontend._sessions.values()
+        transport = session._transport._transport  # type: ignore[attr-defined]
+        session._transport.send([bytes(16 << 20)])
+        session.close("malformed request")
+        assert len(edge.frontend) == 0
+        assert transport.get_write_buffer_size()
+        await until(lambda: transport._sock is None)
+        assert not transport.get_write_buffer_size()
+        deaf.close()
+        await edge.close()
+
+    run(scenario)
+
+
 def test_listener_without_descriptors_refuses_instead_of_hanging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
