@@ -1,7 +1,8 @@
 """`vdl serve`: one server, from a configuration file, until SIGTERM or SIGINT.
 
-Prepares the process (files private to the user, short switch interval, log, pid file), then hands
-over to `vdl.process`. Loads nothing that a server does not need.
+Prepares the process (files private to the user and as many as the system allows, short switch
+interval, log, pid file), then hands over to `vdl.process`. Loads nothing that a server does not
+need.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vdl.config import Config, ConfigError, load_config, parse_config
@@ -18,6 +21,8 @@ from vdl.config import Config, ConfigError, load_config, parse_config
 EXIT_USAGE = 2
 SWITCH_INTERVAL_SECONDS = 0.0005
 """A thread that comes back from a disk sync otherwise waits up to 5 ms for a busy loop."""
+FILES_KEPT = 512
+"""Descriptors that clients never get: what the store and the other servers need."""
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -46,13 +51,33 @@ def serve(arguments: Sequence[str]) -> int:
     from vdl.process import run
 
     with _pid_file(options.pid_file):
-        return run(config)
+        return run(within_files(config, _raise_file_limit()))
 
 
 def _configuration(path: Path | None) -> Config:
     if path is None:
         return parse_config("", source="built-in defaults", folder=Path.cwd())
     return load_config(path)
+
+
+def _raise_file_limit() -> int:
+    """Take all the descriptors that the process may have; how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def within_files(config: Config, files: int) -> Config:
+    """The configuration with no more clients than so many descriptors leave room for: a store that
+    can open no file ends its server."""
+    most = max(1, files - min(FILES_KEPT, files // 2))
+    if config.kafka.connections_max <= most:
+        return config
+    sys.stderr.write(f"vdl serve: {files} open files are allowed, so at most {most} clients\n")
+    return replace(config, kafka=replace(config.kafka, connections_max=most))
 
 
 @contextlib.contextmanager
