@@ -16,7 +16,7 @@ import pytest
 from tests.unit.kafka.twin import LISTENER, TwinHost, TwinLog
 from vdl.kafka import listener as listener_module
 from vdl.kafka.context import Context, KafkaOptions, ListenerOptions
-from vdl.kafka.frontend import Frontend
+from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.kafka.listener import Listener, write_some
 from vdl.loop import LoopClock, TurnLoop
 from vdl.sim.clock import NodeClock, VirtualTime
@@ -58,6 +58,17 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110 - any condition at all, on a loop of its own
             await asyncio.sleep(0)
+
+
+async def connect_slow(edge: Edge) -> tuple[socket.socket, ClientSession]:
+    """A client that takes little at a time, if anything, and its session."""
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(slow, ("127.0.0.1", edge.port))
+    await until(lambda: len(edge.frontend) == 1)
+    (session,) = edge.frontend._sessions.values()
+    return slow, session
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
@@ -137,12 +148,7 @@ def test_listener_sends_to_a_slow_reader_piece_by_piece() -> None:
     async def scenario() -> None:
         edge = Edge(write_buffer_bytes_max=64 << 10)
         loop = asyncio.get_running_loop()
-        slow = socket.socket()
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.setblocking(False)
-        await loop.sock_connect(slow, ("127.0.0.1", edge.port))
-        await until(lambda: len(edge.frontend) == 1)
-        (session,) = edge.frontend._sessions.values()
+        slow, session = await connect_slow(edge)
         pieces = [bytes([index % 251]) * 997 for index in range(8000)]
         session._transport.send(pieces)
         assert not session._writable
@@ -168,13 +174,7 @@ def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
     async def scenario() -> None:
         monkeypatch.setattr(listener_module, "_LINGER_S", 0.01)
         edge = Edge(write_buffer_bytes_max=64 << 10)
-        loop = asyncio.get_running_loop()
-        deaf = socket.socket()
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.setblocking(False)
-        await loop.sock_connect(deaf, ("127.0.0.1", edge.port))
-        await until(lambda: len(edge.frontend) == 1)
-        (session,) = edge.frontend._sessions.values()
+        deaf, session = await connect_slow(edge)
         transport = session._transport._transport  # type: ignore[attr-defined]
         session._transport.send([bytes(16 << 20)])
         session.close("malformed request")
