@@ -561,8 +561,11 @@ def transfer(raft: Raft, transferee: NodeId) -> None:
 def report_unreachable(raft: Raft, node: NodeId) -> None:
     """The link to a replica failed: what was sent ahead is probably lost.
 
-    A snapshot too: it travels on the same link, and nobody else would tell.
+    A snapshot too: it travels on the same link, and nobody else would tell. So does what would make
+    it lead: proposals do not wait for that any longer.
     """
+    if node == raft.lead_transferee:
+        raft.lead_transferee = NONE
     progress = raft.progress.get(node)
     if progress is None:
         return

@@ -1,26 +1,43 @@
 """What a server tells its peers about itself: CONDITION, one byte of flags.
 
-Sent when a link comes up and at each change. Bit 0: its disk is full, so it takes no new entries
-and should not be made leader. Other bits are for later versions and are not looked at.
+Sent when a link comes up and at each change. Bit 0: its disk is full, so it takes no new entries.
+Bit 1: it is about to stop. With either it should not be made leader. Other bits are for later
+versions and are not looked at.
 
 Must not know: what follows from it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
 _DISK_FULL = 1
+_STOPPING = 2
 
 
-def encode_condition(*, disk_full: bool) -> list[Buffer]:
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What can be the matter with a server."""
+
+    disk_full: bool = False
+    stopping: bool = False
+
+    @property
+    def may_lead(self) -> bool:
+        return not (self.disk_full or self.stopping)
+
+
+def encode_condition(condition: Condition) -> list[Buffer]:
     """The payload of a CONDITION frame."""
-    return [bytes([_DISK_FULL if disk_full else 0])]
+    return [bytes([condition.disk_full * _DISK_FULL | condition.stopping * _STOPPING])]
 
 
-def decode_condition(payload: memoryview) -> bool:
-    """Whether the peer's disk is full. Raises MalformedFrame."""
+def decode_condition(payload: memoryview) -> Condition:
+    """Raises MalformedFrame."""
     if len(payload) != 1:
         raise MalformedFrame("condition")
-    return bool(payload[0] & _DISK_FULL)
+    flags = payload[0]
+    return Condition(disk_full=bool(flags & _DISK_FULL), stopping=bool(flags & _STOPPING))

@@ -291,6 +291,9 @@ class Log(Protocol):
 class Store(Protocol):
     """All logs of one data directory."""
 
+    workers: Workers
+    """Where its blocking work runs. Who reads from it may use the pool for what takes long, too."""
+
     @property
     def directory_id(self) -> bytes:
         """16 random bytes given to this directory when it was created."""

@@ -267,7 +267,7 @@ class MemoryStore:
         self.on_durable: Callable[[int], None] = lambda token: None
         self.on_fatal: Callable[[BaseException], None] = lambda error: None
         self.collect_meta: Callable[[], list[MetaBatch]] = list
-        self._workers = workers
+        self.workers = workers
         self._options = options or StoreOptions()
         if image is None:
             image = MemoryImage((rng or random.Random(0)).randbytes(16))
@@ -353,7 +353,7 @@ class MemoryStore:
             self._logs[log_id] = log
             on_created(log)
 
-        self._workers.pool(write, written)
+        self.workers.pool(write, written)
 
     def delete_log(self, log_id: int) -> None:
         del self._logs[log_id]
@@ -363,7 +363,7 @@ class MemoryStore:
             self.image.meta.pop(log_id, None)
             self.image.applied.pop(log_id, None)
 
-        self._workers.pool(write, lambda result: None)
+        self.workers.pool(write, lambda result: None)
 
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
         state = self._state(log)
@@ -427,7 +427,7 @@ class MemoryStore:
             self._write()
         elif not self._idle_armed:
             self._idle_armed = True
-            self._workers.call_later(self._options.idle_block_ms, self._idle)
+            self.workers.call_later(self._options.idle_block_ms, self._idle)
         return self._token if not self._staged else self._token + 1
 
     def read_cold(
@@ -563,11 +563,11 @@ class MemoryStore:
             for waiter in waiters:
                 waiter()
 
-        self._workers.pool(write, written)
+        self.workers.pool(write, written)
 
     def close(self, done: Callable[[], None]) -> None:
         self.submit()
-        self._workers.journal(lambda: None, lambda result: done())
+        self.workers.journal(lambda: None, lambda result: done())
 
     def stats(self) -> dict[str, float]:
         return {"logs": float(len(self._logs)), "durable_token": float(self._durable_token)}
@@ -618,7 +618,7 @@ class MemoryStore:
                 self._write()
             self.on_durable(token)
 
-        self._workers.journal(write, written)
+        self.workers.journal(write, written)
 
     def _idle(self) -> None:
         self._idle_armed = False
@@ -630,7 +630,7 @@ class MemoryStore:
                 raise result
             done(result)
 
-        self._workers.pool(find, finished)
+        self.workers.pool(find, finished)
 
 
 def _live(image: LogState, applied: int) -> LogState:

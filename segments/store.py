@@ -92,7 +92,7 @@ class DiskStore:
         self.collect_meta: Callable[[], list[MetaBatch]] = list
         self._fs = fs
         self._directory = directory
-        self._workers = workers
+        self.workers = workers
         self._options = options
         self._lock = lock
         self._meta = meta
@@ -463,7 +463,7 @@ class DiskStore:
         window = self._ahead.take((log.id, age, "offset", offset))
         if window is not None and _holds_records(window, end_index):
             self._ahead.hits += 1
-            self._workers.call_later(0, lambda: give(window))
+            self.workers.call_later(0, lambda: give(window))
             return
         index, ahead = (0, 0) if window is None else (window.index, AHEAD_BYTES)
         self._run_cold(log, cold.read(log, offset, end_index, bytes_max, index, ahead), give)
@@ -494,7 +494,7 @@ class DiskStore:
         window = self._ahead.take((log.id, age, "index", first))
         if window is not None and window.entries:
             self._ahead.hits += 1
-            self._workers.call_later(0, lambda: give(window))
+            self.workers.call_later(0, lambda: give(window))
             return
         ahead = 0 if window is None else AHEAD_BYTES
         self._run_cold(log, cold.entries(log, first, end, bytes_max, ahead), give)
@@ -507,7 +507,7 @@ class DiskStore:
         if not log.start_offset <= offset < log.offset:
             answer = OffsetOutOfRange(f"offset {offset} not in [{log.start_offset}, {log.offset})")
         if answer:
-            self._workers.call_later(0, lambda: done(answer))
+            self.workers.call_later(0, lambda: done(answer))
         else:
             self._run_cold(log, cold.index_of_offset(log, offset), done)
 
@@ -568,7 +568,7 @@ class DiskStore:
                     log.hole_ranges.trim(log.first)
                 done(result)
 
-        self._workers.pool(job, finished)
+        self.workers.pool(job, finished)
 
     def repair(
         self,

@@ -226,7 +226,7 @@ KEYS: dict[str, Key] = {
     "raft.election_timeout": Key("host.election_ticks", ticks(20, 60_000)),
     "raft.failover_delay_min": Key("host.failover_ticks_min", ticks(10, 10_000)),
     "raft.failover_delay_max": Key("host.failover_ticks_max", ticks(10, 10_000)),
-    "raft.message_bytes": Key("host.message_bytes_max", size(4 * KIB, 64 * MIB)),
+    "raft.message_bytes": Key("host.message_bytes_max", size(4 * KIB, 16 * MIB)),
     "raft.apply_bytes": Key("host.apply_bytes_max", size(64 * KIB, GIB)),
     "raft.uncommitted_bytes": Key("host.uncommitted_bytes_max", size(MIB, 4 * GIB)),
     "raft.inflight_messages": Key("host.inflight_messages_max", integer(1, 100_000)),
@@ -419,6 +419,10 @@ def _check_whole(config: Config) -> None:
         (
             host.failover_ticks_min <= host.failover_ticks_max,
             "raft.failover_delay_min", "expected at most raft.failover_delay_max",
+        ),
+        (
+            host.message_bytes_max <= host.inflight_bytes_max,
+            "raft.inflight_bytes", "expected at least raft.message_bytes",
         ),
         (
             kafka.group_min_session_timeout_ms <= kafka.group_max_session_timeout_ms,

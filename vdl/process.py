@@ -16,6 +16,7 @@ import gc
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.transport import SocketTransport
-from segments.api import Store
+from segments.api import StorageError, Store
 from segments.fs import RealFileSystem
 from segments.store import DiskStore
 from segments.workers import ThreadWorkers
@@ -85,8 +86,21 @@ class Process:
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""
+        self._loop.set_exception_handler(self._loop_failed)
+        try:
+            await self._start()
+        except (StorageError, OSError) as error:
+            self._log.error("cannot_start", error=f"{type(error).__name__}: {error}")
+            return EXIT_FAILED
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        self._collect_later()
+        return await self._ended
+
+    async def _start(self) -> None:
+        """Raises StorageError, OSError: a directory or a port that cannot be had."""
         loop = self._loop
-        loop.set_exception_handler(self._loop_failed)
         config = self._config
         workers = ThreadWorkers(
             Doorbell(loop).ring,
@@ -119,12 +133,9 @@ class Process:
         for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
             loop.add_signal_handler(number, self._stop, transfer)
         await self._open_operations(server, store)
+        if config.admin is not None:
+            _check_free((config.admin.listen.host, config.admin.listen.port))
         server.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
-        self._collect_later()
-        return await self._ended
 
     def _collect_later(self) -> None:
         """All garbage, at times that the servers of a set do not share."""
@@ -167,14 +178,15 @@ class Process:
             try:
                 listener.open()
             except OSError as error:
-                self._log.error(
-                    "cannot_listen", listener=options.name, port=options.port, error=str(error)
-                )
-                os._exit(EXIT_FAILED)
+                self._cannot_listen(options.name, options.port, error)
             listener.start()
             self._listeners.append(listener)
         if self._config.admin is not None:
             self._loop.create_task(self._open_admin())
+
+    def _cannot_listen(self, name: str, port: int, error: OSError) -> None:
+        self._log.error("cannot_listen", listener=name, port=port, error=str(error))
+        os._exit(EXIT_FAILED)
 
     def _close_listeners(self) -> None:
         """Who connects now is refused."""
@@ -188,7 +200,10 @@ class Process:
         admin = self._config.admin
         assert admin is not None
         self._admin = AdminService(Administration(self.server))
-        await self._admin.start((admin.listen.host, admin.listen.port))
+        try:
+            await self._admin.start((admin.listen.host, admin.listen.port))
+        except OSError as error:
+            self._cannot_listen(ADMIN_LISTENER, admin.listen.port, error)
 
     async def _open_operations(self, server: Server, store: Store) -> None:
         http = self._config.http
@@ -240,6 +255,12 @@ class Process:
             exc_info=error if isinstance(error, BaseException) else None,
         )
         os._exit(EXIT_FAILED)
+
+
+def _check_free(address: Address) -> None:
+    """Raises OSError if nobody could listen there: to be found out before clients come in."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    socket.create_server(address, family=family).close()
 
 
 def _health(server: Server) -> Health:

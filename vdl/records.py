@@ -28,6 +28,7 @@ Must not know: logs, requests, sockets.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -261,15 +262,7 @@ def iter_records(batch: memoryview) -> Iterator[Record]:
 
     The CRC is not checked (`crc_matches`). With LogAppendTime all records carry that time.
     """
-    if len(batch) < HEADER_BYTES:
-        raise CorruptBatch("header", len(batch))
-    header = read_header(batch)
-    if header.codec > Compression.ZSTD:
-        raise CorruptBatch("codec", _ATTRIBUTES_AT)
-    try:
-        payload = decompress(Compression(header.codec), batch[HEADER_BYTES:])
-    except CorruptCompression as error:
-        raise CorruptBatch("compressed records", HEADER_BYTES) from error
+    header, payload = _unpack(batch)
     position = 0
     for _ in range(header.count):
         try:
@@ -279,8 +272,30 @@ def iter_records(batch: memoryview) -> Iterator[Record]:
         yield record
 
 
-def _read_record(view: memoryview, start: int, header: BatchHeader) -> tuple[Record, int]:
-    """`(record, position after it)`; IndexError or CorruptBatch when it is not one."""
+def _unpack(batch: memoryview) -> tuple[BatchHeader, memoryview]:
+    """`(header, records without their compression)`. Raises CorruptBatch."""
+    if len(batch) < HEADER_BYTES:
+        raise CorruptBatch("header", len(batch))
+    header = read_header(batch)
+    if header.codec > Compression.ZSTD:
+        raise CorruptBatch("codec", _ATTRIBUTES_AT)
+    try:
+        return header, decompress(Compression(header.codec), batch[HEADER_BYTES:])
+    except CorruptCompression as error:
+        raise CorruptBatch("compressed records", HEADER_BYTES) from error
+
+
+class _Start(NamedTuple):
+    """What a record begins with, and where the rest of it and the next record are."""
+
+    timestamp: int
+    offset: int
+    position: int
+    end: int
+
+
+def _read_start(view: memoryview, start: int, header: BatchHeader) -> _Start:
+    """Raises IndexError or CorruptBatch when there is no record."""
     length, body = read_varint(view, start)
     end = body + length
     if length < 0 or end > len(view):
@@ -288,6 +303,15 @@ def _read_record(view: memoryview, start: int, header: BatchHeader) -> tuple[Rec
     # One byte of attributes, unused so far, precedes the deltas.
     timestamp_delta, position = read_varint(view, body + 1)
     offset_delta, position = read_varint(view, position)
+    timestamp = header.base_timestamp + timestamp_delta
+    if header.attributes & LOG_APPEND_TIME_FLAG:
+        timestamp = header.max_timestamp
+    return _Start(timestamp, header.base_offset + offset_delta, position, end)
+
+
+def _read_record(view: memoryview, start: int, header: BatchHeader) -> tuple[Record, int]:
+    """`(record, position after it)`; IndexError or CorruptBatch when it is not one."""
+    timestamp, offset, position, end = _read_start(view, start, header)
     key, position = _read_sized(view, position, end)
     value, position = _read_sized(view, position, end)
     count, position = read_varint(view, position)
@@ -303,10 +327,7 @@ def _read_record(view: memoryview, start: int, header: BatchHeader) -> tuple[Rec
         headers.append((name.decode("utf-8", "replace"), header_value))
     if position != end:
         raise CorruptBatch("record length", start)
-    timestamp = header.base_timestamp + timestamp_delta
-    if header.attributes & LOG_APPEND_TIME_FLAG:
-        timestamp = header.max_timestamp
-    return Record(key, value, headers, timestamp, header.base_offset + offset_delta), end
+    return Record(key, value, headers, timestamp, offset), end
 
 
 def _read_sized(view: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
@@ -318,12 +339,23 @@ def _read_sized(view: memoryview, position: int, end: int) -> tuple[bytes | None
     return view[position : position + length].tobytes(), position + length
 
 
-def first_at_or_after(batch: memoryview, timestamp: int, first_offset: int = 0) -> Record | None:
-    """The first record from `first_offset` on whose timestamp is `timestamp` or later. Raises
-    CorruptBatch."""
-    for record in iter_records(batch):
+def first_at_or_after(
+    batch: memoryview, timestamp: int, first_offset: int = 0
+) -> tuple[int, int] | None:
+    """`(offset, timestamp)` of the first record from `first_offset` on whose timestamp is
+    `timestamp` or later. Keys, values and headers are passed over. Raises CorruptBatch."""
+    header, payload = _unpack(batch)
+    position = 0
+    for _ in range(header.count):
+        try:
+            record = _read_start(payload, position, header)
+        except IndexError:
+            raise CorruptBatch("record", position) from None
+        if record.position > record.end:
+            raise CorruptBatch("record length", position)
         if record.timestamp >= timestamp and record.offset >= first_offset:
-            return record
+            return record.offset, record.timestamp
+        position = record.end
     return None
 
 

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import TextIOBase
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
@@ -112,7 +113,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     i: int
     proc: str
     f: str
-    type: str
+    type: Literal["ok", "fail", "info"]
     t0: int
     t1: int
     node: str = ""
@@ -147,7 +148,7 @@ def encode(op: Op) -> bytes:
             mops.append(["list", mark.key, mark.timestamp, mark.offset])
         else:
             mops.append([op.f, mark.key, mark.offset])
-    scalars = {name: getattr(op, name) for name in _SCALARS}
+    scalars: dict[str, Any] = {name: getattr(op, name) for name in _SCALARS}
     return msgspec.json.encode(_Line(mops=mops, **scalars))
 
 

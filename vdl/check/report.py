@@ -28,6 +28,9 @@ def main(path: str) -> int:
     except (OSError, history.MalformedHistory) as error:
         sys.stderr.write(f"{path}: {error}\n")
         return 2
+    if not ops:
+        sys.stderr.write(f"{path}: no operation to check\n")
+        return 2
     found = find(ops)
     for anomaly in found[:FINDINGS_SHOWN]:
         sys.stdout.write(f"{anomaly}\n")

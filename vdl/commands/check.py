@@ -12,5 +12,8 @@ from vdl.check.report import main as report
 @click.command()
 @click.argument("history", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def check(*, history: Path) -> int:
-    """Check HISTORY (JSON lines, one operation each): 0 when clean, 1 when anomalies were found."""
+    """Check HISTORY (JSON lines, one operation each).
+
+    Exits with 0 when clean, 1 when anomalies were found, 2 when there is nothing to check.
+    """
     return report(str(history))

@@ -88,7 +88,11 @@ def _pid_file(path: Path | None) -> Iterator[None]:
         yield
         return
     fresh = path.with_suffix(".pid.new")
-    fresh.write_text(f"{os.getpid()}\n", encoding="ascii")
-    fresh.replace(path)
+    try:
+        fresh.write_text(f"{os.getpid()}\n", encoding="ascii")
+        fresh.replace(path)
+    except OSError as error:
+        sys.stderr.write(f"vdl serve: cannot write the pid file: {error}\n")
+        raise SystemExit(EXIT_USAGE) from error
     yield
     path.unlink(missing_ok=True)

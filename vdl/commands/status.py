@@ -46,17 +46,21 @@ def status(*, bootstrap: str, as_json: bool, show_all: bool) -> int:
 
 def _addresses(bootstrap: str) -> list[Address]:
     try:
-        return [parse_address(text.strip()) for text in bootstrap.split(",") if text.strip()]
+        found = [parse_address(text.strip()) for text in bootstrap.split(",") if text.strip()]
     except ValueError as error:
         raise click.BadParameter(f"expected {error}", param_hint="--bootstrap") from None
+    if not found:
+        raise click.BadParameter("expected at least one address", param_hint="--bootstrap")
+    return found
 
 
 def _print_tables(cluster: ClusterStatus, *, show_all: bool) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     # Into a file or a pipe: lines as long as they are.
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    console.print(f"cluster [bold]{cluster.cluster_id}[/]")
+    console.print(f"cluster [bold]{escape(cluster.cluster_id)}[/]")
     console.print(_server_table(cluster))
     partitions = [partition for topic in cluster.topics for partition in topic.partitions]
     groups = (*cluster.groups, *partitions) if show_all else partitions
@@ -84,12 +88,12 @@ def _server_table(cluster: ClusterStatus) -> Table:
     for server in cluster.servers:
         if server.problem:
             state = f"[red]{escape(server.problem)}[/]"
-            table.add_row(str(server.id), server.address, escape(server.rack), state)
+            table.add_row(str(server.id), escape(server.address), escape(server.rack), state)
             continue
         notes = "; ".join(server.notes)
         table.add_row(
             str(server.id),
-            server.address,
+            escape(server.address),
             escape(server.rack),
             f"[yellow]{escape(notes)}[/]" if notes else "[green]up[/]",
             _uptime(server.uptime_ms),

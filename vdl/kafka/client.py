@@ -49,6 +49,8 @@ class KafkaClient:
             self._socket = socket.create_connection(place, timeout=self._timeout_seconds)
         except OSError as error:
             raise Unreachable(self._address, error.strerror or str(error)) from error
+        except UnicodeError as error:  # what is no host name, Python cannot even ask for
+            raise Unreachable(self._address, "is no host name") from error
         try:
             self._greet()
         except BaseException:

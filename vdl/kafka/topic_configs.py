@@ -7,13 +7,14 @@ Rules:
 * A value that would promise a behaviour this server does not have is refused rather than stored and
   ignored (`cleanup.policy=compact`, `compression.type=gzip`).
 * Retention is as in Kafka, but for its default: data is kept until somebody says for how long.
-* Values are kept as the text that was sent.
+* Values are kept as the text that was sent, without blanks around it.
 
 Must not know: requests, the catalog, how a setting takes effect.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -73,15 +74,14 @@ class TopicConfig:
             raise InvalidConfig(f"{self.name} must be true or false, not {value!r}")
         elif self.type is ConfigType.DOUBLE:
             self._check_ratio(value)
-        if self.allowed is not None and value.strip().lower() not in self.allowed:
+        if self.allowed is not None and value.lower() not in self.allowed:
             choices = ", ".join(self.allowed)
             raise InvalidConfig(f"{self.name}={value} is not supported here (supported: {choices})")
 
     def _check_integer(self, value: str) -> None:
-        try:
-            number = int(value)
-        except ValueError:
-            raise InvalidConfig(f"{self.name} must be a whole number, not {value!r}") from None
+        if not _WHOLE_NUMBER.fullmatch(value):
+            raise InvalidConfig(f"{self.name} must be a whole number, not {value!r}")
+        number = int(value)
         limit = INT32_MAX if self.type is ConfigType.INT else INT64_MAX
         low = -limit - 1 if self.low is None else self.low
         high = limit if self.high is None else self.high
@@ -97,6 +97,8 @@ class TopicConfig:
             raise InvalidConfig(f"{self.name} must be between 0 and 1, not {value}")
 
 
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+"""What Java reads as one, too: no underscores, no digits of other scripts."""
 _INTEGER_TYPES = frozenset({ConfigType.INT, ConfigType.LONG})
 
 BATCH_BYTES_MAX = 16 << 20
@@ -307,13 +309,17 @@ KNOWN = (
 BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
-def check_configs(configs: Mapping[str, str]) -> None:
-    """Raises InvalidConfig for the first setting that cannot be accepted, in the order given."""
+def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
+    """The settings as they are kept. Raises InvalidConfig for the first one that cannot be
+    accepted, in the order given."""
+    kept: dict[str, str] = {}
     for name, value in configs.items():
         config = BY_NAME.get(name)
         if config is None:
             raise InvalidConfig(f"Unknown topic config name: {name}")
-        config.check(value)
+        kept[name] = value.strip()
+        config.check(kept[name])
+    return kept
 
 
 def retention_policy(configs: Mapping[str, str], options: KafkaOptions) -> RetentionPolicy:

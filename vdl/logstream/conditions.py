@@ -1,8 +1,9 @@
-"""Which servers can take new entries: a full disk is told to everybody.
+"""Which servers can take new entries and leaderships: who cannot, tells everybody.
 
 A server whose disk is full goes on reading, voting and following what it can; it refuses new
-records, and gives its leaderships to servers that have room. They say so of themselves, so that
-leaderships do not wander among servers that are all full.
+records, and gives its leaderships to servers that have room. One that stops gives them away, too.
+They say so of themselves, so that leaderships do not wander among servers that are all full, and
+are not handed back to one that is about to go.
 
 Must not know: what a disk is, who leads what.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import segments.api as storage
-from rpc.condition import decode_condition, encode_condition
+from rpc.condition import Condition, decode_condition, encode_condition
 from rpc.hello import Hello
 from rpc.peer import FrameType
 from rpc.streams import Transport
@@ -22,7 +23,16 @@ from vdl.log import Log
 class Conditions:
     """This server's condition and its peers'. `alive` is the host's own, read only."""
 
-    __slots__ = ("_alive", "_full", "_log", "_store", "_told", "_transport")
+    __slots__ = (
+        "_alive",
+        "_log",
+        "_stopping",
+        "_store",
+        "_told",
+        "_transport",
+        "_unable",
+        "_untold",
+    )
 
     def __init__(
         self, *, store: storage.Store, alive: Mapping[int, Hello], transport: Transport, log: Log
@@ -31,48 +41,66 @@ class Conditions:
         self._alive = alive
         self._transport = transport
         self._log = log
-        self._told = False
+        self._stopping = False
+        self._told = Condition()
         """What the peers were told last."""
-        self._full: set[int] = set()
+        self._untold: set[int] = set()
+        """Peers that this could not be sent to: it is tried again."""
+        self._unable: set[int] = set()
+        """Peers that said they should not lead."""
 
     @property
     def is_full(self) -> bool:
         """Whether this server takes no new entries."""
         return not self._store.accepts_appends
 
+    @property
+    def may_lead(self) -> bool:
+        """Whether this server should become a leader."""
+        return not self._stopping and not self.is_full
+
     def can_lead(self, server_id: int) -> bool:
-        """Whether a peer is there and has room."""
-        return server_id in self._alive and server_id not in self._full
+        """Whether a peer is there, has room and will stay."""
+        return server_id in self._alive and server_id not in self._unable
 
     def look(self) -> None:
         """Tell everybody when it has changed."""
-        full = self.is_full
-        if full is self._told:
-            return
-        self._told = full
-        if full:
-            self._log.error("disk_full", meaning="new records are refused until there is room")
-        else:
-            self._log.info("disk_has_room")
-        for server_id in sorted(self._alive):
+        now = Condition(self.is_full, self._stopping)
+        if now != self._told:
+            if now.disk_full and not self._told.disk_full:
+                self._log.error("disk_full", meaning="new records are refused until there is room")
+            elif self._told.disk_full and not now.disk_full:
+                self._log.info("disk_has_room")
+            self._told = now
+            self._untold = set(self._alive)
+        for server_id in sorted(self._untold):
             self._tell(server_id)
+
+    def stopping(self) -> None:
+        """This server takes no leaderships any more."""
+        self._stopping = True
+        self.look()
 
     def link_up(self, server_id: int) -> None:
         """A new session, which knows nothing yet."""
-        if self._told:
+        if not self._told.may_lead:
             self._tell(server_id)
 
     def link_down(self, server_id: int) -> None:
         """What it said is not known to hold any more."""
-        self._full.discard(server_id)
+        self._unable.discard(server_id)
+        self._untold.discard(server_id)
 
     def told(self, server_id: int, payload: memoryview) -> None:
         """A peer's condition. Raises MalformedFrame."""
-        if decode_condition(payload):
-            self._full.add(server_id)
+        if decode_condition(payload).may_lead:
+            self._unable.discard(server_id)
         else:
-            self._full.discard(server_id)
+            self._unable.add(server_id)
 
     def _tell(self, server_id: int) -> None:
-        frame = encode_condition(disk_full=self._told)
-        self._transport.send(server_id, FrameType.CONDITION, frame)
+        frame = encode_condition(self._told)
+        if self._transport.send(server_id, FrameType.CONDITION, frame):
+            self._untold.discard(server_id)
+        else:
+            self._untold.add(server_id)

@@ -458,10 +458,10 @@ class Group:
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
             if isinstance(found, storage.StorageError):
-                # Asked again at the peer's next sign of life.
-                self.node.entries_ready(want.peer, [])
-            else:
-                self.node.entries_ready(want.peer, [as_entry(stored) for stored in found])
+                found = []  # asked again at the peer's next sign of life
+            if want.peer != self.replica_id:
+                self._pace.found_less(want.bytes_max - sum(len(stored.data) for stored in found))
+            self.node.entries_ready(want.peer, [as_entry(stored) for stored in found])
             wake(self)
 
         def read() -> None:

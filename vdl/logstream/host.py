@@ -636,7 +636,7 @@ class Host:
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
-        may_lead = group.preferred and not self._conditions.is_full
+        may_lead = group.preferred and self._conditions.may_lead
         if may_lead and group.stood_unled({self.server_id, *self._alive}, self._due.tick()):
             self.mark_dirty(group)
 

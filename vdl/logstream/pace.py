@@ -8,9 +8,10 @@ Must not know: what is read, for whom.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
-from vdl.clock import Clock
+from vdl.clock import Clock, Timer
 
 _SECOND_NS = 1_000_000_000
 BURST_NS = 100_000_000
@@ -20,20 +21,40 @@ BURST_NS = 100_000_000
 class Pace:
     """See the module."""
 
-    __slots__ = ("_bytes_per_second", "_clock", "_next_ns")
+    __slots__ = ("_bytes_per_second", "_clock", "_next_ns", "_timer", "_waiting")
 
     def __init__(self, clock: Clock, bytes_per_second: int) -> None:
         self._clock = clock
         self._bytes_per_second = bytes_per_second
         self._next_ns = 0
-        """When the next read would begin if all so far had taken their time."""
+        """When the next read may begin: when all so far have taken their time."""
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._timer: Timer | None = None
 
     def run(self, size: int, job: Callable[[], None]) -> None:
-        """Run a job that moves `size` bytes, now or when it is its turn."""
+        """Run a job that moves at most `size` bytes, now or when it is its turn."""
+        self._waiting.append((size, job))
+        self._go_on()
+
+    def found_less(self, size: int) -> None:
+        """A job moved so many bytes less: others may use its time."""
+        if size:
+            self._next_ns -= size * _SECOND_NS // self._bytes_per_second
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         now_ns = self._clock.now_ns()
-        start_ns = max(self._next_ns, now_ns - BURST_NS)
-        self._next_ns = start_ns + size * _SECOND_NS // self._bytes_per_second
-        if start_ns <= now_ns:
+        while self._waiting and self._next_ns <= now_ns:
+            size, job = self._waiting.popleft()
+            start_ns = max(self._next_ns, now_ns - BURST_NS)
+            self._next_ns = start_ns + size * _SECOND_NS // self._bytes_per_second
             job()
-        else:
-            self._clock.call_later(start_ns - now_ns, job)
+        if self._waiting and self._timer is None:
+            self._timer = self._clock.call_later(self._next_ns - now_ns, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._go_on()

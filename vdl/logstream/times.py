@@ -9,8 +9,9 @@ Must not know: requests, leadership.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import segments.api as storage
 from vdl.records import CorruptBatch, first_at_or_after
@@ -45,7 +46,7 @@ def find_offset_for_time(
     """The first record from `start_offset` up to index `commit` whose timestamp is ≥
     `timestamp_ms`. The log may hold deleted records below `start_offset`."""
 
-    def walk(entry: storage.EntryLike) -> bool:
+    def walk(entry: storage.EntryLike) -> TimedOffset | None:
         """Batches are found by their largest timestamp, which their header may overstate: a batch
         without such a record after all passes the question on to the next."""
         try:
@@ -53,11 +54,11 @@ def find_offset_for_time(
         except CorruptBatch:
             # The records are the producer's own business; the best answer left is the batch.
             first = max(entry.base_offset, start_offset)
-            done(TimedOffset(first, entry.timestamp, entry.term))
-            return True
-        if record is not None:
-            done(TimedOffset(record.offset, record.timestamp, entry.term))
-        return record is not None
+            return TimedOffset(first, entry.timestamp, entry.term)
+        return record and TimedOffset(*record, entry.term)
+
+    def walk_all(entries: Sequence[storage.EntryLike]) -> TimedOffset | None:
+        return next(filter(None, map(walk, entries)), None)
 
     def fetch(index: int, bytes_max: int) -> None:
         """Entries from `index` on."""
@@ -74,6 +75,7 @@ def find_offset_for_time(
         if isinstance(entries, storage.StorageError):
             done(entries)
             return
+        candidates: list[storage.EntryLike] = []
         for entry in entries:
             if not entry.records:
                 continue
@@ -81,13 +83,25 @@ def find_offset_for_time(
                 # Deleted, and so is all before the log's start: on from there.
                 store.index_of_offset(log, start_offset, started)
                 return
-            if entry.timestamp >= timestamp_ms and walk(entry):
-                return
+            if entry.timestamp >= timestamp_ms:
+                candidates.append(entry)
         last = entries[-1].index
-        if last < commit:
-            fetch(last + 1, WALK_BYTES)
+
+        def walked(answer: TimedOffset | BaseException | None) -> None:
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is not None:
+                done(answer)
+            elif last < commit:
+                fetch(last + 1, WALK_BYTES)
+            else:
+                done(NO_OFFSET)
+
+        if candidates:
+            # A batch may hold as many records as its producer liked, compressed.
+            store.workers.pool(partial(walk_all, candidates), walked)
         else:
-            done(NO_OFFSET)
+            walked(None)
 
     def started(index: int | storage.StorageError) -> None:
         if isinstance(index, storage.OffsetOutOfRange):

@@ -11,6 +11,7 @@ Must not know: when it is asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from raft.progress import ProgressState
 from raft.types import NodeId
@@ -18,11 +19,21 @@ from vdl.logstream.group import Group
 from vdl.logstream.membership import is_caught_up
 from vdl.logstream.turn import server_of
 
+RETURN_ROUNDS_MAX = 32
+"""Seconds between attempts to give back one leadership that does not go."""
+
+
+class _Attempt(NamedTuple):
+    """To give a leadership back: the round before which it is not tried again, rounds waited."""
+
+    due: int
+    wait: int
+
 
 class Transfers:
     """The leaderships of one server. `groups` are the host's own, read only."""
 
-    __slots__ = ("_can_lead", "_groups", "_mark_dirty", "_tick")
+    __slots__ = ("_can_lead", "_groups", "_mark_dirty", "_returned", "_round", "_tick")
 
     def __init__(
         self,
@@ -37,6 +48,10 @@ class Transfers:
         self._can_lead = can_lead
         self._tick = tick
         self._mark_dirty = mark_dirty
+        self._round = 0
+        """How often `return_one` was called."""
+        self._returned: dict[int, _Attempt] = {}
+        """By group id: leaderships that were to return not long ago."""
 
     def hand_over_all(self) -> int:
         """This server stops, or its disk is full: give every leadership to the voter that can lead
@@ -54,10 +69,28 @@ class Transfers:
                 self._hand_to_best(group)
 
     def return_one(self) -> None:
-        """Let one placement's first replica lead again."""
-        group = next_to_return(self._groups, self._can_lead)
+        """Let one placement's first replica lead again: called once a second. One that comes to
+        nothing, because that replica's disk hangs, say, costs its producers an election timeout,
+        so it is tried ever more rarely."""
+        self._round += 1
+        group = next_to_return(self._groups, self._may_return)
         if group is not None:
+            before = self._returned.get(group.group_id, _Attempt(0, 1))
+            wait = min(2 * before.wait, RETURN_ROUNDS_MAX)
+            self._returned[group.group_id] = _Attempt(self._round + wait, wait)
             self._hand_over(group, group.placement[0])
+        for group_id, attempt in list(self._returned.items()):
+            if attempt.due <= self._round and not self._leads(group_id):
+                del self._returned[group_id]  # it went, and stayed away
+
+    def _leads(self, group_id: int) -> bool:
+        group = self._groups.get(group_id)
+        return group is not None and group.node.is_leader
+
+    def _may_return(self, group: Group) -> bool:
+        attempt = self._returned.get(group.group_id)
+        is_due = attempt is None or attempt.due <= self._round
+        return is_due and self._can_lead(server_of(group.placement[0]))
 
     def _hand_to_best(self, group: Group) -> bool:
         heir = best_heir(group, self._can_lead)
@@ -86,7 +119,9 @@ def best_heir(group: Group, can_lead: Callable[[int], bool]) -> NodeId:
     return best
 
 
-def next_to_return(groups: Mapping[int, Group], can_lead: Callable[[int], bool]) -> Group | None:
+def next_to_return(
+    groups: Mapping[int, Group], may_return: Callable[[Group], bool]
+) -> Group | None:
     """A led group whose preferred leader is another replica that is there and has caught up."""
     for group in groups.values():
         node = group.node
@@ -95,7 +130,7 @@ def next_to_return(groups: Mapping[int, Group], can_lead: Callable[[int], bool])
             group.serving
             and first != group.replica_id
             and not node.transferring
-            and can_lead(server_of(first))
+            and may_return(group)
             and first in node.membership.incoming
             and is_caught_up(node, first)
         ):

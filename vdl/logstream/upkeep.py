@@ -101,6 +101,7 @@ class Upkeep:
     def stopping(self) -> None:
         """The server hands its leaderships over: only deadlines are still kept."""
         self._stopping = True
+        self._conditions.stopping()
 
     def close(self) -> None:
         """Nothing is done any more."""

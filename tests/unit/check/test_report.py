@@ -33,6 +33,7 @@ def test_operation_survives_the_round_trip_through_its_line() -> None:
 @pytest.mark.parametrize("line", [
     b"{", b"{}", b'{"i":1,"proc":"a","f":"x","type":"ok","t0":0,"t1":1,"mops":[["what"]]}',
     b'{"i":1,"proc":"a","f":"x","type":"ok","t0":0,"t1":1,"mops":[[]]}', b'"\xff"',
+    b'{"i":1,"proc":"a","f":"send","type":"okay","t0":0,"t1":1}',
 ])  # fmt: skip
 def test_line_that_is_no_operation_is_refused(line: bytes) -> None:
     """Bad input is reported with its line."""
@@ -55,5 +56,6 @@ def test_check_of_a_file_prints_the_verdict(
         history.write(ops, file)
     assert main(str(path)) == 1
     assert "1 phantom" in capsys.readouterr().out
-    path.write_text("nonsense\n")
-    assert main(str(path)) == 2
+    for nothing in ("nonsense\n", "", "\n"):
+        path.write_text(nothing)
+        assert main(str(path)) == 2

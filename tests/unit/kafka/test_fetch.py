@@ -396,6 +396,19 @@ def test_fetch_polls_of_the_same_tail_share_their_answer() -> None:
     assert world.context.shared == {}
 
 
+def test_fetch_that_wants_more_does_not_share_a_smaller_answer() -> None:
+    """`fetch.min.bytes` of each poll holds."""
+    world = World()
+    (stream,) = world.topic()
+    eager, patient = world.client(), world.client()
+    eager.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    patient.request(FETCH, 11, fetch(0, max_wait_ms=60_000, min_bytes=1_000_000))
+    fill(stream, 3)
+    world.run(1)
+    assert counts(eager.answers()[0]) == [1]
+    assert patient.answers() == []
+
+
 def test_fetch_of_a_client_that_goes_away_is_forgotten() -> None:
     """Subscriptions and timers of a closed connection are taken back."""
     world = World()

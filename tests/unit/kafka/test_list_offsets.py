@@ -99,6 +99,17 @@ def test_list_offsets_of_what_is_not_there_or_not_led_is_refused() -> None:
     assert ask(world, -2).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+def test_partition_that_is_asked_for_twice_is_refused() -> None:
+    """INVALID_REQUEST at each mention, as in Kafka; the others are answered."""
+    world = World()
+    world.topic("t", 2)
+    asked = [ListOffsetsPartition(index, timestamp=-1) for index in (0, 1, 0)]
+    request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", asked)])
+    (topic,) = world.client().ask(LIST_OFFSETS, 6, request).topics
+    twice = ErrorCode.INVALID_REQUEST
+    assert [p.error_code for p in topic.partitions] == [twice, ErrorCode.NONE, twice]
+
+
 def epoch_end(world: World, epoch: int, *, version: int = 4, current: int = -1) -> EpochEndOffset:
     asked = OffsetForLeaderPartition(0, current, epoch)
     request = OffsetForLeaderEpochRequest(-1, [OffsetForLeaderTopic("t", [asked])])

@@ -102,6 +102,29 @@ def test_metadata_answers_a_new_topic_without_leaders_in_time() -> None:
     assert topic.partitions[0].leader_id == -1
 
 
+def test_metadata_tells_each_topic_once() -> None:
+    """A short request must not get a long answer by naming a topic a million times."""
+    world = World()
+    world.topic("t", 2)
+    topic_id = world.host.catalog.topics["t"].topic_id
+    client = world.client()
+    assert [t.name for t in client.ask(METADATA, 9, named("t", "t", "t")).topics] == ["t"]
+    by_id = [MetadataRequestTopic(topic_id, name) for name in (None, "a", "b")]
+    assert [t.name for t in client.ask(METADATA, 12, MetadataRequest(by_id)).topics] == ["t"]
+
+
+def test_metadata_creates_no_more_than_one_command_may() -> None:
+    """`partitions_per_request_max` holds here, too; who asks again gets the rest."""
+    world = World(KafkaOptions(num_partitions=4, partitions_per_request_max=10))
+    names = [f"t{number}" for number in range(5)]
+    client = world.client()
+    for known in (2, 4, 5, 5):
+        answers = client.ask(METADATA, 9, named(*names)).topics
+        assert set(world.host.catalog.topics) == set(names[:known])
+        unknown = [t.name for t in answers if t.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert unknown == names[known:]
+
+
 @pytest.mark.parametrize("kind", [OutcomeKind.NOT_APPENDED, OutcomeKind.UNKNOWN])
 def test_metadata_whose_creation_is_not_decided_says_ask_again(kind: OutcomeKind) -> None:
     """LEADER_NOT_AVAILABLE is what clients wait for; the topic may come."""

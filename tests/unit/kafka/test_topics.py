@@ -111,6 +111,15 @@ def test_create_topics_refuses_with_the_code_of_kafka(
     assert set(world.host.catalog.topics) == {"taken"}
 
 
+def test_create_topics_counts_the_default_number_of_partitions() -> None:
+    """What -1 stands for is what will be made."""
+    world = World(KafkaOptions(num_partitions=6, partitions_per_request_max=10))
+    results = create(world, topic("a", -1), topic("b", -1))
+    assert [result.error_code for result in results] == [ErrorCode.POLICY_VIOLATION] * 2
+    (result,) = create(world, topic("a", -1))
+    assert result.error_code == ErrorCode.NONE
+
+
 def test_create_topics_answers_each_topic_on_its_own() -> None:
     """One that is refused does not stop the others; duplicates are one answer."""
     world = World()
@@ -255,6 +264,16 @@ def test_describe_configs_of_a_topic_shows_where_values_come_from(version: int) 
         assert limit.documentation
 
 
+def test_describe_configs_answers_a_resource_once() -> None:
+    """However often it is named."""
+    world = World()
+    world.topic()
+    resources = [DescribeConfigsResource(2, "t", keys) for keys in (["retention.ms"], None)]
+    answer = world.client().ask(DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources))
+    (result,) = answer.results
+    assert [entry.name for entry in result.configs] == ["retention.ms"]
+
+
 def test_describe_configs_returns_the_keys_asked_for() -> None:
     """Null and empty mean all."""
     world = World()
@@ -306,6 +325,9 @@ def test_topic_defaults_are_accepted_by_their_own_check() -> None:
         ("retention.ms", "-2"),
         ("min.insync.replicas", "0"),
         ("preallocate", "maybe"),
+        ("retention.ms", "1_000"),
+        ("retention.ms", "\N{FULLWIDTH DIGIT ONE}"),
+        ("retention.ms", "1" * 5_000),
         ("min.cleanable.dirty.ratio", "1.5"),
         ("min.cleanable.dirty.ratio", "half"),
         ("compression.type", "gzip"),
@@ -317,3 +339,12 @@ def test_topic_settings_out_of_range_are_refused(name: str, value: str) -> None:
     """At the limit's other side, of the wrong type, or promising what is not done here."""
     with pytest.raises(InvalidConfig, match=name.replace(".", r"\.")):
         check_configs({name: value})
+
+
+def test_topic_settings_are_kept_without_blanks_around_them() -> None:
+    """As Kafka reads them: a blank must not make a setting mean something else."""
+    kept = check_configs({"message.timestamp.type": " LogAppendTime ", "retention.ms": "\t5 "})
+    assert kept == {"message.timestamp.type": "LogAppendTime", "retention.ms": "5"}
+    world = World()
+    create(world, topic(configs={"message.timestamp.type": " LogAppendTime "}))
+    assert world.host.catalog.topics["t"].configs == {"message.timestamp.type": "LogAppendTime"}

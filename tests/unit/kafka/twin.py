@@ -211,7 +211,7 @@ class TwinStream:
             if batch.end_offset <= self.high_watermark:
                 record = first_at_or_after(memoryview(batch.data), timestamp_ms)
                 if record is not None:
-                    done(TimedOffset(record.offset, record.timestamp, batch.term))
+                    done(TimedOffset(*record, batch.term))
                     return
         done(NO_OFFSET)
 

@@ -2,10 +2,19 @@
 
 import struct
 import tracemalloc
+from contextlib import nullcontext
 
 import pytest
 
-from vdl.kafka.wire import api_versions, create_topics, fetch, heartbeat, metadata, produce
+from vdl.kafka.wire import (
+    api_versions,
+    create_topics,
+    fetch,
+    heartbeat,
+    metadata,
+    offset_fetch,
+    produce,
+)
 from vdl.kafka.wire.runtime import (
     BadLength,
     BadTaggedField,
@@ -108,15 +117,25 @@ def test_array_count_must_leave_room_for_the_smallest_elements() -> None:
     assert (caught.value.length, caught.value.left) == (100, 599)
 
 
-@pytest.mark.parametrize(("topics", "partitions"), [(1, 1_000_000), (4, 250_000), (1_000_001, 0)])
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 200_000), (4, 50_000), (200_001, 0)])
 def test_elements_of_a_message_are_counted_over_all_its_arrays(
     topics: int, partitions: int
 ) -> None:
-    """A million tiny elements are the most: objects take thirty times the bytes they come from."""
+    """So many tiny elements are the most: objects take thirty times the bytes they come from."""
     topic = struct.pack(">hi", 0, partitions) + bytes(8) * partitions
     data = memoryview(struct.pack(">hhii", -1, -1, 0, topics) + topic * topics)
     with pytest.raises(TooManyElements):
         produce.decode_request(data, 3)
+
+
+@pytest.mark.parametrize(("count", "error"), [(199_999, None), (200_000, TooManyElements)])
+def test_numbers_in_arrays_are_elements(count: int, error: type[Exception] | None) -> None:
+    """Each partition that OffsetFetch names is looked up and answered."""
+    topics = struct.pack(">ihi", 1, 0, count) + bytes(4) * count
+    data = memoryview(struct.pack(">h", 0) + topics)
+    with pytest.raises(error) if error else nullcontext():
+        (topic,) = offset_fetch.decode_request(data, 1).topics or ()
+        assert len(topic.partition_indexes) == count
 
 
 def test_string_longer_than_kafka_allows_is_refused_in_flexible_versions() -> None:

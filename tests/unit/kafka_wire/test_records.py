@@ -266,11 +266,10 @@ def test_first_record_at_or_after_a_timestamp_is_the_earliest_in_offset_order() 
     """ListOffsets by time: the least offset whose timestamp is not before."""
     records = [Record(value=b"v", timestamp=time) for time in (10, 30, 20, 40)]
     batch = memoryview(build_batch(records, BatchFields(base_offset=100)))
-    offsets = {}
-    for time in (5, 10, 11, 30, 31, 41):
-        found = first_at_or_after(batch, time)
-        offsets[time] = None if found is None else found.offset
-    assert offsets == {5: 100, 10: 100, 11: 101, 30: 101, 31: 103, 41: None}
+    found = {time: first_at_or_after(batch, time) for time in (5, 10, 11, 30, 31, 41)}
+    assert found == {
+        5: (100, 10), 10: (100, 10), 11: (101, 30), 30: (101, 30), 31: (103, 40), 41: None,
+    }  # fmt: skip
 
 
 def test_batch_of_no_records_cannot_be_built() -> None:

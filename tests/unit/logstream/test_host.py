@@ -4,12 +4,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from raft.messages import MsgSnap
 from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
 from vdl.clock import MS
+from vdl.logstream.group import Group
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
+from vdl.logstream.transfers import Transfers
 from vdl.state.commands import (
     AllocateProducerIds,
     CompleteJoin,
@@ -137,6 +141,48 @@ def test_stopping_server_hands_its_leaderships_over(cluster: Any) -> None:
         cluster.run(5)
     assert all(not group.node.is_leader for group in host.groups.values())
     assert cluster.leader(group_id).leader_server != leader
+
+
+def test_stopping_server_is_given_no_leadership_back(cluster: Any) -> None:
+    """Its peers know that it goes: what it hands over stays with them until it is gone."""
+    group_id = cluster.create_topic()
+    first = cluster.leader(group_id).leader_server
+    cluster.nodes[first].host.transfer_leaderships()
+    for _ in range(40):
+        cluster.run(100)
+        assert cluster.leader(group_id).leader_server != first
+    cluster.nodes[first].crash()
+    cluster.nodes[first].start()
+    cluster.run(8_000)
+    assert cluster.leader(group_id).leader_server == first
+
+
+def test_leadership_that_does_not_return_is_offered_ever_more_rarely(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt makes producers wait for an election timeout."""
+    group_id = cluster.create_topic()
+    first = cluster.leader(group_id).leader_server
+    cluster.nodes[first].crash()
+    cluster.run(2_000)
+    offers: list[int] = []
+
+    hand_over = Transfers._hand_over
+
+    def lost(self: Transfers, group: Group, heir: int) -> None:
+        if group.group_id == group_id:
+            offers.append(cluster.time.now_ns)
+        else:
+            hand_over(self, group, heir)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transfers, "_hand_over", lost)
+        cluster.nodes[first].start()
+        cluster.run(40_000)
+    gaps = [round((later - earlier) / 1e9) for earlier, later in pairwise(offers)]
+    assert gaps[:4] == [2, 4, 8, 16]
+    cluster.run(40_000)
+    assert cluster.leader(group_id).leader_server == first
 
 
 def test_leadership_returns_to_first_replica_one_a_second(cluster: Any) -> None:

@@ -21,6 +21,37 @@ def test_reads_beyond_the_rate_wait_their_turn() -> None:
     assert done[-1][1] <= 2_000 * MS
 
 
+def test_reads_that_find_little_leave_their_time_to_others() -> None:
+    """A thousand groups that miss one small entry each are fed at once, not a second each."""
+    time = VirtualTime()
+    clock = NodeClock(time)
+    pace = Pace(clock, RATE)
+    done: list[int] = []
+
+    def ended() -> None:
+        done.append(time.now_ns)
+        pace.found_less(RATE - 100)
+
+    for _ in range(1_000):
+        pace.run(RATE, lambda: clock.call_later(MS, ended))
+    time.run_until(2_000 * MS)
+    assert len(done) == 1_000
+
+
+def test_read_that_finds_more_makes_others_wait() -> None:
+    """A batch larger than what was asked for counts as it is."""
+    time = VirtualTime()
+    pace = Pace(NodeClock(time), RATE)
+    done: list[int] = []
+    pace.run(100, lambda: None)
+    pace.found_less(100 - RATE)
+    pace.run(100, lambda: done.append(time.now_ns))
+    time.run_until(500 * MS)
+    assert done == []
+    time.run_until(2_000 * MS)
+    assert len(done) == 1
+
+
 def test_idle_time_is_not_saved_up() -> None:
     """After an hour of nothing the first second is like any other."""
     time = VirtualTime()

@@ -8,6 +8,7 @@ import pytest
 from segments.api import OffsetOutOfRange, SegmentSpan
 from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.logstream import times
 from vdl.logstream.retention import (
     FOREVER,
     RetentionClock,
@@ -15,7 +16,7 @@ from vdl.logstream.retention import (
     retention_start,
 )
 from vdl.logstream.times import NO_OFFSET, TimedOffset
-from vdl.records import Record, build_batch, read_header
+from vdl.records import Record, build_batch, first_at_or_after, read_header
 
 SPANS = [SegmentSpan(10, 100, 1_000), SegmentSpan(20, 100, 2_000), SegmentSpan(25, 50, 3_000)]
 
@@ -298,6 +299,37 @@ def test_time_finds_no_deleted_record_of_a_batch_that_is_left(cluster: Any) -> N
     assert at_time(cluster, group_id, 50) == TimedOffset(1, 100, stream.term)
     assert at_time(cluster, group_id, 150) == TimedOffset(2, 200, stream.term)
     assert at_time(cluster, group_id, 250) == NO_OFFSET
+
+
+def test_batches_are_walked_in_the_pool(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of many records takes its time, in which the loop serves others."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    cluster.append(stream, timestamp=100)
+    cluster.run(5)
+    workers = stream.group.store.workers
+    pool = workers.pool
+    inside: list[bool] = []
+    walks: list[bool] = []
+
+    def watched(job: Any, done: Any) -> None:
+        def run() -> Any:
+            inside.append(True)
+            try:
+                return job()
+            finally:
+                inside.clear()
+
+        pool(run, done)
+
+    def walk(*arguments: Any) -> Any:
+        walks.append(bool(inside))
+        return first_at_or_after(*arguments)
+
+    monkeypatch.setattr(workers, "pool", watched)
+    monkeypatch.setattr(times, "first_at_or_after", walk)
+    assert at_time(cluster, group_id, 50) == TimedOffset(0, 100, stream.term)
+    assert walks == [True]
 
 
 def test_record_deleted_while_it_was_looked_for_is_not_found(cluster: Any) -> None:

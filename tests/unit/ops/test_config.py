@@ -109,6 +109,8 @@ def test_config_peer_without_section_listens_at_its_seed_address():
         ('[raft]\nelection_timeout = "605ms"', "raft.election_timeout", "a multiple of 10ms"),
         ("[raft]\nelection_timeout = 600", "raft.election_timeout", "a duration"),
         ('[raft]\nheartbeat_interval = "500ms"', "raft.election_timeout", "three times"),
+        ('[raft]\ninflight_bytes = "512KiB"', "raft.inflight_bytes", "raft.message_bytes"),
+        ('[raft]\nmessage_bytes = "64MiB"', "raft.message_bytes", "to 16MiB"),
         ('[http]\nlisten = "nowhere"', "http.listen", 'or "off"'),
         ('[log]\nformat = "xml"', "log.format", '"logfmt" or "json"'),
         ('[[listeners]]\nlisten = "0.0.0.0:9092"', "listeners[0].advertise", "required"),

@@ -26,28 +26,85 @@ def test_clients_leave_descriptors_for_the_store(files, clients):
     assert within_files(config, files).kafka.connections_max == clients
 
 
-def test_server_outlives_more_clients_than_it_has_descriptors(tmp_path):
-    """The limit is raised as far as it goes, and clients do not get the store's share."""
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    settings = tmp_path / "server.toml"
+        return probe.getsockname()[1]
+
+
+def serve(folder, port, *, http="off", admin="off"):
+    """The command for a server in this folder."""
+    settings = folder / "server.toml"
     settings.write_text(
         f'[[listeners]]\nlisten = "127.0.0.1:{port}"\n'
-        '[admin]\nlisten = "off"\n[http]\nlisten = "off"\n',
+        f'[admin]\nlisten = "{admin}"\n[http]\nlisten = "{http}"\n',
         encoding="utf-8",
     )
-    serve = [sys.executable, "-m", "vdl.cli", "serve", "--config", str(settings)]
-    limited = ["sh", "-c", 'ulimit -S -n 60; ulimit -H -n 200; exec "$@"', "sh", *serve]
+    return [sys.executable, "-m", "vdl.cli", "serve", "--config", str(settings)]
+
+
+def refused(command):
+    """The exit code and the words of a server that must not start."""
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    words = ended.stdout + ended.stderr
+    assert "Traceback" not in words
+    return ended.returncode, words
+
+
+@pytest.mark.parametrize("service", ["http", "admin"])
+def test_server_whose_port_is_taken_says_so_before_clients_come(service, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        code, words = refused(serve(tmp_path, free_port(), **{service: address}))
+    assert code == 1
+    assert "cannot_start" in words
+    assert "in use" in words
+
+
+def test_data_directory_has_one_server(tmp_path):
+    """The second one ends and says why; the first does not notice."""
+    port = free_port()
+    server = subprocess.Popen(
+        serve(tmp_path, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        reachable(port)
+        code, words = refused(serve(tmp_path, free_port()))
+        assert code == 1
+        assert "DirectoryInUse" in words
+        reachable(port)
+        assert server.poll() is None
+    finally:
+        server.kill()
+        server.wait(30)
+
+
+def test_pid_file_that_cannot_be_written_is_an_error_in_words(tmp_path):
+    command = [*serve(tmp_path, free_port()), "--pid-file", str(tmp_path / "no" / "vdl.pid")]
+    code, words = refused(command)
+    assert code == 2
+    assert "pid file" in words
+
+
+def reachable(port):
+    """Wait until a client gets in."""
+    for _ in range(200):
+        with contextlib.suppress(Unreachable), KafkaClient("127.0.0.1", port):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody serves on {port}")
+
+
+def test_server_outlives_more_clients_than_it_has_descriptors(tmp_path):
+    """The limit is raised as far as it goes, and clients do not get the store's share."""
+    port = free_port()
+    command = serve(tmp_path, port)
+    limited = ["sh", "-c", 'ulimit -S -n 60; ulimit -H -n 200; exec "$@"', "sh", *command]
     server = subprocess.Popen(limited, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with contextlib.ExitStack() as clients:
         clients.callback(server.wait, 30)
         clients.callback(server.send_signal, signal.SIGKILL)
-        first = KafkaClient("127.0.0.1", port)
-        for _ in range(200):
-            with contextlib.suppress(Unreachable):
-                clients.enter_context(first)
-                break
-            time.sleep(0.05)
+        reachable(port)
+        first = clients.enter_context(KafkaClient("127.0.0.1", port))
         for _ in range(150):
             clients.enter_context(socket.create_connection(("127.0.0.1", port)))
         topic = metadata.MetadataRequestTopic(name="new")

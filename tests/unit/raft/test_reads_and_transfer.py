@@ -228,6 +228,19 @@ def test_transfer_that_takes_an_election_timeout_is_given_up() -> None:
     network.propose(b"x")
 
 
+def test_transfer_to_a_node_that_cannot_be_reached_is_given_up_at_once() -> None:
+    """Its word to campaign is lost with its link: proposals must not wait for the timeout."""
+    network = Network()
+    leader = network.elect(1)
+    network.isolate(2)
+    leader.transfer_leader(2)
+    leader.report_unreachable(3)
+    assert leader.transferring == 2
+    leader.report_unreachable(2)
+    assert leader.transferring == 0
+    network.propose(b"x")
+
+
 def test_second_transfer_replaces_the_first_and_one_to_the_leader_cancels() -> None:
     """Thesis §3.10: the operator changed its mind."""
     network = Network()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raft.types import Entry
-from rpc.condition import decode_condition, encode_condition
+from rpc.condition import Condition, decode_condition, encode_condition
 from rpc.errors import MalformedFrame
 from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
 from rpc.reader import Buffer
@@ -64,11 +64,13 @@ def test_entries_cut_are_malformed() -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_condition_comes_back(full: bool) -> None:
+@pytest.mark.parametrize("stopping", [True, False])
+def test_condition_comes_back(full: bool, stopping: bool) -> None:
     """Flags of later versions are not looked at."""
-    frame = joined(encode_condition(disk_full=full))
-    assert decode_condition(frame) is full
-    assert decode_condition(memoryview(bytes([frame[0] | 0xFE]))) is full
+    condition = Condition(disk_full=full, stopping=stopping)
+    frame = joined(encode_condition(condition))
+    assert decode_condition(frame) == condition
+    assert decode_condition(memoryview(bytes([frame[0] | 0xFC]))) == condition
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\0"])

@@ -186,15 +186,16 @@ class Decoder:
         self._elements(fact, local)
 
     def _is_counted(self, fact: Field) -> bool:
-        """Whether the field, or one inside it, is an array whose elements take real memory."""
+        """Whether the field, or one inside it, is an array."""
         if self._version not in fact.versions:
             return False
-        if fact.is_array and (fact.is_struct or fact.element not in STRUCT_CHARACTERS):
-            return True
-        return any(self._is_counted(inner) for inner in fact.fields)
+        return fact.is_array or any(self._is_counted(inner) for inner in fact.fields)
 
     def _elements(self, fact: Field, local: str) -> None:
         source = self._source
+        source.line("budget -= n")
+        with source.block("if budget < 0:"):
+            source.line(f'raise TooManyElements("{fact.name}", n)')
         character = STRUCT_CHARACTERS.get(fact.element)
         if character is not None and not fact.is_struct:
             source.line(f"end = pos + n * {FIXED_BYTES[character]}")
@@ -203,9 +204,6 @@ class Decoder:
             )
             source.line("pos = end")
             return
-        source.line("budget -= n")
-        with source.block("if budget < 0:"):
-            source.line(f'raise TooManyElements("{fact.name}", n)')
         source.line(f"{local} = []")
         with source.block("for _ in range(n):"):
             if fact.is_struct:

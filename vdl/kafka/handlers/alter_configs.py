@@ -97,7 +97,6 @@ def _judge(
     """Add the change to those that may be proposed, or say what is wrong with it."""
     try:
         change = read()
-        check_configs(change.set)
     except KafkaError as error:
         result.error_code, result.error_message = error.code, error.message
     except InvalidConfig as error:
@@ -108,19 +107,19 @@ def _judge(
 
 
 def _whole(asked: whole.AlterConfigsResource) -> ConfigChange:
-    """Raises KafkaError."""
+    """Raises KafkaError, InvalidConfig."""
     values: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
         values[config.name] = config.value
-    return ConfigChange(asked.resource_name, values, replaces=True)
+    return ConfigChange(asked.resource_name, check_configs(values), replaces=True)
 
 
 def _incremental(
     asked: incremental.AlterConfigsResource, present: Mapping[str, str]
 ) -> ConfigChange:
-    """Raises KafkaError."""
+    """Raises KafkaError, InvalidConfig."""
     values: dict[str, str] = {}
     unset: list[str] = []
     for config in asked.configs:
@@ -147,7 +146,7 @@ def _incremental(
         if config.config_operation == Operation.APPEND:
             others = [*parts, *(part for part in value.split(",") if part not in parts)]
         values[name] = ",".join(others)
-    return ConfigChange(asked.resource_name, values, unset)
+    return ConfigChange(asked.resource_name, check_configs(values), unset)
 
 
 def _propose(

@@ -90,9 +90,12 @@ def created_configs(options: KafkaOptions, configs: dict[str, str]) -> list[Crea
 def handle_describe_configs(
     ctx: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    """Each resource has its own answer."""
+    """Each resource has its own answer; one that is named again, the first one's."""
     response = DescribeConfigsResponse()
+    asked: dict[tuple[int, str], DescribeConfigsResource] = {}
     for resource in request.resources:
+        asked.setdefault((resource.resource_type, resource.resource_name), resource)
+    for resource in asked.values():
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
@@ -102,8 +105,8 @@ def handle_describe_configs(
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
             continue
+        wanted = frozenset(resource.configuration_keys or ())
         for entry, documentation in entries:
-            wanted = resource.configuration_keys
             if wanted and entry.name not in wanted:
                 continue
             if not request.include_synonyms:

@@ -151,6 +151,7 @@ class _Poll:
                 asked.current_leader_epoch,
                 asked.last_fetched_epoch,
                 min(asked.partition_max_bytes, self.request.max_bytes),
+                self.request.min_bytes,
                 self.request.isolation_level,
             )
 

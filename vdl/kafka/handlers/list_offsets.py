@@ -12,6 +12,7 @@ it read was truncated. There are no transactions: the end is the same under both
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -80,7 +81,7 @@ class _Pending:
 def handle_list_offsets(
     ctx: RequestContext, request: offsets_wire.ListOffsetsRequest
 ) -> offsets_wire.ListOffsetsResponse | Later:
-    """Earliest, latest, or the first at or after a time."""
+    """Earliest, latest, or the first at or after a time. A partition is asked for once."""
     response = offsets_wire.ListOffsetsResponse()
     deadline_ns = ctx.deadline_ns(ctx.server.config.read_timeout_ms)
     pending = _Pending(ctx, response, deadline_ns)
@@ -89,6 +90,11 @@ def handle_list_offsets(
             offsets_wire.API_KEY, ctx, request
         )
         return refused
+    times = Counter(
+        (topic.name, asked.partition_index)
+        for topic in request.topics
+        for asked in topic.partitions
+    )
     for topic in request.topics:
         answers: list[offsets_wire.ListOffsetsPartitionResponse] = []
         response.topics.append(offsets_wire.ListOffsetsTopicResponse(topic.name, answers))
@@ -96,6 +102,8 @@ def handle_list_offsets(
             answer = offsets_wire.ListOffsetsPartitionResponse(asked.partition_index)
             answers.append(answer)
             try:
+                if times[topic.name, asked.partition_index] > 1:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST)
                 stream = pending.leader(
                     topic.name, asked.partition_index, asked.current_leader_epoch
                 )

@@ -155,7 +155,10 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             }
         )
         if missing:
-            return _create(ctx, asked, missing)
+            # What is too much for one command is asked for again, as any unknown topic.
+            options = ctx.server.config
+            fit = max(1, options.partitions_per_request_max // options.num_partitions)
+            return _create(ctx, asked, missing[:fit])
     return _confirmed(ctx, lambda: _some(ctx, asked, frozenset()))
 
 
@@ -177,14 +180,17 @@ def _everything(ctx: RequestContext) -> MetadataResponse:
 def _some(
     ctx: RequestContext, asked: list[MetadataRequestTopic], creating: frozenset[str]
 ) -> MetadataResponse:
-    """The topics asked for; those in `creating` are not unknown, they are on their way."""
+    """The topics asked for, once each; those in `creating` are not unknown, they are on their
+    way."""
     view = View(ctx)
     catalog = ctx.server.host.catalog
     topics: list[MetadataResponseTopic] = []
-    for wanted in asked:
-        name = wanted.name
-        if wanted.topic_id != NO_TOPIC_ID:
-            topic = catalog.topics_by_id.get(wanted.topic_id)
+    for name, topic_id in dict.fromkeys(
+        (wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id)
+        for wanted in asked
+    ):
+        if topic_id != NO_TOPIC_ID:
+            topic = catalog.topics_by_id.get(topic_id)
             missing = ErrorCode.UNKNOWN_TOPIC_ID
         else:
             topic = catalog.topics.get(name)
@@ -196,9 +202,7 @@ def _some(
         if topic is not None:
             topics.append(view.topic(topic))
         else:
-            topics.append(
-                MetadataResponseTopic(error_code=missing, name=name, topic_id=wanted.topic_id)
-            )
+            topics.append(MetadataResponseTopic(error_code=missing, name=name, topic_id=topic_id))
     return _response(view, topics)
 
 

@@ -51,10 +51,13 @@ def handle_create_topics(
     first_of: dict[str, CreatableTopic] = {}
     for topic in request.topics:
         first_of.setdefault(topic.name, topic)
+    options = ctx.server.config
     partitions = sum(
-        len(topic.assignments) or max(1, topic.num_partitions) for topic in request.topics
+        len(topic.assignments)
+        or (options.num_partitions if topic.num_partitions < 0 else topic.num_partitions)
+        for topic in request.topics
     )
-    too_many = partitions > ctx.server.config.partitions_per_request_max
+    too_many = partitions > options.partitions_per_request_max
     for name, topic in first_of.items():
         result = CreatableTopicResult(name=name, configs=[])
         response.topics.append(result)
@@ -84,7 +87,7 @@ def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
         configs[config.name] = config.value
     try:
-        check_configs(configs)
+        configs = check_configs(configs)
     except InvalidConfig as error:
         raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
     return NewTopic(

@@ -145,6 +145,9 @@ def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions1 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -201,6 +204,9 @@ def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions1 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -277,6 +283,9 @@ def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             end = pos + n * 4
             partitions2 = [x for x, in _iter_i(view[pos:end])]
             pos = end

@@ -140,6 +140,9 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
             else:
                 if n * 4 > size - pos:
                     raise bad_length("Replicas", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("Replicas", n)
                 end = pos + n * 4
                 replicas2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -208,6 +211,9 @@ def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
             else:
                 if n * 4 > size - pos:
                     raise bad_length("Replicas", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("Replicas", n)
                 end = pos + n * 4
                 replicas2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end

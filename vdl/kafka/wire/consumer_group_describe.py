@@ -366,6 +366,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("Partitions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("Partitions", n)
                 end = pos + n * 4
                 partitions4 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -408,6 +411,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("Partitions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("Partitions", n)
                 end = pos + n * 4
                 partitions6 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -656,6 +662,9 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("Partitions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("Partitions", n)
                 end = pos + n * 4
                 partitions4 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -698,6 +707,9 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("Partitions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("Partitions", n)
                 end = pos + n * 4
                 partitions6 = [x for x, in _iter_i(view[pos:end])]
                 pos = end

@@ -195,6 +195,9 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             end = pos + n * 4
             partitions1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -345,6 +348,9 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             end = pos + n * 4
             partitions1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -630,6 +636,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             end = pos + n * 4
             partitions2 = [x for x, in _iter_i(view[pos:end])]
             pos = end

@@ -134,6 +134,9 @@ def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions1 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -192,6 +195,9 @@ def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions1 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -254,6 +260,9 @@ def _decode_v3(view: memoryview) -> ConsumerProtocolSubscription:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions1 = [x for x, in _iter_i(view[pos:end])]
         pos = end

@@ -122,6 +122,9 @@ def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
                 pos += 4
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("BrokerIds", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("BrokerIds", n)
                 end = pos + n * 4
                 broker_ids2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -180,6 +183,9 @@ def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("BrokerIds", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("BrokerIds", n)
                 end = pos + n * 4
                 broker_ids2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end

@@ -159,6 +159,9 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
             pos += 8
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("BrokerIds", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("BrokerIds", n)
             end = pos + n * 4
             broker_ids2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -231,6 +234,9 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
             pos += 8
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("BrokerIds", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("BrokerIds", n)
             end = pos + n * 4
             broker_ids2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -315,6 +321,9 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("BrokerIds", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("BrokerIds", n)
             end = pos + n * 4
             broker_ids2 = [x for x, in _iter_i(view[pos:end])]
             pos = end

@@ -122,6 +122,9 @@ def _decode_request_v0(view: memoryview) -> DescribeProducersRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("PartitionIndexes", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionIndexes", n)
         end = pos + n * 4
         partition_indexes1 = [x for x, in _iter_i(view[pos:end])]
         pos = end

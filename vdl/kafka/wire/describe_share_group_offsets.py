@@ -162,6 +162,9 @@ def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("Partitions", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("Partitions", n)
                 end = pos + n * 4
                 partitions2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end

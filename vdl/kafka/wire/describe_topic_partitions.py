@@ -252,6 +252,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -262,6 +265,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -275,6 +281,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             else:
                 if n * 4 > size - pos:
                     raise bad_length("EligibleLeaderReplicas", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("EligibleLeaderReplicas", n)
                 end = pos + n * 4
                 eligible_leader_replicas2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -288,6 +297,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             else:
                 if n * 4 > size - pos:
                     raise bad_length("LastKnownElr", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("LastKnownElr", n)
                 end = pos + n * 4
                 last_known_elr2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -298,6 +310,9 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas2 = [x for x, in _iter_i(view[pos:end])]
             pos = end

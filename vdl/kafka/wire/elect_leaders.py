@@ -119,6 +119,9 @@ def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             end = pos + n * 4
             partitions1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -155,6 +158,9 @@ def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             end = pos + n * 4
             partitions1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -200,6 +206,9 @@ def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Partitions", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Partitions", n)
             end = pos + n * 4
             partitions1 = [x for x, in _iter_i(view[pos:end])]
             pos = end

@@ -527,6 +527,9 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -626,6 +629,9 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -725,6 +731,9 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -857,6 +866,9 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -1001,6 +1013,9 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -1138,6 +1153,9 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -1292,6 +1310,9 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -1450,6 +1471,9 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions3 = [x for x, in _iter_i(view[pos:end])]
         pos = end

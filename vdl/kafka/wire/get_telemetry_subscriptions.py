@@ -99,6 +99,9 @@ def _decode_response_v0(view: memoryview) -> GetTelemetrySubscriptionsResponse:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("AcceptedCompressionTypes", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("AcceptedCompressionTypes", n)
     end = pos + n * 1
     accepted_compression_types0 = [x for x, in _iter_b(view[pos:end])]
     pos = end

@@ -73,6 +73,7 @@ def _decode_request_v0(view: memoryview) -> ListConfigResourcesRequest:
 def _decode_request_v1(view: memoryview) -> ListConfigResourcesRequest:
     pos = 0
     size = len(view)
+    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -80,6 +81,9 @@ def _decode_request_v1(view: memoryview) -> ListConfigResourcesRequest:
     n -= 1
     if not 0 <= n <= size - pos:
         raise bad_length("ResourceTypes", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ResourceTypes", n)
     end = pos + n * 1
     resource_types0 = [x for x, in _iter_b(view[pos:end])]
     pos = end

@@ -609,6 +609,9 @@ def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
             pos += 10
             if not 0 <= n * 8 <= size - pos:
                 raise bad_length("OldStyleOffsets", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OldStyleOffsets", n)
             end = pos + n * 8
             old_style_offsets2 = [x for x, in _iter_q(view[pos:end])]
             pos = end

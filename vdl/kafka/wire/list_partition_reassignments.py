@@ -114,6 +114,9 @@ def _decode_request_v0(view: memoryview) -> ListPartitionReassignmentsRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("PartitionIndexes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("PartitionIndexes", n)
             end = pos + n * 4
             partition_indexes1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -227,6 +230,9 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("Replicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("Replicas", n)
             end = pos + n * 4
             replicas2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -237,6 +243,9 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("AddingReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("AddingReplicas", n)
             end = pos + n * 4
             adding_replicas2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -247,6 +256,9 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("RemovingReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("RemovingReplicas", n)
             end = pos + n * 4
             removing_replicas2 = [x for x, in _iter_i(view[pos:end])]
             pos = end

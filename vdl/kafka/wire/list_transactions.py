@@ -99,6 +99,9 @@ def _decode_request_v0(view: memoryview) -> ListTransactionsRequest:
     n -= 1
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("ProducerIdFilters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ProducerIdFilters", n)
     end = pos + n * 8
     producer_id_filters0 = [x for x, in _iter_q(view[pos:end])]
     pos = end
@@ -143,6 +146,9 @@ def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
     n -= 1
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("ProducerIdFilters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ProducerIdFilters", n)
     end = pos + n * 8
     producer_id_filters0 = [x for x, in _iter_q(view[pos:end])]
     pos = end
@@ -187,6 +193,9 @@ def _decode_request_v2(view: memoryview) -> ListTransactionsRequest:
     n -= 1
     if not 0 <= n * 8 <= size - pos:
         raise bad_length("ProducerIdFilters", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("ProducerIdFilters", n)
     end = pos + n * 8
     producer_id_filters0 = [x for x, in _iter_q(view[pos:end])]
     pos = end

@@ -677,6 +677,9 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -684,6 +687,9 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -758,6 +764,9 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -765,6 +774,9 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -851,6 +863,9 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -858,6 +873,9 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -944,6 +962,9 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -951,6 +972,9 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1039,6 +1063,9 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
             pos += 14
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1046,6 +1073,9 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1053,6 +1083,9 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1147,6 +1180,9 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
             pos += 18
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1154,6 +1190,9 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1161,6 +1200,9 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1255,6 +1297,9 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
             pos += 18
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1262,6 +1307,9 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1269,6 +1317,9 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1406,6 +1457,9 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1416,6 +1470,9 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1426,6 +1483,9 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1571,6 +1631,9 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1581,6 +1644,9 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1591,6 +1657,9 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1736,6 +1805,9 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1746,6 +1818,9 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1756,6 +1831,9 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1898,6 +1976,9 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1908,6 +1989,9 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -1918,6 +2002,9 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -2060,6 +2147,9 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
             end = pos + n * 4
             replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -2070,6 +2160,9 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
             end = pos + n * 4
             isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -2080,6 +2173,9 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
             end = pos + n * 4
             offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
             pos = end

@@ -177,6 +177,9 @@ def _decode_request_v0(view: memoryview) -> OffsetFetchRequest:
         pos += 4
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("PartitionIndexes", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionIndexes", n)
         end = pos + n * 4
         partition_indexes1 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -218,6 +221,9 @@ def _decode_request_v2(view: memoryview) -> OffsetFetchRequest:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("PartitionIndexes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("PartitionIndexes", n)
             end = pos + n * 4
             partition_indexes1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -271,6 +277,9 @@ def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("PartitionIndexes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("PartitionIndexes", n)
             end = pos + n * 4
             partition_indexes1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -332,6 +341,9 @@ def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("PartitionIndexes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("PartitionIndexes", n)
             end = pos + n * 4
             partition_indexes1 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -405,6 +417,9 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("PartitionIndexes", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("PartitionIndexes", n)
                 end = pos + n * 4
                 partition_indexes2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -496,6 +511,9 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("PartitionIndexes", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("PartitionIndexes", n)
                 end = pos + n * 4
                 partition_indexes2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end
@@ -577,6 +595,9 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
                 n -= 1
                 if not 0 <= n * 4 <= size - pos:
                     raise bad_length("PartitionIndexes", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("PartitionIndexes", n)
                 end = pos + n * 4
                 partition_indexes2 = [x for x, in _iter_i(view[pos:end])]
                 pos = end

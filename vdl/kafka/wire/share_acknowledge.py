@@ -202,6 +202,9 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
                 n -= 1
                 if not 0 <= n <= size - pos:
                     raise bad_length("AcknowledgeTypes", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AcknowledgeTypes", n)
                 end = pos + n * 1
                 acknowledge_types3 = [x for x, in _iter_b(view[pos:end])]
                 pos = end
@@ -302,6 +305,9 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
                 n -= 1
                 if not 0 <= n <= size - pos:
                     raise bad_length("AcknowledgeTypes", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AcknowledgeTypes", n)
                 end = pos + n * 1
                 acknowledge_types3 = [x for x, in _iter_b(view[pos:end])]
                 pos = end

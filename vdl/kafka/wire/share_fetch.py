@@ -241,6 +241,9 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
                 n -= 1
                 if not 0 <= n <= size - pos:
                     raise bad_length("AcknowledgeTypes", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AcknowledgeTypes", n)
                 end = pos + n * 1
                 acknowledge_types3 = [x for x, in _iter_b(view[pos:end])]
                 pos = end
@@ -280,6 +283,9 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions4 = [x for x, in _iter_i(view[pos:end])]
         pos = end
@@ -391,6 +397,9 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
                 n -= 1
                 if not 0 <= n <= size - pos:
                     raise bad_length("AcknowledgeTypes", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("AcknowledgeTypes", n)
                 end = pos + n * 1
                 acknowledge_types3 = [x for x, in _iter_b(view[pos:end])]
                 pos = end
@@ -430,6 +439,9 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
         n -= 1
         if not 0 <= n * 4 <= size - pos:
             raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
         end = pos + n * 4
         partitions4 = [x for x, in _iter_i(view[pos:end])]
         pos = end

@@ -141,6 +141,9 @@ def _decode_request_v0(view: memoryview) -> WriteTxnMarkersRequest:
             pos += 4
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("PartitionIndexes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("PartitionIndexes", n)
             end = pos + n * 4
             partition_indexes2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -200,6 +203,9 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("PartitionIndexes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("PartitionIndexes", n)
             end = pos + n * 4
             partition_indexes2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
@@ -269,6 +275,9 @@ def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
             n -= 1
             if not 0 <= n * 4 <= size - pos:
                 raise bad_length("PartitionIndexes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("PartitionIndexes", n)
             end = pos + n * 4
             partition_indexes2 = [x for x, in _iter_i(view[pos:end])]
             pos = end
