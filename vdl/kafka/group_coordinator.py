@@ -33,6 +33,7 @@ from vdl.kafka.led_coordinator import (
 )
 from vdl.logstream.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
+from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import GroupState
 from vdl.state.consumer_groups import JoinAnswer
 from vdl.state.coordinator import Coordinator
@@ -41,6 +42,8 @@ from vdl.state.coordinator import Coordinator
 class CoordinatorHost(Protocol):
     """What is asked of the server."""
 
+    @property
+    def catalog(self) -> Catalog: ...
     @property
     def coordinator_count(self) -> int: ...
     def coordinator_group(self, key: str) -> int: ...
@@ -83,7 +86,9 @@ class GroupCoordinator:
 
     def on_serving(self, group: StateGroup) -> None:
         assert group.group_id not in self._led, group.group_id
-        self._led[group.group_id] = LedCoordinator(group, self._clock, self._options)
+        self._led[group.group_id] = LedCoordinator(
+            group, self._clock, self._options, self._host.catalog
+        )
 
     def on_stopped_serving(self, group: StateGroup) -> None:
         led = self._led.pop(group.group_id, None)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from vdl.clock import MS, Clock, Timer
@@ -29,6 +30,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.api import Later
 from vdl.logstream.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
+from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import (
     GroupDeleted,
@@ -49,6 +51,9 @@ STOOD_STILL_NS = 1_000 * MS
 
 OFFSETS_CHECK_MS = 600_000
 """How often offsets nobody needs are looked for (`offsets.retention.check.interval.ms`)."""
+
+DELETED_MAX = 10_000
+"""Deleted partitions whose offsets go at one such time; the others go at the next."""
 
 
 class GroupOptions(Protocol):
@@ -344,13 +349,16 @@ class LiveGroup:
 class LedCoordinator:
     """One coordinator group while this server leads and serves it."""
 
-    def __init__(self, state_group: StateGroup, clock: Clock, options: GroupOptions) -> None:
+    def __init__(
+        self, state_group: StateGroup, clock: Clock, options: GroupOptions, catalog: Catalog
+    ) -> None:
         machine = state_group.machine
         assert isinstance(machine, Coordinator), machine
         self.machine = machine
         self.state_group = state_group
         self.clock = clock
         self.options = options
+        self._catalog = catalog
         self._live: dict[str, LiveGroup] = {}
         """Groups that have members, are getting some, or somebody asked for."""
         for group_id, group in machine.groups.groups.items():
@@ -421,14 +429,19 @@ class LedCoordinator:
 
     def _expire_offsets(self) -> None:
         retention_ms = self.options.offsets_retention_minutes * 60_000
-        if self.machine.expirable(self.clock.wall_ms(), retention_ms):
-            self.propose(commands.ExpireOffsets(retention_ms))
+        in_use = self.machine.offsets.partition_groups
+        deleted = sorted(islice(filter(self._catalog.has_deleted, in_use), DELETED_MAX))
+        if deleted or self.machine.expirable(self.clock.wall_ms(), retention_ms):
+            self.propose(commands.ExpireOffsets(retention_ms, deleted))
         self._offsets_timer = self.clock.call_later(OFFSETS_CHECK_MS * MS, self._expire_offsets)
 
 
 def undecided(led: LedCoordinator, outcome: Outcome) -> ErrorCode:
     """What to tell the proposer of a command that was not applied: 16 if it certainly never will
-    be because another server leads, else 15; both make clients look for the coordinator again."""
+    be because another server leads, else 15; both make clients look for the coordinator again. 10,
+    which they do not try again, for one that is too large for any coordinator."""
+    if outcome.kind is OutcomeKind.TOO_LARGE:
+        return ErrorCode.MESSAGE_TOO_LARGE
     if outcome.kind is OutcomeKind.NOT_APPENDED and not led.state_group.is_leader:
         return ErrorCode.NOT_COORDINATOR
     return ErrorCode.COORDINATOR_NOT_AVAILABLE

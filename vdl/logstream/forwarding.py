@@ -25,7 +25,13 @@ from rpc.proposals import (
 )
 from rpc.streams import Transport
 from vdl.logstream.replicas import CATALOG_GROUP
-from vdl.logstream.state_group import COMMAND_BYTES_MAX, NOT_APPENDED, Outcome, StateGroup
+from vdl.logstream.state_group import (
+    COMMAND_BYTES_MAX,
+    NOT_APPENDED,
+    TOO_LARGE,
+    Outcome,
+    StateGroup,
+)
 
 WAITING_MAX = 10_000
 """Commands of this server that wait for a catalog leader, or for what it made of them."""
@@ -84,7 +90,7 @@ class Forwarding:
             return False
         seq, data = catalog.envelope(forwarded.command)
         if len(data) > COMMAND_BYTES_MAX:
-            forwarded.done(NOT_APPENDED)
+            forwarded.done(TOO_LARGE)
             return True
         if leader == self._server_id:
             if not catalog.append(data):

@@ -22,7 +22,7 @@ from typing import Any
 from zlib import crc32
 
 import segments.api as storage
-from raft.messages import Message, MsgApp, MsgSnap, MsgStorageApply
+from raft.messages import Message, MsgApp, MsgSnap, MsgStorageApply, MsgTimeoutNow
 from raft.node import NEVER_DUE
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
@@ -411,10 +411,10 @@ class Host:
                     self._unreachable(messages[start:end])
 
     def _unreachable(self, messages: Sequence[tuple[int, Message]]) -> None:
-        """Entries that did not leave: their peer is probed again."""
+        """Entries that did not leave: their peer is probed again. A hand-over: it ends."""
         for group_id, message in messages:
             group = self._groups.get(group_id)
-            if group is not None and (type(message) is MsgApp or type(message) is MsgSnap):
+            if group is not None and type(message) in (MsgApp, MsgSnap, MsgTimeoutNow):
                 group.node.report_unreachable(message.to)
 
     def _after_pump(self, group: Group, tick: int) -> None:
@@ -614,16 +614,16 @@ class Host:
         then: Callable[[Group], None],
     ) -> None:
         def opened(group: Group) -> None:
-            if self._closed or not self._replicas.holds(log):
-                return
             then(group)
             self._run_group(group)
 
         def lost() -> None:
-            if not self._closed and self._replicas.holds(log):
-                self.replica_lost(log)
+            self.replica_lost(log)
 
-        self._opening.open(log, placement, owner, opened, lost=lost)
+        def is_wanted() -> bool:
+            return not self._closed and self._replicas.holds(log)
+
+        self._opening.open(log, placement, owner, opened, lost=lost, is_wanted=is_wanted)
 
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""

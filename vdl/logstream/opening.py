@@ -68,9 +68,11 @@ class Opening:
         opened: Callable[[Group], None],
         *,
         lost: Callable[[], None],
+        is_wanted: Callable[[], bool],
     ) -> None:
         """Open a replica; `opened` gets its group, not yet pumped. `lost`: its state cannot be had
-        from this disk."""
+        from this disk. Once it is not wanted `owner` is left alone, it may be its successor's, and
+        nobody is called."""
 
         def make(applied: int, members: Members) -> None:
             opened(
@@ -90,6 +92,8 @@ class Opening:
                 )
             )
 
+        if not is_wanted():
+            return
         found = load_state(self._store, log, placement.founding)
         if found is None:
             lost()
@@ -104,6 +108,7 @@ class Opening:
             bytes_max=self._options.cold_read_bytes,
             then=make,
             lost=lost,
+            is_wanted=is_wanted,
         ).run(applied)
 
 
@@ -142,8 +147,10 @@ class Replay:
         bytes_max: int,
         then: Callable[[int, Members], None],
         lost: Callable[[], None],
+        is_wanted: Callable[[], bool],
     ) -> None:
         self._lost = lost
+        self._is_wanted = is_wanted
         self._store = store
         self._log = log
         self._owner = owner
@@ -169,6 +176,8 @@ class Replay:
         self._then(applied, members_of(self._membership.conf_state(), reflects=reflects))
 
     def _read(self, found: list[storage.StoredEntry] | storage.StorageError) -> None:
+        if not self._is_wanted():
+            return
         if isinstance(found, storage.StorageError):
             # Entries this replica has voted for and cannot read: it has no state to go on with.
             self._owner.load([])

@@ -32,6 +32,8 @@ class OutcomeKind(Enum):
     APPLIED = "applied"
     NOT_APPENDED = "not appended"
     """Certain: it will never take effect."""
+    TOO_LARGE = "too large"
+    """As certain; and no leader will take it, ever."""
     UNKNOWN = "unknown"
     """It may or may not take effect."""
 
@@ -45,6 +47,7 @@ class Outcome:
 
 
 NOT_APPENDED = Outcome(OutcomeKind.NOT_APPENDED)
+TOO_LARGE = Outcome(OutcomeKind.TOO_LARGE)
 UNKNOWN = Outcome(OutcomeKind.UNKNOWN)
 
 
@@ -164,7 +167,9 @@ class StateGroup:
             done(NOT_APPENDED)
             return
         seq, data = self.envelope(command)
-        if self.append(data):
+        if len(data) > COMMAND_BYTES_MAX:
+            done(TOO_LARGE)
+        elif self.append(data):
             self.expect(seq, deadline_ns, done, term=self.term)
         else:
             done(NOT_APPENDED)

@@ -312,6 +312,12 @@ class Catalog:
             return [ReplicaInfo(s, FIRST_REPLICA) for s in self._founders_from(group_id)]
         return self.groups[group_id].founding
 
+    def has_deleted(self, group_id: int) -> bool:
+        """Whether the partition of that group is gone for ever; False for one this catalog has not
+        heard of, which is perhaps younger."""
+        known = group_id <= self.coordinator_groups or group_id in self.groups
+        return not known and group_id < self.next_group_id
+
     def replica_number(self, group_id: int, server_id: int) -> int:
         """The number of the server's replica of a group, 0 when it is to have none."""
         for replica in self.replicas(group_id):

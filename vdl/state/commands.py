@@ -227,6 +227,9 @@ class OffsetCommit(Part, frozen=True):
     offset: int
     leader_epoch: int
     metadata: str
+    partition_group: int = 0
+    """The partition's group id, given out once: it tells a deleted topic from one that a catalog
+    which lags has not heard of. 0: committed by a version that did not say."""
 
 
 class CommitOffsets(Command, frozen=True, tag=106):
@@ -242,9 +245,12 @@ class CommitOffsets(Command, frozen=True, tag=106):
 
 
 class ExpireOffsets(Command, frozen=True, tag=107):
-    """Drop the offsets of groups that have been without members for long (KIP-211)."""
+    """Drop the offsets nobody needs: of groups that have been without members for long (KIP-211),
+    and those in partitions that were deleted."""
 
     retention_ms: int
+    deleted_partitions: list[int] = []
+    """Group ids of partitions that the proposer's catalog had given out and no longer lists."""
 
 
 AnyCommand = (

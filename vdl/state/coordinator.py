@@ -90,7 +90,7 @@ class Coordinator:
         return deleted
 
     def _expire_offsets(self, command: commands.ExpireOffsets, now_ms: int) -> OffsetsExpired:
-        expired = OffsetsExpired()
+        expired = OffsetsExpired(self.offsets.remove_partitions(set(command.deleted_partitions)))
         for group, positions in self.expirable(now_ms, command.retention_ms):
             if positions:
                 self.offsets.remove(group.group_id, positions)

@@ -1,12 +1,16 @@
 """Committed offsets of consumer groups.
 
-Each carries the id of the topic it belongs to: when a topic is deleted and one of the same name is
-created, the old positions mean nothing there and are not answered.
+Each carries the ids of the topic and of the partition's group it belongs to: when a topic is
+deleted and one of the same name is created, the old positions mean nothing there and are not
+answered.
 
 Must not know: groups beyond their id, which topics exist.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
 
 import msgspec
 
@@ -29,6 +33,8 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     committed_ms: int
     expires_ms: int = NO_EXPIRY
     """Set by clients before OffsetCommit v5; otherwise the group's retention decides."""
+    partition_group: int = 0
+    """See `OffsetCommit.partition_group`."""
 
     def expired(self, now_ms: int, *, idle_since_ms: int, retention_ms: int) -> bool:
         """Whether nobody will ask for it any more (KIP-211)."""
@@ -49,10 +55,12 @@ class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Offsets:
     """All offsets of one coordinator."""
 
-    __slots__ = ("_by_group", "_dirty")
+    __slots__ = ("_by_group", "_by_partition", "_dirty")
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
+        self._by_partition: Counter[int] = Counter()
+        """How many positions there are in each partition, by its group id."""
         self._dirty: set[_Key] = set()
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
@@ -70,15 +78,20 @@ class Offsets:
         expires_ms = NO_EXPIRY if retention_ms < 0 else now_ms + retention_ms
         positions = self._by_group.setdefault(group_id, {})
         for new in offsets:
-            positions[new.topic, new.partition] = CommittedOffset(
+            place = new.topic, new.partition
+            if (old := positions.get(place)) is not None:
+                self._uncount(old)
+            positions[place] = CommittedOffset(
                 offset=new.offset,
                 leader_epoch=new.leader_epoch,
                 metadata=new.metadata,
                 topic_id=new.topic_id,
                 committed_ms=now_ms,
                 expires_ms=expires_ms,
+                partition_group=new.partition_group,
             )
-            self._dirty.add((group_id, new.topic, new.partition))
+            self._by_partition[new.partition_group] += 1
+            self._dirty.add((group_id, *place))
 
     def expired(
         self, group_id: str, now_ms: int, *, idle_since_ms: int, retention_ms: int
@@ -90,19 +103,45 @@ class Offsets:
             if committed.expired(now_ms, idle_since_ms=idle_since_ms, retention_ms=retention_ms)
         )
 
+    @property
+    def partition_groups(self) -> Iterable[int]:
+        """Group ids of the partitions that anybody has a position in."""
+        return self._by_partition.keys()
+
     def remove(self, group_id: str, positions: list[tuple[str, int]]) -> None:
         """Forget positions the group has."""
         committed = self._by_group[group_id]
-        for topic, partition in positions:
-            del committed[topic, partition]
-            self._dirty.add((group_id, topic, partition))
+        for place in positions:
+            self._uncount(committed.pop(place))
+            self._dirty.add((group_id, *place))
         if not committed:
             del self._by_group[group_id]
 
     def remove_group(self, group_id: str) -> None:
         """Forget all positions of a group."""
-        for topic, partition in self._by_group.pop(group_id, {}):
-            self._dirty.add((group_id, topic, partition))
+        if group_id in self._by_group:
+            self.remove(group_id, list(self._by_group[group_id]))
+
+    def remove_partitions(self, partition_groups: Set[int]) -> int:
+        """Forget all positions in these partitions; how many there were."""
+        if self._by_partition.keys().isdisjoint(partition_groups):
+            return 0
+        count = 0
+        for group_id, positions in list(self._by_group.items()):
+            gone = [
+                place
+                for place, committed in positions.items()
+                if committed.partition_group in partition_groups
+            ]
+            self.remove(group_id, gone)
+            count += len(gone)
+        return count
+
+    def _uncount(self, position: CommittedOffset) -> None:
+        partition_group = position.partition_group
+        self._by_partition[partition_group] -= 1
+        if not self._by_partition[partition_group]:
+            del self._by_partition[partition_group]
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
@@ -126,11 +165,13 @@ class Offsets:
     def load(self, values: list[bytes]) -> None:
         """Replace everything."""
         self._by_group = {}
+        self._by_partition = Counter()
         self._dirty = set()
         for value in values:
             stored = decode_value(value, StoredOffset)
             positions = self._by_group.setdefault(stored.group_id, {})
             positions[stored.topic, stored.partition] = stored.position
+            self._by_partition[stored.position.partition_group] += 1
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:

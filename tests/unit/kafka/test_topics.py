@@ -179,12 +179,14 @@ def test_create_topics_waits_for_leaders_until_the_timeout() -> None:
     [
         (OutcomeKind.NOT_APPENDED, ErrorCode.NOT_CONTROLLER),
         (OutcomeKind.UNKNOWN, ErrorCode.REQUEST_TIMED_OUT),
+        (OutcomeKind.TOO_LARGE, ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_topic_commands_that_are_not_decided_say_what_is_certain(
     kind: OutcomeKind, error: ErrorCode
 ) -> None:
-    """Definitely not taken: NOT_CONTROLLER. Not known: REQUEST_TIMED_OUT."""
+    """Definitely not taken: NOT_CONTROLLER. Not known: REQUEST_TIMED_OUT. Never: no error that a
+    client tries again."""
     world = World()
     world.topic("t")
     world.host.catalog_outcome = kind

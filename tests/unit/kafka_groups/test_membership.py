@@ -18,6 +18,7 @@ from tests.unit.kafka_groups.client import (
 from tests.unit.kafka_groups.cluster import Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.logstream.state_group import COMMAND_BYTES_MAX
 from vdl.state.consumer_group import GroupState
 
 
@@ -442,3 +443,13 @@ def test_session_timer_costs_nothing_per_heartbeat(cluster: Cluster) -> None:
         heartbeat(cluster, first, generation)
     assert cluster.time._sequence == scheduled
     assert cluster.time.now_ns > 0 * MS
+
+
+def test_assignment_no_command_can_hold_is_refused_for_good() -> None:
+    """A retriable error would have it sent for ever, whatever the limit of messages is."""
+    cluster = Cluster(1, message_max_bytes=2 * COMMAND_BYTES_MAX)
+    member_id, _ = new_member(cluster)
+    joined = join(cluster, member_id).response
+    assignments = {member_id: bytes(COMMAND_BYTES_MAX)}
+    answer = sync(cluster, member_id, joined.generation_id, assignments).response
+    assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.kafka_groups.client import GROUP, join, leave, stable_group
+from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, stable_group
 from tests.unit.kafka_groups.cluster import Call, Cluster
 from vdl.errors import ErrorCode
+from vdl.kafka import led_coordinator
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire
 from vdl.state import commands
+from vdl.state.coordinator import Coordinator
 
 COMMIT, FETCH = 8, 9
 DAY_MS = 86_400_000
@@ -216,12 +218,44 @@ def test_topic_created_again_has_no_committed_offsets(cluster: Cluster) -> None:
     """A position belongs to the topic it was read from, not to its name."""
     commit(cluster, 500)
     cluster.apply_catalog(commands.DeleteTopics(["t"]))
-    assert positions(fetch(cluster)) == {("t", 0): 500}, "perhaps the catalog here is behind"
+    assert positions(fetch(cluster)) == {}
     cluster.create_topic("t", b"another topic id")
     assert positions(fetch(cluster, topics={"t": [0]})) == {("t", 0): -1}
     assert positions(fetch(cluster)) == {}
     commit(cluster, 3)
     assert positions(fetch(cluster)) == {("t", 0): 3}
+
+
+def test_offset_in_a_topic_younger_than_the_catalog_is_fetched(cluster: Cluster) -> None:
+    """The next coordinator's server still knows the topic that had the name before: -1 would make
+    the consumer begin anew."""
+    behind = cluster.servers.pop(2)
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    cluster.create_topic("t", b"another topic id")
+    cluster.servers[2] = behind
+    commit(cluster, 7)
+    cluster.elect(behind.coordinator_group(GROUP), 2)
+    assert positions(fetch(cluster, server=2)) == {("t", 0): 7}
+    assert positions(fetch(cluster, server=2, topics={"t": [0]})) == {("t", 0): 7}
+    cluster.advance(DAY_MS)
+    assert positions(fetch(cluster, server=2)) == {("t", 0): 7}
+
+
+@pytest.mark.parametrize("named", [b"t".ljust(16), b"another topic id"])
+def test_offset_of_a_version_that_knew_no_partition_groups_stands_for_its_topic(
+    cluster: Cluster, named: bytes
+) -> None:
+    """What is stored is answered as long as the name means the same topic, and never dropped."""
+    old = commands.OffsetCommit("t", named, 0, 5, -1, "")
+    number = cluster.servers[1].coordinator_group(GROUP)
+    cluster.servers[1].state_groups[number].propose(
+        commands.CommitOffsets(GROUP, -1, "", None, [old]), deadline_ns=1 << 62, done=lambda _: None
+    )
+    cluster.pump()
+    cluster.advance(DAY_MS)
+    found = positions(fetch(cluster, topics={"t": [0]}))
+    assert found == {("t", 0): 5 if named == b"t".ljust(16) else -1}
+    assert len(cluster.machine(GROUP).offsets.of(GROUP)) == 1
 
 
 def test_offset_acknowledged_is_fetched_after_a_failover(cluster: Cluster) -> None:
@@ -296,6 +330,52 @@ def test_offsets_of_a_living_group_do_not_expire(cluster: Cluster) -> None:
     commit(cluster, 5, generation_id_or_member_epoch=generation, member_id=member)
     machine = cluster.machine(GROUP)
     assert machine.expirable(cluster.servers[1].clock.wall_ms() + 100 * DAY_MS, 1) == []
+
+
+def test_offsets_in_deleted_partitions_go_though_the_group_lives(cluster: Cluster) -> None:
+    """A group that reads whatever topics come and go does not grow with those that went."""
+    (member,), generation = stable_group(cluster, 1)
+    cluster.create_topic("u")
+    for name in ("t", "u"):
+        commit(cluster, 5, topic=name, generation_id_or_member_epoch=generation, member_id=member)
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    cluster.create_topic("t", b"another topic id")
+    for _ in range(12):
+        cluster.advance(1 * 60_000)
+        heartbeat(cluster, member, generation)
+    assert list(cluster.machine(GROUP).offsets.of(GROUP)) == [("u", 0)]
+    cluster.assert_replicas_equal()
+
+
+def test_deleted_partitions_are_worked_off_a_part_at_a_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, one command stays small."""
+    monkeypatch.setattr(led_coordinator, "DELETED_MAX", 3)
+    for partition in range(4):
+        commit(cluster, 5, partition=partition)
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    offsets = cluster.machine(GROUP).offsets
+    left = []
+    for _ in range(3):
+        cluster.advance(10 * 60_000)
+        left.append(len(offsets.of(GROUP)))
+    assert left == [1, 0, 0]
+    assert cluster.machine(GROUP).group(GROUP) is None, "nothing is left of it"
+    cluster.assert_replicas_equal()
+
+
+def test_partitions_with_offsets_are_known_after_a_restart(cluster: Cluster) -> None:
+    """Also what was committed again, and what was removed."""
+    for partition in (0, 1, 1, 2):
+        commit(cluster, 5, partition=partition)
+    machine = cluster.machine(GROUP)
+    offsets = machine.offsets
+    offsets.remove(GROUP, [("t", 2)])
+    loaded = Coordinator()
+    loaded.load(machine.items())
+    groups = cluster.servers[1].catalog.topics["t"].partitions
+    assert sorted(offsets.partition_groups) == sorted(loaded.offsets.partition_groups) == groups[:2]
 
 
 def test_offsets_of_no_group_expire_by_their_own_age() -> None:

@@ -10,6 +10,7 @@ from raft.messages import MsgSnap
 from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
 from vdl.clock import MS
+from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
@@ -320,7 +321,7 @@ def test_oversized_command_is_refused_and_ends_nobody(cluster: Any) -> None:
             command, deadline_ns=cluster.deadline(), done=outcomes.append
         )
     cluster.run(100)
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.NOT_APPENDED] * 2
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.TOO_LARGE] * 2
 
 
 def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> None:
@@ -426,3 +427,24 @@ def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
     cluster.run(500)
     assert group_id not in node.host.groups
     assert group_id not in {log.group_id for log in node.store.logs.values()}
+
+
+def test_hand_over_that_did_not_leave_is_over(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proposals do not wait for it until the election timeout."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    leader = cluster.nodes[stream.leader_server]
+    cluster.run(500)
+    heir = next(number for number in cluster.nodes if number != leader.id)
+    monkeypatch.setattr(type(leader.links), "send", lambda *_: False)
+    stream.group.node.transfer_leader(cluster.nodes[heir].host.groups[group_id].replica_id)
+    leader.host.mark_dirty(stream.group)
+    assert stream.group.node.raft.lead_transferee
+    cluster.run(5)
+    assert not stream.group.node.raft.lead_transferee
+    monkeypatch.undo()
+    fates = cluster.append(stream)
+    cluster.run(100)
+    assert [fate.error for fate in fates] == [ErrorCode.NONE]

@@ -6,8 +6,9 @@ OffsetFetch: v2 all topics of a group, v5 leader epoch, v7 require stable (KIP-4
     groups (KIP-709), v9 member epochs, which a classic group does not check.
 v10 of both names topics by id and is not spoken.
 
-A position is committed with the id of the topic it was read from. When the topic that has the name
-now is another one, there is no position. Without transactions every position is stable.
+A position is committed with the partition it was read from. When that was deleted, or the topic
+that has the name now is another one, there is no position. Without transactions every position is
+stable.
 
 An OffsetFetch waits until a quorum confirmed this coordinator: an old position would make a
 consumer read again, or commit backwards.
@@ -101,6 +102,7 @@ def _sort_out(
                         offset=position.committed_offset,
                         leader_epoch=position.committed_leader_epoch,
                         metadata=metadata,
+                        partition_group=topic.partitions[position.partition_index],
                     )
                 )
     return response, offsets, waiting
@@ -197,11 +199,13 @@ def _current(
 ) -> CommittedOffset:
     """The position in the topic that has this name now, `_NONE` if there is none.
 
-    A topic this server does not know may be younger than its catalog: then the position stands.
+    A partition this server does not know may be younger than its catalog: then the position stands.
     """
     found = offsets.get(group_id, name, index)
     if found is None:
         return _NONE
+    if found.partition_group:
+        return _NONE if ctx.server.host.catalog.has_deleted(found.partition_group) else found
     topic = find_topic(ctx, name)
     if topic is not None and topic.topic_id != found.topic_id:
         return _NONE

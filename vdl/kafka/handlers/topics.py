@@ -163,6 +163,8 @@ def undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
     """What is said of a catalog command that was not applied here in time."""
     if outcome.kind is OutcomeKind.NOT_APPENDED:
         return ErrorCode.NOT_CONTROLLER, "no catalog leader took the request; nothing was changed"
+    if outcome.kind is OutcomeKind.TOO_LARGE:
+        return ErrorCode.INVALID_REQUEST, "the request is larger than one command may be"
     return ErrorCode.REQUEST_TIMED_OUT, "it is not known whether the request took effect"
 
 

@@ -1,0 +1,80 @@
+"""A replica that comes to life while its log is read from the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raft.types import EntryKind
+from segments.api import CorruptRecord, NotInMemory, StoredEntry
+from vdl.logstream.opening import Replay
+from vdl.logstream.snapshots import Members
+
+
+class ColdLog:
+    """Three committed entries, none of them in memory."""
+
+    hard_state = SimpleNamespace(commit=3)
+
+    def entries(self, first: int, end: int, _bytes_max: int) -> Any:
+        raise NotInMemory(first, end)
+
+
+class SlowStore:
+    """Its disk answers when a test says so."""
+
+    answer: Callable[[Any], None]
+
+    def entries_cold(self, _log: Any, _first: int, _end: int, _bytes_max: int, done: Any) -> None:
+        self.answer = done
+
+
+class Machine:
+    """What it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def load(self, items: Any) -> None:
+        self.told.append(items)
+
+    def replay(self, entries: Any) -> None:
+        self.told.append([entry.index for entry in entries])
+
+
+def entry(index: int) -> StoredEntry:
+    return StoredEntry(1, index, EntryKind.NORMAL, b"x", index, 1, 0)
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_replay_that_is_not_wanted_any_more_leaves_the_machine_alone(
+    is_wanted: bool, is_read: bool
+) -> None:
+    """The machine of a state group is its successor's by then."""
+    store: Any = SlowStore()
+    log: Any = ColdLog()
+    machine = Machine()
+    ends: list[str] = []
+    wanted = True
+    Replay(
+        store,
+        log,
+        machine,  # type: ignore[arg-type]
+        Members(0, (1,)),
+        bytes_max=1 << 20,
+        then=lambda applied, members: ends.append(f"opened at {applied}"),
+        lost=lambda: ends.append("lost"),
+        is_wanted=lambda: wanted,
+    ).run(0)
+    wanted = is_wanted
+    store.answer([entry(index) for index in (1, 2, 3)] if is_read else CorruptRecord("frame", 0))
+    if not is_wanted:
+        assert (machine.told, ends) == ([], [])
+    elif is_read:
+        assert (machine.told, ends) == ([[1, 2, 3]], ["opened at 3"])
+    else:
+        assert (machine.told, ends) == ([[]], ["lost"])
