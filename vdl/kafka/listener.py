@@ -36,6 +36,8 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 _ACCEPT_RETRY_S = 0.1
 _LINGER_S = 10.0
 """So long may the last bytes to a client take when its connection is being closed."""
+_LINGERING_MAX = 128
+"""To so many clients of a listener at a time: they are not counted among its connections."""
 _KEEPALIVE_IDLE_S = 60
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 6
@@ -44,15 +46,27 @@ _KEEPALIVE_PROBES = 6
 class ClientProtocol(asyncio.BufferedProtocol):
     """One client's socket, and the transport its session asks for."""
 
-    __slots__ = ("_accept", "_file", "_session", "_transport", "_write_high_water")
+    __slots__ = (
+        "_accept",
+        "_file",
+        "_linger_timer",
+        "_lingering",
+        "_session",
+        "_transport",
+        "_write_high_water",
+    )
 
     def __init__(
         self,
         accept: Callable[[ClientProtocol, tuple[str, int]], ClientSession | None],
         write_high_water: int,
+        lingering: set[ClientProtocol],
     ) -> None:
+        """`lingering`: those of one listener that are being closed and have bytes left to send."""
         self._accept = accept
         self._write_high_water = write_high_water
+        self._lingering = lingering
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._session: ClientSession | None = None
 
     # --- from the event loop -------------------------------------------------------------------
@@ -83,6 +97,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
+        self._lingering.discard(self)
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
         # Let go of, or the two would hold each other until the collector finds them.
         session, self._session = self._session, None
         if session is not None:
@@ -110,9 +128,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def close(self) -> None:
         transport = self._transport
         transport.close()
-        if transport.get_write_buffer_size():
-            # Nobody counts it any more: a client that does not read must not keep it.
-            asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+        if not transport.get_write_buffer_size():
+            return
+        # The session is over and counts no more: a client that does not read must not keep it.
+        if len(self._lingering) < _LINGERING_MAX:
+            self._lingering.add(self)
+            loop = asyncio.get_running_loop()
+            self._linger_timer = loop.call_later(_LINGER_S, transport.abort)
+        else:
+            transport.abort()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -162,6 +186,7 @@ class Listener:
         self._socket: socket.socket | None = None
         self._spare = -1
         self._starting: set[asyncio.Task[object]] = set()
+        self._lingering: set[ClientProtocol] = set()
         self._retry: asyncio.TimerHandle | None = None
         self.refused_without_descriptor = 0
 
@@ -253,6 +278,7 @@ class Listener:
         return ClientProtocol(
             lambda protocol, peer: frontend.accept(protocol, name, peer),
             frontend.context.config.write_buffer_bytes_max,
+            self._lingering,
         )
 
     def _refuse_one(self) -> None:

@@ -188,6 +188,34 @@ def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
     run(scenario)
 
 
+def test_listener_waits_for_a_few_clients_that_do_not_read_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closed connections are in no count: nobody must pile them up by opening more."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(listener_module, "_LINGERING_MAX", 2)
+        edge = Edge(write_buffer_bytes_max=64 << 10)
+        deaf, transports = [], []
+        for _ in range(3):
+            client, session = await connect_slow(edge)
+            deaf.append(client)
+            transports.append(session._transport._transport)  # type: ignore[attr-defined]
+            session._transport.send([bytes(16 << 20)])
+            session.close("malformed request")
+        await until(lambda: transports[2]._sock is None)
+        assert all(transport.get_write_buffer_size() for transport in transports[:2])
+        deaf[0].close()  # makes room for another
+        await until(lambda: transports[0]._sock is None)
+        assert len(edge.listener._lingering) == 1
+        deaf[1].close()
+        await until(lambda: not edge.listener._lingering)
+        deaf[2].close()
+        await edge.close()
+
+    run(scenario)
+
+
 def test_listener_without_descriptors_refuses_instead_of_hanging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
