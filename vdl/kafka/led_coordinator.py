@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from vdl.clock import MS, Clock, Timer
@@ -53,7 +52,8 @@ OFFSETS_CHECK_MS = 600_000
 """How often offsets nobody needs are looked for (`offsets.retention.check.interval.ms`)."""
 
 DELETED_MAX = 10_000
-"""Deleted partitions whose offsets go at one such time; the others go at the next."""
+"""So many offsets in deleted partitions go at one such time, and all of the partition with which
+that is reached; the others go at the next."""
 
 
 class GroupOptions(Protocol):
@@ -429,11 +429,22 @@ class LedCoordinator:
 
     def _expire_offsets(self) -> None:
         retention_ms = self.options.offsets_retention_minutes * 60_000
-        in_use = self.machine.offsets.partition_groups
-        deleted = sorted(islice(filter(self._catalog.has_deleted, in_use), DELETED_MAX))
+        deleted = self._deleted_partitions()
         if deleted or self.machine.expirable(self.clock.wall_ms(), retention_ms):
             self.propose(commands.ExpireOffsets(retention_ms, deleted))
         self._offsets_timer = self.clock.call_later(OFFSETS_CHECK_MS * MS, self._expire_offsets)
+
+    def _deleted_partitions(self) -> list[int]:
+        """Group ids of deleted partitions somebody has a position in, as many as go at once."""
+        found: list[int] = []
+        count = 0
+        for partition_group, positions in self.machine.offsets.by_partition.items():
+            if self._catalog.has_deleted(partition_group):
+                found.append(partition_group)
+                count += positions
+                if count >= DELETED_MAX:
+                    break
+        return sorted(found)
 
 
 def undecided(led: LedCoordinator, outcome: Outcome) -> ErrorCode:

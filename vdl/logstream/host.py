@@ -416,6 +416,8 @@ class Host:
             group = self._groups.get(group_id)
             if group is not None and type(message) in (MsgApp, MsgSnap, MsgTimeoutNow):
                 group.node.report_unreachable(message.to)
+                if type(message) is MsgTimeoutNow:
+                    self.mark_dirty(group)  # it may hold proposals
 
     def _after_pump(self, group: Group, tick: int) -> None:
         """Leadership news and the next due tick."""
@@ -613,17 +615,14 @@ class Host:
         owner: LogStream | StateGroup,
         then: Callable[[Group], None],
     ) -> None:
+        def wanted() -> bool:
+            return not self._closed and self._replicas.holds(log)
+
         def opened(group: Group) -> None:
             then(group)
             self._run_group(group)
 
-        def lost() -> None:
-            self.replica_lost(log)
-
-        def is_wanted() -> bool:
-            return not self._closed and self._replicas.holds(log)
-
-        self._opening.open(log, placement, owner, opened, lost=lost, is_wanted=is_wanted)
+        self._opening.open(log, placement, owner, opened, lost=self.replica_lost, wanted=wanted)
 
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""

@@ -67,8 +67,8 @@ class Opening:
         owner: LogStream | StateGroup,
         opened: Callable[[Group], None],
         *,
-        lost: Callable[[], None],
-        is_wanted: Callable[[], bool],
+        lost: Callable[[storage.Log], None],
+        wanted: Callable[[], bool],
     ) -> None:
         """Open a replica; `opened` gets its group, not yet pumped. `lost`: its state cannot be had
         from this disk. Once it is not wanted `owner` is left alone, it may be its successor's, and
@@ -92,11 +92,11 @@ class Opening:
                 )
             )
 
-        if not is_wanted():
+        if not wanted():
             return
         found = load_state(self._store, log, placement.founding)
         if found is None:
-            lost()
+            lost(log)
             return
         applied, members, items = found
         owner.load(items)
@@ -107,8 +107,8 @@ class Opening:
             members,
             bytes_max=self._options.cold_read_bytes,
             then=make,
-            lost=lost,
-            is_wanted=is_wanted,
+            lost=lambda: lost(log),
+            wanted=wanted,
         ).run(applied)
 
 
@@ -147,10 +147,10 @@ class Replay:
         bytes_max: int,
         then: Callable[[int, Members], None],
         lost: Callable[[], None],
-        is_wanted: Callable[[], bool],
+        wanted: Callable[[], bool],
     ) -> None:
         self._lost = lost
-        self._is_wanted = is_wanted
+        self._wanted = wanted
         self._store = store
         self._log = log
         self._owner = owner
@@ -176,7 +176,7 @@ class Replay:
         self._then(applied, members_of(self._membership.conf_state(), reflects=reflects))
 
     def _read(self, found: list[storage.StoredEntry] | storage.StorageError) -> None:
-        if not self._is_wanted():
+        if not self._wanted():
             return
         if isinstance(found, storage.StorageError):
             # Entries this replica has voted for and cannot read: it has no state to go on with.

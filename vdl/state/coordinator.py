@@ -75,6 +75,9 @@ class Coordinator:
             command.member_id,
             command.group_instance_id,
         )
+        if error is ErrorCode.NONE and self.offsets.knows_later(command.group_id, command.offsets):
+            # The proposer's catalog is behind; clients try this error again.
+            error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         if error is ErrorCode.NONE:
             self.groups.ensure(command.group_id, now_ms)
             self.offsets.commit(command.group_id, command.offsets, now_ms, command.retention_ms)

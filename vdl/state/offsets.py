@@ -10,7 +10,7 @@ Must not know: groups beyond their id, which topics exist.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -60,7 +60,6 @@ class Offsets:
     def __init__(self) -> None:
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[int] = Counter()
-        """How many positions there are in each partition, by its group id."""
         self._dirty: set[_Key] = set()
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
@@ -70,6 +69,15 @@ class Offsets:
     def of(self, group_id: str) -> dict[tuple[str, int], CommittedOffset]:
         """All of a group by (topic, partition); not to be changed."""
         return self._by_group.get(group_id, {})
+
+    def knows_later(self, group_id: str, offsets: list[OffsetCommit]) -> bool:
+        """Whether the group has a position in a partition that took the place of one of these."""
+        positions = self.of(group_id)
+        for new in offsets:
+            old = positions.get((new.topic, new.partition))
+            if old is not None and 0 < new.partition_group < old.partition_group:
+                return True
+        return False
 
     def commit(
         self, group_id: str, offsets: list[OffsetCommit], now_ms: int, retention_ms: int
@@ -104,9 +112,9 @@ class Offsets:
         )
 
     @property
-    def partition_groups(self) -> Iterable[int]:
-        """Group ids of the partitions that anybody has a position in."""
-        return self._by_partition.keys()
+    def by_partition(self) -> Mapping[int, int]:
+        """How many positions there are in each partition, by its group id; not to be changed."""
+        return self._by_partition
 
     def remove(self, group_id: str, positions: list[tuple[str, int]]) -> None:
         """Forget positions the group has."""

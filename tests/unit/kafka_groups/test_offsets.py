@@ -241,6 +241,45 @@ def test_offset_in_a_topic_younger_than_the_catalog_is_fetched(cluster: Cluster)
     assert positions(fetch(cluster, server=2)) == {("t", 0): 7}
 
 
+def test_commit_by_a_coordinator_whose_catalog_is_behind_is_tried_again(cluster: Cluster) -> None:
+    """It would be stored for the topic that had the name before, and go with it."""
+    behind = cluster.servers.pop(2)
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    cluster.create_topic("t", b"another topic id")
+    cluster.servers[2] = behind
+    commit(cluster, 7)
+    cluster.elect(behind.coordinator_group(GROUP), 2)
+    refused = commit(cluster, 8, server=2)
+    assert commit_error(refused) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    behind.catalog.load(cluster.servers[1].catalog.items())
+    assert positions(fetch(cluster, server=2)) == {("t", 0): 7}
+    assert commit_error(commit(cluster, 8, server=2)) is ErrorCode.NONE
+    cluster.advance(DAY_MS)
+    assert positions(fetch(cluster, server=2)) == {("t", 0): 8}
+    cluster.assert_replicas_equal()
+
+
+def test_commit_of_more_than_one_command_holds_is_refused_for_good() -> None:
+    """28: the error that clients know from this request."""
+    cluster = Cluster(1, partitions_per_request_max=50_000)
+    name = "t" * 249
+    cluster.create_topic(name, partitions=40_000)
+    request = commit_wire.OffsetCommitRequest(
+        group_id=GROUP,
+        topics=[
+            commit_wire.OffsetCommitRequestTopic(
+                name=name,
+                partitions=[
+                    commit_wire.OffsetCommitRequestPartition(number, 1) for number in range(40_000)
+                ],
+            )
+        ],
+    )
+    (answered,) = cluster.call(COMMIT, 9, request).response.topics
+    codes = {partition.error_code for partition in answered.partitions}
+    assert codes == {ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+
+
 @pytest.mark.parametrize("named", [b"t".ljust(16), b"another topic id"])
 def test_offset_of_a_version_that_knew_no_partition_groups_stands_for_its_topic(
     cluster: Cluster, named: bytes
@@ -361,6 +400,7 @@ def test_deleted_partitions_are_worked_off_a_part_at_a_time(
         cluster.advance(10 * 60_000)
         left.append(len(offsets.of(GROUP)))
     assert left == [1, 0, 0]
+    assert not offsets.by_partition
     assert cluster.machine(GROUP).group(GROUP) is None, "nothing is left of it"
     cluster.assert_replicas_equal()
 
@@ -375,7 +415,9 @@ def test_partitions_with_offsets_are_known_after_a_restart(cluster: Cluster) -> 
     loaded = Coordinator()
     loaded.load(machine.items())
     groups = cluster.servers[1].catalog.topics["t"].partitions
-    assert sorted(offsets.partition_groups) == sorted(loaded.offsets.partition_groups) == groups[:2]
+    assert offsets.by_partition == loaded.offsets.by_partition == dict.fromkeys(groups[:2], 1)
+    loaded.load(machine.items())
+    assert offsets.by_partition == loaded.offsets.by_partition
 
 
 def test_offsets_of_no_group_expire_by_their_own_age() -> None:

@@ -432,19 +432,22 @@ def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
 def test_hand_over_that_did_not_leave_is_over(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proposals do not wait for it until the election timeout."""
+    """Proposals do not wait for it until the election timeout, nor for the next heartbeat."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     leader = cluster.nodes[stream.leader_server]
     cluster.run(500)
     heir = next(number for number in cluster.nodes if number != leader.id)
+    before = stream.group.node.raft.log.last_index
     monkeypatch.setattr(type(leader.links), "send", lambda *_: False)
     stream.group.node.transfer_leader(cluster.nodes[heir].host.groups[group_id].replica_id)
     leader.host.mark_dirty(stream.group)
     assert stream.group.node.raft.lead_transferee
+    fates = cluster.append(stream)
+    assert stream.group.node.raft.log.last_index == before, "it is held"
     cluster.run(5)
     assert not stream.group.node.raft.lead_transferee
+    assert stream.group.node.raft.log.last_index == before + 1
     monkeypatch.undo()
-    fates = cluster.append(stream)
-    cluster.run(100)
+    cluster.run(500)
     assert [fate.error for fate in fates] == [ErrorCode.NONE]

@@ -68,7 +68,7 @@ def test_replay_that_is_not_wanted_any_more_leaves_the_machine_alone(
         bytes_max=1 << 20,
         then=lambda applied, members: ends.append(f"opened at {applied}"),
         lost=lambda: ends.append("lost"),
-        is_wanted=lambda: wanted,
+        wanted=lambda: wanted,
     ).run(0)
     wanted = is_wanted
     store.answer([entry(index) for index in (1, 2, 3)] if is_read else CorruptRecord("frame", 0))

@@ -10,6 +10,7 @@ from segments.api import CorruptRecord, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.incoming import Incoming
+from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
 from vdl.state.commands import (
@@ -519,3 +520,45 @@ def test_replica_whose_replay_cannot_be_read_is_replaced(
     cluster.run(8_000)
     assert numbers(cluster, 3)[group_id] == 2
     assert cluster.nodes[3].host.stream(group_id).high_watermark == 1
+
+
+def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine is the successor's: what the old one was still replaying must not get there."""
+    coordinator = 1
+    cluster.run(500)
+    cluster.nodes[3].crash()
+    entries = MemoryLog.entries
+    answers: list[Any] = []
+
+    def is_cold(log: Any) -> bool:
+        return log.group_id == coordinator and log.replica_number == 1 and opening
+
+    def from_memory(self: Any, first: int, end: int, bytes_max: int) -> Any:
+        if is_cold(self):
+            raise NotInMemory(first, end)
+        return entries(self, first, end, bytes_max)
+
+    def from_disk(self: Any, log: Any, first: int, end: int, bytes_max: int, done: Any) -> None:
+        assert is_cold(log)
+        answers.append(lambda: done(entries(log, first, end, bytes_max)))
+
+    opening = True
+    monkeypatch.setattr(MemoryLog, "entries", from_memory)
+    monkeypatch.setattr(MemoryStore, "entries_cold", from_disk)
+    node = cluster.nodes[3]
+    node.start()
+    opening = False
+    assert coordinator not in node.host.groups, "it waits for its disk"
+    replicas = node.host._replicas
+    replicas._create(coordinator, 2, replicas._system_created)
+    cluster.run(50)
+    successor = node.host.groups[coordinator]
+    assert successor.log.replica_number == 2
+    replayed: list[Any] = []
+    monkeypatch.setattr(StateGroup, "replay", lambda _, entries: replayed.append(entries))
+    (answer,) = answers
+    answer()
+    assert replayed == []
+    assert node.host.groups[coordinator] is successor

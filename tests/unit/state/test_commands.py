@@ -27,7 +27,9 @@ EXAMPLES = [
     commands.CompleteJoin("g", 3),
     commands.DeleteGroups(["g", "ü"]),
     commands.CommitOffsets("g", 1, "m", None, [commands.OffsetCommit("t", b"", 0, 5, 1, "x")]),
+    commands.CommitOffsets("g", 1, "m", None, [commands.OffsetCommit("t", b"", 0, 5, 1, "x", 9)]),
     commands.ExpireOffsets(1),
+    commands.ExpireOffsets(1, [9, 12]),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import given, settings
@@ -59,6 +60,12 @@ class Life:
             step = group.generation - max(before[name], 0)
             assert step == (1 if name in completed else 0), (before, group.generation)
         return result
+
+    def count(self) -> None:
+        """What is counted is what is there."""
+        offsets = self.machine.offsets
+        positions = [p for name in GROUPS for p in offsets.of(name).values()]
+        assert offsets.by_partition == Counter(p.partition_group for p in positions)
 
     def checkpoint(self) -> None:
         for key, value in self.machine.take_dirty():
@@ -151,14 +158,20 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
         case "commit":
             simple = choice == 0
             before = life.machine.group(name)
+            said = -1 if simple else generation
             allowed = before is None or (
-                before.state is GroupState.EMPTY if simple else member in before.members
+                before.state is GroupState.EMPTY if said < 0 else member in before.members
             )
-            offset = commands.OffsetCommit("t", b"i" * 16, number, life.drawn, 0, "")
+            partition_group = 10 * choice + number
+            offset = commands.OffsetCommit(
+                "t", b"i" * 16, number, life.drawn, 0, "", partition_group
+            )
+            known = life.machine.offsets.get(name, "t", number)
+            is_behind = known is not None and 0 < partition_group < known.partition_group
             result = life.apply(
                 commands.CommitOffsets(
                     name,
-                    -1 if simple else generation,
+                    said,
                     "" if simple else member,
                     None,
                     [offset],
@@ -167,14 +180,17 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
             )
             if result.error is ErrorCode.NONE:
                 assert allowed
+                assert not is_behind
                 found = life.machine.offsets.get(name, "t", number)
                 assert found is not None
                 assert found.offset == life.drawn
         case "delete":
             life.apply(commands.DeleteGroups([name]))
         case "expire offsets":
-            life.apply(commands.ExpireOffsets(SECOND), wait_ms=choice * SECOND)
+            gone = [10 * choice + number, 10 * choice + 1]
+            life.apply(commands.ExpireOffsets(SECOND, gone), wait_ms=choice * SECOND)
             assert life.machine.expirable(life.now_ms, SECOND) == []
+            assert not set(gone) & life.machine.offsets.by_partition.keys()
         case "checkpoint":
             life.checkpoint()
         case "restart":
@@ -204,6 +220,7 @@ def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
     life = Life()
     for step in steps:
         run(life, step)
+        life.count()
     life.checkpoint()
     replay = Coordinator()
     for index, (_, data) in enumerate(life.log):

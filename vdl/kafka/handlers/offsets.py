@@ -6,9 +6,10 @@ OffsetFetch: v2 all topics of a group, v5 leader epoch, v7 require stable (KIP-4
     groups (KIP-709), v9 member epochs, which a classic group does not check.
 v10 of both names topics by id and is not spoken.
 
-A position is committed with the partition it was read from. When that was deleted, or the topic
-that has the name now is another one, there is no position. Without transactions every position is
-stable.
+A position is committed with the partition that has the name here and now. When that was deleted, or
+the topic that has the name is another one, there is no position. A commit in a partition that a
+later one has taken the place of, as far as the group knows, is refused: the catalog here is behind.
+Without transactions every position is stable.
 
 An OffsetFetch waits until a quorum confirmed this coordinator: an old position would make a
 consumer read again, or commit backwards.
@@ -51,6 +52,8 @@ def handle_offset_commit(
 
     def done(error: ErrorCode, answer: CommitAnswer | None) -> None:
         code = error if answer is None else answer.error
+        if code is ErrorCode.MESSAGE_TOO_LARGE:
+            code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         for partition in waiting:
             partition.error_code = code
         later.complete(response)
