@@ -164,6 +164,8 @@ def parse_config(text: str, *, source: str, folder: Path) -> Config:
 
 # --- the keys -------------------------------------------------------------------------------------
 
+ADMIN_LISTENER = "ADMIN"
+"""Name under which a server registers the address of its admin service."""
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
@@ -362,6 +364,8 @@ def _parse_listeners(raw: object, source: str) -> tuple[ListenerOptions, ...]:
         name = table.get("name", "PLAINTEXT")
         if not isinstance(name, str) or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,31}", name):
             raise ConfigError(source, f"{prefix}.name", f"expected capital letters, found {name!r}")
+        if name == ADMIN_LISTENER:
+            raise ConfigError(source, f"{prefix}.name", "reserved for the port of [admin]")
         listen, advertise = _listener_addresses(table, prefix, source)
         listeners.append(
             ListenerOptions(

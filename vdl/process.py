@@ -31,7 +31,7 @@ from segments.fs import RealFileSystem
 from segments.store import DiskStore
 from segments.workers import ThreadWorkers
 from vdl.administration import Administration
-from vdl.config import Config
+from vdl.config import ADMIN_LISTENER, Config
 from vdl.http import HttpServer
 from vdl.kafka.listener import Listener
 from vdl.log import EventLog, start_logging
@@ -45,7 +45,7 @@ from vdl.metrics import (
     store_numbers,
 )
 from vdl.recovery_progress import RecoveryProgress
-from vdl.server import ADMIN_LISTENER, Server, ServerState
+from vdl.server import Server, ServerState
 
 if TYPE_CHECKING:
     from rpc.admin_service import AdminService

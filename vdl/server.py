@@ -58,9 +58,6 @@ _CLUSTER_ID_BYTES = 16
 _PATIENCE_NS = 5_000 * MS
 """After which a server that waits for others to found a cluster says so."""
 
-ADMIN_LISTENER = "ADMIN"
-"""Name under which a server registers the address of its admin service."""
-
 
 class ServerState(Enum):
     """What a server is doing."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rpc.admin import GroupStatus, Role, ServerStatus
 from rpc.admin_client import AdminClient
 from rpc.errors import AdminError
+from vdl.config import ADMIN_LISTENER
 from vdl.config_values import Address, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -24,7 +25,6 @@ from vdl.kafka.wire.metadata import MetadataRequest
 
 METADATA_KEY, DESCRIBE_CONFIGS_KEY = 3, 32
 BROKER_RESOURCE = 4
-ADMIN_LISTENER = "ADMIN"
 ADMIN_TIMEOUT_SECONDS = 3.0
 REPLICA_NUMBER_BITS = 16
 """A replica id is the server id above this many bits of replica number."""

@@ -161,7 +161,7 @@ def config_text(server_id: int, count: int, base_port: int) -> str:
     """The configuration of one server of a set on loopback."""
     port = base_port + server_id - 1
     lines = [
-        "# Written by `vdl up` once; edit it as you like. deploy/vdl.toml explains every key.",
+        "# Written by `vdl up` once; edit it as you like. docs/configuration.md has every key.",
         "",
         "[server]",
         f"id = {server_id}",

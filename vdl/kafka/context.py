@@ -47,7 +47,7 @@ class KafkaOptions:
     num_partitions: int = 1
     """`num.partitions`."""
     default_replication_factor: int = 3
-    """`default.replication.factor`; fewer when fewer servers are registered."""
+    """`default.replication.factor`; at most the number of servers there will be."""
     message_max_bytes: int = 1_048_588
     """`message.max.bytes`: largest batch, unless the topic says `max.message.bytes`."""
     segment_bytes: int = 64 << 20

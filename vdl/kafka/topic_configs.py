@@ -323,13 +323,15 @@ def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
 
 
 def retention_policy(configs: Mapping[str, str], options: KafkaOptions) -> RetentionPolicy:
-    """What a topic with these settings keeps."""
+    """What a topic with these settings keeps. `segment.ms` counts also by its default where records
+    are deleted by age: else a topic that gets few would keep them until a segment is full."""
 
     def value(name: str) -> int:
         text = configs.get(name)
         return int(BY_NAME[name].default_for(options) if text is None else text)
 
     segments = None
-    if SEGMENT_BYTES in configs or SEGMENT_MS in configs:
+    retention_ms = value(RETENTION_MS)
+    if retention_ms >= 0 or SEGMENT_BYTES in configs or SEGMENT_MS in configs:
         segments = SegmentLimits(max(SEGMENT_BYTES_MIN, value(SEGMENT_BYTES)), value(SEGMENT_MS))
-    return RetentionPolicy(value(RETENTION_MS), value(RETENTION_BYTES), segments)
+    return RetentionPolicy(retention_ms, value(RETENTION_BYTES), segments)

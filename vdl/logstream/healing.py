@@ -23,6 +23,7 @@ from vdl.clock import MS, Clock
 from vdl.log import Log
 from vdl.logstream.group import Group
 from vdl.logstream.storage import as_entry
+from vdl.logstream.stream import LogStream
 from vdl.logstream.turn import server_of
 
 ANSWER_BYTES_MAX = 1 << 20
@@ -104,7 +105,7 @@ class Healing:
         first, end = hole
         if group.group_id not in self._known:
             self._known.add(group.group_id)
-            self._log.warning("entries_damaged", group=group.group_id, first=first, end=end)
+            self._log.warning("entries_damaged", **_named(group), first=first, end=end)
         peers = sorted({server_of(r) for r in group.members} & self._alive.keys())
         if not peers:
             return
@@ -137,7 +138,7 @@ class Healing:
         def repaired(error: storage.StorageError | None) -> None:
             self._asked = None
             if error is not None:
-                self._log.warning("repair_refused", group=group.group_id, error=str(error))
+                self._log.warning("repair_refused", **_named(group), error=str(error))
                 self._note_refusal(group, asked.first)
             elif self._groups.get(group.group_id) is group:
                 self._note_healed(group)
@@ -151,7 +152,7 @@ class Healing:
         if refusals == HOPELESS_REFUSALS:
             self._log.error(
                 "entries_unrecoverable",
-                group=group.group_id,
+                **_named(group),
                 index=first,
                 meaning="no replica that answers has a readable copy; bring back a server or disk "
                 "that has one, or delete the records up to there",
@@ -161,7 +162,7 @@ class Healing:
         self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
         if not group.log.holes:
             self._known.discard(group.group_id)
-            self._log.info("entries_repaired", group=group.group_id)
+            self._log.info("entries_repaired", **_named(group))
         self._healed(group)
         self.look_around()
 
@@ -197,3 +198,12 @@ class Healing:
             self._store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
         except storage.StorageError:
             answer([])
+
+
+def _named(group: Group) -> dict[str, str | int]:
+    """Which group it is, for a line of the log: of a partition also as operators know it."""
+    named: dict[str, str | int] = {"group": group.group_id}
+    owner = group.owner
+    if isinstance(owner, LogStream):
+        named |= {"topic": owner.topic, "partition": owner.partition}
+    return named

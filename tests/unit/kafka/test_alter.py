@@ -150,7 +150,10 @@ def test_alteration_nobody_decides_has_an_open_fate() -> None:
 def test_retention_policy_is_the_topics_or_the_servers() -> None:
     """A topic that does not say keeps what the server's file says, by default everything."""
     assert retention_policy({}, KafkaOptions()) == RetentionPolicy(-1, -1)
-    assert retention_policy({}, KafkaOptions(retention_ms=7)) == RetentionPolicy(7, -1)
+    week = SegmentLimits(64 << 20, 604_800_000)
+    assert retention_policy({}, KafkaOptions(retention_ms=7)) == RetentionPolicy(7, -1, week)
+    by_age = retention_policy({"retention.ms": "9"}, KafkaOptions())
+    assert by_age == RetentionPolicy(9, -1, week), "few records are not kept until 64 MiB are full"
     rolled = retention_policy({"segment.ms": "5"}, KafkaOptions(segment_bytes=1 << 20)).segments
     assert rolled == SegmentLimits(1 << 20, 5)
     small = retention_policy({"segment.bytes": "14"}, KafkaOptions()).segments

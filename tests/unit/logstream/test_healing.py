@@ -11,9 +11,12 @@ import pytest
 from raft.types import Entry, EntryKind
 from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
 from segments.api import Compacted, CorruptRecord, StoredEntry
-from vdl.logstream.healing import Healing
+from vdl.logstream.healing import HOPELESS_REFUSALS, Healing
+from vdl.logstream.options import HostOptions
+from vdl.logstream.stream import LogStream
 from vdl.logstream.turn import replica_id_of
 from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.state.partition import PartitionState
 
 GROUP = 7
 
@@ -37,6 +40,7 @@ class Replica:
     commit: int = 6
     log: Log = field(default_factory=Log)
     group_id: int = GROUP
+    owner: Any = None
     members: Sequence[int] = (replica_id_of(1, 1), replica_id_of(2, 1), replica_id_of(3, 1))
 
 
@@ -110,3 +114,25 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
         frame = b"".join(map(bytes, encode_entries(request, GROUP, [copy])))
         healing.answered(memoryview(frame))
     assert wire.servers == [2, 3, 2]
+
+
+def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
+    """Whoever has to delete records up to there knows topics, not groups."""
+    told: list[tuple[str, dict[str, Any]]] = []
+    owner = LogStream(
+        topic="events", partition=3, state=PartitionState(), options=HostOptions(),
+        mark_dirty=lambda _: None, wake=lambda _: None,
+    )  # fmt: skip
+    replica, wire, log = Replica(owner=owner), Wire(), Refusing()
+    log.error = lambda event, **fields: told.append((event, fields))  # type: ignore[method-assign]
+    replica.log.holes = ((4, 5),)
+    clock = NodeClock(VirtualTime())
+    healing = healing_of(replica, wire, alive={2: None}, store=log, log=log, clock=clock)
+    for _ in range(HOPELESS_REFUSALS + 3):
+        healing.look_around()
+        request = decode_range(memoryview(wire.frames[-1])).request
+        healing.answered(memoryview(b"".join(map(bytes, encode_entries(request, GROUP, [])))))
+    ((event, fields),) = told
+    assert event == "entries_unrecoverable"
+    assert (fields["group"], fields["topic"], fields["partition"]) == (GROUP, "events", 3)
+    assert fields["index"] == 4

@@ -123,6 +123,7 @@ def test_config_peer_without_section_listens_at_its_seed_address():
         ('[cluster.seeds]\n1 = "a:1"\n2 = "a:1"', "cluster.seeds", "same address"),
         ('[server]\nid = 4\n[cluster.seeds]\n1 = "a:1"', "peer.listen", "required"),
         ('[peer]\nlisten = "0.0.0.0:1"', "peer.advertise", "required"),
+        ('[[listeners]]\nname = "ADMIN"\nlisten = "127.0.0.1:1"', "listeners[0].name", "reserved"),
         ('[http]\nlisten = "127.0.0.1:9092"', "http.listen", "also that of listeners[0].listen"),
         ('[kafka]\nmessage.max.bytes = "64MiB"', "kafka.message.max.bytes", "16MiB"),
         ("[kafka\n", "", "not valid TOML"),
