@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -117,16 +117,19 @@ class Tail:
         while self.chunks and self.firsts[-1] >= index:
             chunk = self.chunks.pop()
             self.firsts.pop()
-            self.cache.bytes -= chunk.charge
-            removed += chunk.used
+            self.cache.drop(chunk)
+            removed += chunk.ends[-1]
         if self.chunks and self.chunks[-1].end > index:
             chunk = self.chunks[-1]
             n = index - chunk.first
-            removed += chunk.used - chunk.start_of(n)
+            # Not `used`, which stays where it was when a chunk is cut once more.
+            removed += chunk.ends[-1] - chunk.start_of(n)
             del chunk.entries[n:]
             del chunk.ends[n:]
             # Views of what was cut may still be on their way to a peer or to the journal.
             chunk.capacity = chunk.used
+            if chunk.end - 1 <= self.flushed_index:
+                self.cache.may_go(self, chunk)  # what is left of it no flush will touch
         self.next_bytes = CHUNK_BYTES_MIN
         return removed
 
@@ -194,7 +197,9 @@ class Cache:
         self.hits = 0
         self.misses = 0
         self.evicted = 0
-        self._evictable: deque[tuple[Tail, Chunk]] = deque()
+        self._evictable: OrderedDict[Chunk, Tail] = OrderedDict()
+        """Chunks whose entries were all in segments when they came here, oldest first; of each tail
+        in order. None that its tail has dropped."""
         self._spare: deque[bytearray] = deque()
 
     def memory(self, capacity: int) -> bytearray:
@@ -225,20 +230,29 @@ class Cache:
             if chunk.end - 1 > flushed_index:
                 break
             if chunk.end - 1 > already:
-                charge = chunk.capacity + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
-                self.bytes += charge - chunk.charge
-                chunk.charge = charge
-                self._evictable.append((tail, chunk))
+                self.may_go(tail, chunk)
+
+    def may_go(self, tail: Tail, chunk: Chunk) -> None:
+        """All entries of the chunk are in segments; from now on they are charged for, too."""
+        charge = chunk.capacity + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
+        self.bytes += charge - chunk.charge
+        chunk.charge = charge
+        self._evictable[chunk] = tail
+        self._evictable.move_to_end(chunk)
+
+    def drop(self, chunk: Chunk) -> None:
+        """Its tail has no more of it; neither has the cache."""
+        self.bytes -= chunk.charge
+        self._evictable.pop(chunk, None)
 
     def evict(self, room: int = 0) -> None:
         """Let the oldest flushed chunks go while `room` more bytes are above the budget."""
         limit = self.bytes_max - room
         while self.bytes > limit and self._evictable:
-            tail, chunk = self._evictable.popleft()
-            if not tail.chunks or tail.chunks[0] is not chunk:
-                continue  # gone already
+            chunk, tail = self._evictable.popitem(last=False)
             if chunk.end - 1 > tail.flushed_index:
                 continue  # has grown since; the flush of the rest will bring it here again
+            assert tail.chunks[0] is chunk, (tail.firsts[0], chunk.first)
             del tail.chunks[0]
             del tail.firsts[0]
             self.bytes -= chunk.charge
@@ -253,7 +267,7 @@ class Cache:
     def release(self, tail: Tail) -> None:
         """A log drops its whole tail."""
         for chunk in tail.chunks:
-            self.bytes -= chunk.charge
+            self.drop(chunk)
         tail.chunks.clear()
         tail.firsts.clear()
         tail.next_bytes = CHUNK_BYTES_MIN

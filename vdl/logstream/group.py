@@ -396,7 +396,14 @@ class Group:
             # The core asks at each sign of life; to find out is work for the whole loop.
             self._snapshot_refused_tick = self.last_tick
             raise SnapshotTemporarilyUnavailable
-        return Snapshot(index, log.term(index), conf_state, log.offset_after(index), data)
+        try:
+            next_offset = log.offset_after(index)
+        except (
+            storage.CorruptRecord
+        ):  # of the index: who reads there, the scrubber too, rebuilds it
+            self._snapshot_refused_tick = self.last_tick
+            raise SnapshotTemporarilyUnavailable from None
+        return Snapshot(index, log.term(index), conf_state, next_offset, data)
 
     def snapshot_bytes(self) -> int:
         """How large a snapshot would be now."""

@@ -174,8 +174,9 @@ class Upkeep:
         except storage.CorruptRecord as error:
             # The index says where to cut, and is damaged there: a read from disk rebuilds it.
             self._log.warning("index_damaged", group=group.group_id, error=str(error))
-            first = group.log.first_index
-            self._store.entries_cold(group.log, first, first + 1, 1, _ignore)
+            log, damaged = group.log, error.position
+            if log.first_index <= damaged <= log.last_index:
+                self._store.entries_cold(log, damaged, damaged + 1, 1, _ignore)
 
     # --- retention -----------------------------------------------------------------------------
     def _retain(self) -> None:

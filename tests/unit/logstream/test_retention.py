@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from segments.api import OffsetOutOfRange, SegmentSpan
+from segments.api import CorruptRecord, OffsetOutOfRange, SegmentSpan
+from segments.memory import MemoryStore
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream import times
@@ -345,3 +346,28 @@ def test_record_deleted_while_it_was_looked_for_is_not_found(cluster: Any) -> No
     stream.state.log_start_offset = 2
     cluster.run(100)
     assert found == [TimedOffset(2, 300, stream.term)]
+
+
+def test_index_that_is_damaged_where_a_log_is_to_be_cut_is_read_there(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is what rebuilds it; the log's first entry may lie in another segment."""
+    group_id = cluster.create_topic()
+    for _ in range(5):
+        cluster.append(cluster.leader(group_id))
+        cluster.run(20)
+    host = cluster.nodes[1].host
+    group = host.groups[group_id]
+    asked: list[tuple[int, int]] = []
+
+    def read(_store: Any, _log: Any, first: int, end: int, _bytes_max: int, _done: Any) -> None:
+        asked.append((first, end))
+
+    monkeypatch.setattr(MemoryStore, "entries_cold", read)
+    for position in (3, 4, 99):
+
+        def trim(_: Any, position: int = position) -> bool:
+            raise CorruptRecord("index check", position)
+
+        host.upkeep._cut(group, trim)
+    assert asked == [(3, 4), (4, 5)]

@@ -163,3 +163,83 @@ def test_journal_runs_name_the_oldest_file_needed():
     assert log.oldest_needed() == 4
     log.flushed_index = 20
     assert log.oldest_needed() == 0
+
+
+def test_chunk_cut_to_what_segments_hold_may_go():
+    """Else it stays for ever, and no later chunk of its log can go either: memory without bound."""
+    log = make_log(budget=0)
+    cache = log.tail.cache
+    stage(log, 20, 100)
+    cache.flushed(log.tail, 15)
+    log.flushed_index = log.hard.commit = 15
+    log.truncate(16, Batch(2))
+    stage(log, 50, 10_000)
+    cache.flushed(log.tail, log.last)
+    cache.evict()
+    assert log.tail.chunks == []
+    assert cache.bytes == 0
+
+
+def test_nothing_of_a_dropped_tail_is_kept():
+    """Its log was deleted or begun anew; the budget says nothing of it, so nothing may be there."""
+    log = make_log()
+    cache = log.tail.cache
+    stage(log, 300, 10_000)
+    cache.flushed(log.tail, 250)
+    cache.release(log.tail)
+    assert cache.bytes == 0
+    assert not cache._evictable
+
+
+def test_suffixes_that_are_cut_one_after_the_other_are_counted_once():
+    """What waits for a flush holds producers back: it must be what is there."""
+    log = make_log()
+    for _ in range(4):
+        first = log.last + 1
+        stage(log, 10, 5_000)
+        log.truncate(first + 5, Batch(2))
+        log.truncate(first + 1, Batch(3))
+        stage(log, 1, 100)
+    there = sum(chunk.ends[-1] for chunk in log.tail.chunks)
+    assert log.unflushed == log.tail.cache.unflushed == there
+
+
+def test_cache_keeps_its_books_whatever_happens():
+    """Random appends, cuts, flushes and drops of several tails: what is charged, what may go and
+    what is not flushed are what a count finds."""
+    rng = random.Random(11)
+    cache = Cache(200_000)
+    logs = []
+    for number in range(3):
+        files = LogFiles(None, "nowhere", number, 9, 64)
+        logs.append(DiskLog(files, 1, cache, first_index=1, prev_term=0, next_offset=0))
+    for _ in range(3_000):
+        log = rng.choice(logs)
+        action = rng.random()
+        if action < 0.6:
+            stage(log, rng.randint(1, 8), rng.choice((10, 900, 9_000)))
+        elif action < 0.75 and log.last > log.flushed_index:
+            log.truncate(rng.randint(log.flushed_index + 1, log.last), Batch(2))
+        elif action < 0.97 and log.last > log.flushed_index:
+            last = rng.randint(log.flushed_index + 1, log.last)
+            spans = log.tail.spans(log.flushed_index + 1, last + 1)
+            size = sum(chunk.ends[stop - 1] - chunk.start_of(start) for chunk, start, stop in spans)
+            log.unflushed -= size
+            cache.unflushed -= size
+            log.flushed_index = log.hard.commit = last
+            cache.flushed(log.tail, last)
+        elif action > 0.99:
+            cache.unflushed -= log.unflushed
+            log.unflushed = 0
+            cache.release(log.tail)
+            log.flushed_index = log.tail.flushed_index = log.hard.commit = log.last
+        cache.evict()
+        chunks = [(log, chunk) for log in logs for chunk in log.tail.chunks]
+        assert cache.bytes == sum(chunk.charge for _, chunk in chunks)
+        done = {chunk for log, chunk in chunks if chunk.end - 1 <= log.flushed_index}
+        assert done <= cache._evictable.keys() <= {chunk for _, chunk in chunks}
+        assert cache.bytes <= cache.bytes_max or not done
+        for log in logs:
+            spans = log.tail.spans(log.flushed_index + 1, log.last + 1)
+            size = sum(chunk.ends[stop - 1] - chunk.start_of(start) for chunk, start, stop in spans)
+            assert log.unflushed == size

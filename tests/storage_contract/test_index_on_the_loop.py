@@ -1,0 +1,92 @@
+"""The loop reads one Idx where it must; to rebuild a damaged one is left to the pool."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from segments.api import CorruptRecord, HardState, StoredEntry, StoreOptions
+from segments.index import IDX_BYTES, INDEX_HEADER_BYTES
+from segments.inline import InlineWorkers
+from segments.store import DiskStore
+from vdl.sim.disk import DiskProfile, SimDisk
+from vdl.sim.filesystem import SimFile, SimFileSystem
+
+OPTIONS = replace(
+    StoreOptions(), journal_file_bytes=4 << 20, journal_first_file_bytes=256 << 10,
+    segment_bytes=1 << 20, cache_bytes_max=64 << 10, checkpoint_bytes=1 << 30,
+    scrub_bytes_per_second=0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def log_on_disk():
+    """(store, its log of 800 entries, all in segments and few of them in memory)."""
+    workers = InlineWorkers()
+    fs = SimFileSystem(SimDisk(random.Random(1), DiskProfile()))
+    store = DiskStore.open(fs, "data", workers, OPTIONS, random.Random(2))
+    made = []
+    store.create_log(9, 1, on_created=made.append)
+    workers.pump()
+    (log,) = made
+    for first in range(1, 801, 50):
+        entries = [
+            StoredEntry(1, n, 0, bytes(2_000), n - 1, 1, n) for n in range(first, first + 50)
+        ]
+        store.append(log, entries)
+        store.set_hard_state(log, HardState(1, 0, first + 49))
+        store.submit()
+        workers.pump()
+        store.checkpoint()
+        workers.pump()
+    assert log.flushed_index == 800
+    return store, workers, log
+
+
+def test_trim_at_a_damaged_idx_reads_no_segment_and_succeeds_once_it_is_rebuilt(
+    log_on_disk, monkeypatch
+):
+    """A segment of a gibibyte would take seconds, in which nobody hears of this server. Nothing is
+    staged, and whoever asked learns which entry to read, which rebuilds its Idx."""
+    store, workers, log = log_on_disk
+    file = log.files.fs.open(log.files.index_path(0))
+    position = INDEX_HEADER_BYTES + IDX_BYTES * 600
+    (flipped,) = file.pread(1, position)
+    file.pwrite([bytes([flipped ^ 1])], position)
+    read = []
+    pread = SimFile.pread
+
+    def counted(self, length, position):
+        read.append(length)
+        return pread(self, length, position)
+
+    monkeypatch.setattr(SimFile, "pread", counted)
+    before = log.first_index, log.log_start_offset
+    with pytest.raises(CorruptRecord) as raised:
+        store.trim_log(log, first_index=601)
+    assert raised.value.position == 600
+    assert sum(read) < 10_000
+    assert (log.first_index, log.log_start_offset) == before
+    found = []
+    store.entries_cold(log, 600, 601, 1, found.append)
+    workers.pump()
+    assert [entry.index for entry in found[0]] == [600]
+    store.trim_log(log, first_index=601)
+    assert (log.first_index, log.log_start_offset) == (601, 600)
+
+
+def test_trim_without_its_index_on_a_full_disk_ends_nobody(log_on_disk):
+    """There is no room to rebuild it: that is told as damage, also by the read that tries."""
+    store, workers, log = log_on_disk
+    fatal = []
+    store.on_fatal = fatal.append
+    fs = log.files.fs
+    fs.unlink(log.files.index_path(0))
+    fs.disk.room = 0
+    with pytest.raises(CorruptRecord):
+        store.trim_log(log, first_index=601)
+    found = []
+    store.entries_cold(log, 600, 601, 1, found.append)
+    workers.pump()
+    assert isinstance(found[0], CorruptRecord)
+    assert fatal == []
