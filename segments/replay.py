@@ -20,6 +20,11 @@ the mark is left out of the chain altogether; so is one whose first block never 
 to carry is still in the file before. But its header proves what lies before it, as a durable mark
 does: it was written when that was on disk.
 
+A newer file without a header of its own was never used, or its first write was cut, or the header
+is damaged. All that was ever written to the directory had its durable mark on disk before: only in
+the last case is there a block whose mark lies behind the end of the chain. Then every log is
+suspect.
+
 Must not know: segments, caches. It collects references to frames, not frames.
 """
 
@@ -32,6 +37,7 @@ from crc32c import crc32c
 
 from segments.block import (
     BLOCK_HEADER_BYTES,
+    BLOCK_MAGIC,
     CLOSING,
     ENTRY,
     ENTRY_RECORD,
@@ -63,6 +69,8 @@ from segments.identity import LogIdentity
 from segments.journal import Position
 
 _SCAN_BYTES = 1 << 20
+_FILE_BYTES_MIN = 2 * PAGE_BYTES
+"""A header and a block: no file is made shorter."""
 _HEADER_BYTES_MAX = 256 << 20
 
 
@@ -152,7 +160,9 @@ class _FoundFile:
     sequence: int
     path: str
     header: FileHeader | None
+    size: int
     is_blank: bool
+    """Its header is that of an earlier use, or zeros."""
     proves: int = 0
     """LSN up to which the journal was durable when its header was written."""
 
@@ -232,18 +242,13 @@ class _Replayer:
         chain = self._chain(found)
         result = self.result
         newest = max((file.sequence for file in found), default=0)
-        in_chain = {file.sequence for file in chain}
-        for file in found:
-            if file.sequence in in_chain:
-                result.live.append((file.sequence, file.path))
-            elif file.is_blank and (not chain or file.sequence > chain[-1].sequence):
-                result.spare.append((file.sequence, file.path))
-            else:
-                result.scrap.append(file.path)
         if not chain:
+            self._sort(found, chain)
             for log in self._logs.values():
                 log.lost = True  # logs exist, so a journal did
-            result.position = Position(0, 0, newest + 1, 0)
+            # What is left in files that are used again must stay behind every later mark.
+            lsn = max((self._durable_mark(file.path, 0) for file in found), default=0)
+            result.position = Position(lsn, 0, newest + 1, 0)
             return result
         base = chain[0].header
         assert base is not None, chain[0].path
@@ -265,11 +270,24 @@ class _Replayer:
                 self._replace(current.header.marks)
             end_lsn = self._replay_file(current, stop)
         self._judge_left_out(found, chain[-1].sequence, end_lsn)
+        self._sort(found, chain)
         for log in self._logs.values():
             if log.suspect or not log.is_whole:
                 log.lost = True
         self._go_on_at_mark(chain[-1], end_lsn, newest + 1)
         return result
+
+    def _sort(self, found: list[_FoundFile], chain: list[_FoundFile]) -> None:
+        """Which files count, which were prepared and never used, and which can go."""
+        result = self.result
+        in_chain = {file.sequence for file in chain}
+        for file in found:
+            if file.sequence in in_chain:
+                result.live.append((file.sequence, file.path))
+            elif file.is_blank and (not chain or file.sequence > chain[-1].sequence):
+                result.spare.append((file.sequence, file.path))
+            else:
+                result.scrap.append(file.path)
 
     def _go_on_at_mark(self, last: _FoundFile, end_lsn: int, next_sequence: int) -> None:
         """Set where the next file begins: behind everything that is proved durable."""
@@ -309,17 +327,17 @@ class _Replayer:
 
     def _look(self, file: File, sequence: int, path: str) -> _FoundFile:
         data = file.pread(PAGE_BYTES, 0)
-        length = header_length(data)
-        if PAGE_BYTES < length <= min(file.size(), _HEADER_BYTES_MAX):
+        length, size = header_length(data), file.size()
+        if PAGE_BYTES < length <= min(size, _HEADER_BYTES_MAX):
             data = file.pread(length, 0)
         header = decode_file_header(data)
         if header is not None and header.sequence != sequence:
-            return _FoundFile(sequence, path, None, is_blank=True)
+            return _FoundFile(sequence, path, None, size, is_blank=True)
         is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
         proves = header.start_lsn if header is not None else 0
         if header is not None and header.replaced and not _has_first_block(file, header):
             header = None
-        return _FoundFile(sequence, path, header, is_blank, proves)
+        return _FoundFile(sequence, path, header, size, is_blank, proves)
 
     def _chain(self, found: list[_FoundFile]) -> list[_FoundFile]:
         """The newest file and those before it, as far as each names one that is there."""
@@ -354,34 +372,48 @@ class _Replayer:
             file.close()
 
     def _judge_left_out(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
-        """Newer files, which do not count. Does a header say that the journal was longer? And one
-        without a good header: torn with its first block, or damaged later?"""
+        """Newer files, which do not count: does one say that the journal was longer? Its header,
+        or a block of one without a good header. Or is one cut short that was whole? It was when it
+        was written to, and before the next was made. A file that says so is not blank."""
         for file in found:
-            if file.sequence <= newest:
+            if file.sequence < newest:
                 continue
-            if file.proves > end_lsn:
+            was_whole = file.header is not None or not file.is_blank or file is not found[-1]
+            is_short = was_whole and file.size < _FILE_BYTES_MIN
+            is_damaged = is_short or file.proves > end_lsn
+            if file.sequence > newest and file.header is None and not is_damaged:
+                is_damaged = self._durable_mark(file.path, end_lsn) > end_lsn
+            if is_damaged:
+                file.is_blank = False
                 self.result.damaged_blocks += 1
                 self._suspect_all()
-                return
-            if file.header is not None or file.is_blank:
-                continue
-            handle = self._fs.open(file.path)
-            try:
-                for position in range(PAGE_BYTES, handle.size(), PAGE_BYTES):
-                    head = handle.pread(BLOCK_HEADER_BYTES, position)
-                    lsn = int.from_bytes(head[16:24], "little")
-                    salt = int.from_bytes(head[8:16], "little")
-                    size = block_bytes(head, salt=salt, lsn=lsn)
-                    # What an earlier use of the file has left is older. A file that stands for
-                    # others does not begin where the last one that is left of them ends.
-                    if not size or lsn < end_lsn + position:
+
+    def _durable_mark(self, path: str, known: int) -> int:
+        """The largest durable LSN in any good block of the file, wherever it begins, or `known`.
+        What an earlier use of the file has left says less than the journal itself."""
+        file = self._fs.open(path)
+        try:
+            size = file.size()
+            for window in range(PAGE_BYTES, size, _SCAN_BYTES):
+                data = file.pread(min(_SCAN_BYTES, size - window), window)
+                for at in range(0, len(data), PAGE_BYTES):
+                    if not data.startswith(BLOCK_MAGIC, at):
                         continue
-                    block = decode_block(handle.pread(size, position), position)
-                    if block is not None and block.durable > end_lsn:
-                        self._suspect_all()
-                        return
-            finally:
-                handle.close()
+                    head = data[at : at + BLOCK_HEADER_BYTES]
+                    durable = int.from_bytes(head[24:32], "little")
+                    if durable <= known:
+                        continue
+                    salt = int.from_bytes(head[8:16], "little")
+                    lsn = int.from_bytes(head[16:24], "little")
+                    table_end = block_bytes(head, salt=salt, lsn=lsn)
+                    position = window + at
+                    if not 0 < table_end <= size - position:
+                        continue
+                    if decode_block(file.pread(table_end, position), position) is not None:
+                        known = durable
+            return known
+        finally:
+            file.close()
 
     # --- blocks --------------------------------------------------------------------------------
     def _replay_file(self, found: _FoundFile, stop_lsn: int | None) -> int:

@@ -1,0 +1,250 @@
+"""The start of the newest journal file does not come back: zeros, an older header, no bytes at all.
+
+What the file held was acknowledged, so the log must not come back older as if nothing had been:
+its replica would vote twice in a term. But a file that was prepared and never used looks alike.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from segments.api import HardState, Log, StoredEntry, StoreOptions
+from segments.block import FileHeader, decode_file_header, encode_file_header
+from segments.fs import RealFileSystem
+from segments.inline import InlineWorkers
+from segments.store import DiskStore
+
+JOURNAL_BYTES = 256 << 10
+PIECE_BYTES = 64 << 10
+
+
+class Engine:
+    """One data directory with one log, and the store on it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "data"
+        self.start()
+        self.create(9)
+
+    def start(self) -> None:
+        self.workers = InlineWorkers()
+        options = StoreOptions(
+            journal_file_bytes=JOURNAL_BYTES,
+            journal_first_file_bytes=JOURNAL_BYTES // 2,
+            meta_map_bytes=1 << 24,
+            checkpoint_bytes=1 << 40,
+            checkpoint_interval_ms=10**9,
+        )
+        self.store = DiskStore.open(
+            RealFileSystem(), str(self.path), self.workers, options, random.Random(1)
+        )
+
+    def create(self, group_id: int) -> Log:
+        made: list[Log] = []
+        self.store.create_log(group_id, 1, on_created=made.append)
+        self.workers.advance(10)
+        return made[0]
+
+    @property
+    def log(self) -> Log:
+        """The newest one."""
+        return self.store.logs[max(self.store.logs)]
+
+    @property
+    def current(self) -> int:
+        return self.store._journal.current_sequence
+
+    def put(self, count: int = 1, size: int = 5_000) -> None:
+        """Entries, each in a block of its own; nothing proves the last."""
+        for _ in range(count):
+            log = self.log
+            index = log.last_index + 1
+            data = bytes([index & 0xFF]) * size
+            self.store.append(log, [StoredEntry(1, index, 0, data, log.next_offset, 1, 1)])
+            hard = log.hard_state
+            self.store.set_hard_state(log, HardState(max(hard.term, 1), hard.vote, index))
+            self.store.submit()
+            self.workers.pump()
+
+    def vote(self) -> None:
+        log = self.log
+        self.store.set_hard_state(log, HardState(7, 3, log.commit_index))
+        self.store.submit()
+        self.workers.advance(1_000)
+
+    def roll(self) -> None:
+        """Go on until another file is written to."""
+        before = self.current
+        while self.current == before:
+            self.put()
+
+    def recycle(self) -> None:
+        """Let a file that was written to become one that is prepared."""
+        for _ in range(3):
+            self.roll()
+            self.store.checkpoint()
+            self.workers.advance(1_000)
+
+    def journals(self) -> dict[int, Path]:
+        files = (self.path / "journal").glob("*.journal")
+        return {int(file.stem, 16): file for file in sorted(files)}
+
+    def prepared(self) -> list[Path]:
+        return [file for sequence, file in self.journals().items() if sequence > self.current]
+
+    def outcome(self) -> tuple[int, int, int]:
+        hard = self.log.hard_state
+        return self.log.last_index, hard.term, hard.vote
+
+    def is_lost(self) -> bool:
+        return self.log.lost
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+def zero(path: Path, end: int) -> None:
+    data = path.read_bytes()
+    path.write_bytes(bytes(end) + data[end:])
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def older_header(path: Path) -> None:
+    """As if the newest one had never been written over that of an earlier use."""
+    data = path.read_bytes()
+    header = decode_file_header(data)
+    assert header is not None
+    older = encode_file_header(FileHeader(header.sequence - 1, 1, 0, 0, 0, header.marks))
+    path.write_bytes(older + data[len(older) :])
+
+
+def cut(path: Path, end: int) -> None:
+    path.write_bytes(path.read_bytes()[:end])
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "bit": lambda path: flip(path, 20),
+    "sector": lambda path: zero(path, 512),
+    "page": lambda path: zero(path, 4096),
+    "blocks": lambda path: zero(path, 24 << 10),
+    "older": older_header,
+    "empty": lambda path: cut(path, 0),
+    "sector left": lambda path: cut(path, 512),
+    "header left": lambda path: cut(path, 4096),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("begun", ["behind the one before", "by a start", "in a recycled file"])
+def test_file_that_was_acknowledged_is_not_taken_for_one_that_never_was(
+    engine: Engine, begun: str, damage: str
+) -> None:
+    """However it began. A start repeats the last block, so its file begins before the end of the
+    one before; a recycled file holds older blocks behind the newest."""
+    engine.put(4)
+    if begun == "by a start":
+        engine.store.abandon()
+        engine.start()
+    elif begun == "in a recycled file":
+        engine.recycle()
+        engine.roll()
+    else:
+        engine.roll()
+    engine.put(8)
+    engine.vote()
+    newest = engine.journals()[engine.current]
+    engine.store.abandon()
+    DAMAGES[damage](newest)
+    for _ in range(2):  # the second start finds what the first has noted
+        engine.start()
+        assert engine.is_lost()
+        engine.store.abandon()
+
+
+@pytest.mark.parametrize("size", [512, 4096])
+def test_start_that_is_all_there_is_left_of_a_first_write(engine: Engine, size: int) -> None:
+    """The sectors of the first write arrive in any order, and a power cut stops them: a block that
+    nothing proves was acknowledged by nobody."""
+    engine.put(4)
+    before = engine.outcome()
+    engine.store.abandon()
+    for _ in range(3):
+        engine.start()
+        newest = engine.journals()[engine.current]
+        engine.store.abandon()
+        zero(newest, size)
+    engine.start()
+    assert not engine.is_lost()
+    assert engine.outcome() == before
+
+
+def test_prepared_file_is_used_whatever_it_holds(engine: Engine) -> None:
+    """Zeros, or all that its earlier use has left: no start takes it for damage, and the next goes
+    on in it."""
+    kinds = set()
+    for life in range(6):
+        if life:
+            engine.recycle()
+        engine.put(2)
+        engine.vote()
+        want = engine.outcome()
+        files = engine.prepared()
+        kinds |= {any(file.read_bytes()) for file in files}
+        engine.store.abandon()
+        engine.start()
+        assert not engine.is_lost()
+        assert engine.outcome() == want
+        assert engine.journals()[engine.current] == files[0]
+    assert kinds == {False, True}
+
+
+@pytest.mark.parametrize("size", [PIECE_BYTES, PIECE_BYTES + 5_000, 3 * PIECE_BYTES])
+def test_piece_with_the_name_of_a_journal_file_is_not_damage(engine: Engine, size: int) -> None:
+    """It has its name before it is made longer, and is longer before that is synced; it may hold
+    what was written to it on an earlier full disk."""
+    engine.put(4)
+    oldest, newest = engine.journals()[1], max(engine.journals())
+    engine.roll()
+    engine.vote()
+    want = engine.outcome()
+    engine.store.abandon()
+    for n, data in enumerate((bytes(size), oldest.read_bytes()[:PIECE_BYTES])):
+        piece = oldest.with_name(f"{newest + 1 + n:016x}.journal")
+        piece.write_bytes(data + bytes(size - len(data)))
+    engine.start()
+    assert not engine.is_lost()
+    assert engine.outcome() == want
+
+
+def test_replica_made_anew_does_not_pay_for_a_journal_that_was_lost(engine: Engine) -> None:
+    """Prepared files hold blocks of the journal that was lost. The new one goes on behind all of
+    them: they never look like what it has lost."""
+    engine.put(4)
+    engine.recycle()
+    engine.recycle()
+    assert any(any(file.read_bytes()) for file in engine.prepared())
+    engine.store.abandon()
+    for sequence, file in engine.journals().items():
+        if sequence <= engine.current:
+            zero(file, 4096)
+    engine.start()
+    assert engine.is_lost()
+    engine.store.delete_log(engine.log.log_id)
+    engine.workers.advance(1_000)
+    engine.create(10)
+    for _ in range(4):
+        engine.put(2)
+        want = engine.outcome()
+        engine.store.abandon()
+        engine.start()
+        assert not engine.is_lost()
+        assert engine.outcome() == want
