@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from segments import failpoint
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
-from segments.fs import File, make_durable_directory
+from segments.fs import File, cut_off, make_durable_directory, write_over
 from segments.segment import (
     SEGMENT_HEADER_BYTES,
     Cursor,
@@ -175,7 +175,7 @@ class _Writer:
         done = 0
         while done < len(view):
             step = view[done : done + WRITE_BACK_BYTES]
-            file.pwrite([step], position + done)
+            write_over(file, step, position + done)
             done += len(step)
             self._behind += len(step)
             if self._behind >= WRITE_BACK_BYTES:
@@ -192,13 +192,13 @@ class _Writer:
         while self._allocated < end:
             self._allocated += min(max(self._allocated, _GROW_MIN), _GROW_MAX)
         self._allocated = min(self._allocated, limit)
-        file.truncate(self._allocated)
+        cut_off(file, self._allocated)
 
     def _roll(self, entry: EntryLike) -> None:
         """Seal the segment and begin the next with `entry`."""
         files, cursor = self.plan.files, self.result.cursor
         if self._file is not None:
-            self._file.truncate(cursor.position)
+            cut_off(self._file, cursor.position)
             self._file.sync()
             self._file.close()
             self._index.flush()

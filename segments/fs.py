@@ -30,6 +30,8 @@ from segments.meta_header import check_headers
 IOV_MAX = 1024
 DISK_FULL_RETRY_MS = 1000
 """How often a full disk is asked again."""
+_PAGE_BYTES = 4096
+"""What the system reads and writes at once: who writes a part of a page has it read first."""
 
 
 class SyncFailed(OSError):
@@ -48,8 +50,9 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """The medium cannot give these bytes: damage, like a bad CRC."""
-    return isinstance(error, OSError) and error.errno == errno.EIO
+    """The medium cannot give these bytes: damage, like a bad CRC. A failed sync is not."""
+    is_failed_sync = isinstance(error, SyncFailed)
+    return isinstance(error, OSError) and error.errno == errno.EIO and not is_failed_sync
 
 
 class File(Protocol):
@@ -378,6 +381,73 @@ def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
     given_up = copied + splits + overflow_pages + large
     lists = 8 + 4 * (8 * given_up // page_bytes + 1)
     return copied + large + 2 * splits + depth + 1 + lists
+
+
+def read_around(file: File, length: int, position: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """(what `pread` gives, ranges [start, end) that the medium cannot give: zeros, which mean
+    nothing). A page is the least that it gives or does not."""
+    try:
+        return file.pread(length, position), []
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    parts: list[bytes] = []
+    bad: list[tuple[int, int]] = []
+    end = min(position + length, file.size())
+    while position < end:
+        stop = min(position - position % _PAGE_BYTES + _PAGE_BYTES, end)
+        try:
+            parts.append(file.pread(stop - position, position))
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            parts.append(bytes(stop - position))
+            bad.append((position, stop))
+        if len(parts[-1]) < stop - position:  # cut short meanwhile
+            break
+        position = stop
+    return b"".join(parts), bad
+
+
+def read_whole(file: File, length: int, position: int) -> bytes:
+    """What `pread` gives; nothing where the medium cannot give all of it."""
+    data, bad = read_around(file, length, position)
+    return b"" if bad else data
+
+
+def write_over(file: File, data: Buffer, position: int) -> None:
+    """`pwrite` where the medium may not be able to read: only a whole page can be written there,
+    with zeros around what is given. So the rest of an unreadable page, which was lost, is zeros
+    afterwards, and the file may end with its last page."""
+    try:
+        file.pwrite([data], position)
+        return
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    view = memoryview(data)
+    end = position + len(view)
+    start = position - position % _PAGE_BYTES
+    _, bad = read_around(file, end - end % -_PAGE_BYTES - start, start)
+    bad_pages = {page for page, _ in bad}
+    for page in range(start, end, _PAGE_BYTES):
+        first, stop = max(page, position), min(page + _PAGE_BYTES, end)
+        part: Buffer = view[first - position : stop - position]
+        if page in bad_pages:
+            part = bytes(first - page) + bytes(part) + bytes(page + _PAGE_BYTES - stop)
+            first = page
+        file.pwrite([part], first)
+
+
+def cut_off(file: File, length: int) -> None:
+    """`truncate` in a page that the medium may not be able to read, as `write_over`."""
+    try:
+        file.truncate(length)
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        write_over(file, b"\0", length)
+        file.truncate(length)
 
 
 def make_durable_directory(fs: FileSystem, path: str) -> None:

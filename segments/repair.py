@@ -2,7 +2,8 @@
 
 A frame's place is what its Idx says; where that is damaged too, what walking the segment says: the
 frames before it are good, or are among those to be written. An entry that does not fit its place,
-its term or its neighbours is refused: it is not what stood there. A crash in between leaves the
+its term or its neighbours is refused: it is not what stood there. A neighbour that is damaged, too,
+says nothing until its own copy comes, which has to fit this one. A crash in between leaves the
 hole. Runs as a chore, so that no flush writes to the same file.
 
 Must not know: where the entries come from.
@@ -20,19 +21,24 @@ from segments.frame import (
     CRC,
     FRAME_BYTES,
     FRAME_VERSION,
+    HEADER,
     HEADER_REST,
     frame_at,
     frame_length,
 )
-from segments.fs import File
+from segments.fs import File, is_unreadable, read_whole, write_over
 from segments.index import IndexDamaged
 from segments.segment import (
     SEGMENT_HEADER_BYTES,
+    IndexReader,
     LogFiles,
     SegmentInfo,
     decode_segment_header,
     encode_segment_header,
 )
+
+_LOOK_AHEAD = 1024
+"""Entries among which one is looked for that has an Idx."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +81,16 @@ def _repair_segment(
 ) -> None:
     file = files.fs.open(files.segment_path(segment.number))
     try:
+        size = file.size()
         _write_header(files, segment, file)
         for index in sorted(copies):
             entry = copies[index].entry
             frame = _frame(entry, files.group_id)
             position = _place(files, segment, end, file, index, frame, copies)
-            file.pwrite([frame], position)
+            _write(file, frame, position)
+            size = max(size, position + len(frame))
+        if file.size() > size:  # by what was written of a page
+            file.truncate(size)
         file.sync()
     finally:
         file.close()
@@ -88,17 +98,39 @@ def _repair_segment(
         try:
             (back,) = files.entries(index, index + 1, 0)
         except IndexDamaged:
-            files.rebuild(segment, end)
+            _rebuild(files, segment, end, index)
             (back,) = files.entries(index, index + 1, 0)
         assert back.data == copies[index].entry.data, index
+
+
+def _rebuild(files: LogFiles, segment: SegmentInfo, end: int, index: int) -> None:
+    """Idx of the segment's entries, up to `index` at least. Raises EntriesDamaged."""
+    try:
+        files.rebuild(segment, end)
+    except EntriesDamaged as hole:
+        if hole.first <= index:
+            raise
+
+
+def _write(file: File, data: bytes, position: int) -> None:
+    """Raises CorruptRecord when the medium does not even take whole pages: it stays a hole.
+
+    In a page that cannot be read what lies beside `data` cannot be read either: holes too, found
+    or not yet, which the CRC tells from then on."""
+    try:
+        write_over(file, data, position)
+    except OSError as error:
+        if is_unreadable(error):
+            raise CorruptRecord("page that cannot be written", position) from error
+        raise
 
 
 def _write_header(files: LogFiles, segment: SegmentInfo, file: File) -> None:
     """A damaged header is written again."""
     try:
-        decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), files.log_id)
+        decode_segment_header(read_whole(file, SEGMENT_HEADER_BYTES, 0), files.log_id)
     except CorruptRecord:
-        file.pwrite([encode_segment_header(segment, files.log_id, files.group_id)], 0)
+        _write(file, encode_segment_header(segment, files.log_id, files.group_id), 0)
 
 
 def _place(
@@ -111,7 +143,7 @@ def _place(
         idx = files.idx(index)
     except IndexDamaged:
         position = _walk_to(files, segment, file, index, copies)
-        _check_next(files, end, file, index, position + len(frame), copies)
+        _check_next(files, segment, end, file, index, position, copies)
         return position
     found = (len(frame), entry.term, entry.base_offset, entry.records, int(entry.kind))
     known = (idx.length, idx.term, idx.base_offset, idx.records, idx.kind)
@@ -152,21 +184,65 @@ def _entries_to(
 
 
 def _check_next(
-    files: LogFiles, end: int, file: File, index: int, position: int, copies: Mapping[int, Copy]
-) -> None:
+    files: LogFiles, segment: SegmentInfo, end: int, file: File, index: int, position: int,
+    copies: Mapping[int, Copy],
+) -> None:  # fmt: skip
     """What follows must follow: the next entry, unless it is itself a copy, or the end."""
     if index + 1 >= end or index + 1 in copies:
         return
     entry = copies[index].entry
-    following = _read(files, file, index + 1, position)
-    if following is None or following.base_offset != entry.base_offset + entry.records:
-        raise CorruptRecord("copy of an entry", index, expected=position)
+    behind = position + FRAME_BYTES + len(entry.data)
+    next_offset = entry.base_offset + entry.records
+    following = _read(files, file, index + 1, behind)
+    if following is None:
+        stop = min(end, index + 1 + _LOOK_AHEAD)
+        fits = not _ends_elsewhere(files, file, index, position, behind) and _fits_before(
+            files, segment, range(index + 1, stop), behind, next_offset
+        )
+    else:
+        fits = following.base_offset == next_offset
+    if not fits:
+        raise CorruptRecord("copy of an entry", index, expected=behind)
+
+
+def _ends_elsewhere(files: LogFiles, file: File, index: int, position: int, behind: int) -> bool:
+    """Whether the damaged frame's own length leads to one that names the next entry, good or not,
+    elsewhere than where the copy ends: then it is the copy that is wrong."""
+    end = position + frame_length(memoryview(read_whole(file, FRAME_BYTES, position)), 0)
+    if end in {position, behind}:
+        return False
+    head = read_whole(file, FRAME_BYTES, end)
+    if len(head) < FRAME_BYTES:
+        return False
+    _, _, group, _, _, version, _, _, named, _, _ = HEADER.unpack(head)
+    return (group, version, named) == (files.group_id, FRAME_VERSION, index + 1)
+
+
+def _fits_before(
+    files: LogFiles, segment: SegmentInfo, later: range, behind: int, next_offset: int
+) -> bool:
+    """Whether a frame that ends at `behind`, and its entry at `next_offset`, leave room for those
+    up to the nearest of `later` that has an Idx."""
+    with IndexReader(files) as reader:
+        for index in later:
+            try:
+                idx = reader.idx(index)
+            except IndexDamaged:
+                continue
+            if idx.segment != segment.number:
+                continue
+            between = index - later.start
+            if not between:
+                return (idx.position, idx.base_offset) == (behind, next_offset)
+            room = idx.position - behind
+            return room >= between * FRAME_BYTES and idx.base_offset >= next_offset
+    return True
 
 
 def _read(files: LogFiles, file: File, index: int, position: int) -> StoredEntry | None:
-    head = memoryview(file.pread(FRAME_BYTES, position))
+    head = memoryview(read_whole(file, FRAME_BYTES, position))
     length = min(frame_length(head, 0), max(0, file.size() - position))
-    return frame_at(memoryview(file.pread(length, position)), 0, files.group_id, index)
+    return frame_at(memoryview(read_whole(file, length, position)), 0, files.group_id, index)
 
 
 def _frame(entry: StoredEntry, group_id: int) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
-from segments.api import EntriesDamaged, Workers
+from segments.api import EntriesDamaged, StorageError, Workers
 from segments.fs import is_disk_full
 from segments.log import DiskLog
 
@@ -78,7 +78,8 @@ class Scrubber:
                 return hole.end, 0, [(hole.first, hole.end)]
 
         def done(result: tuple[int, int, list[tuple[int, int]]] | BaseException) -> None:
-            if isinstance(result, FileNotFoundError) and log.deleted:
+            is_gone = log.deleted or log.generation != before[0]
+            if is_gone and isinstance(result, FileNotFoundError | StorageError):
                 self._index = end
                 self._wait(0)
             elif isinstance(result, OSError) and is_disk_full(result):

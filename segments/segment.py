@@ -27,7 +27,7 @@ from crc32c import crc32c
 from segments import failpoint
 from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, StoredEntry
 from segments.frame import FRAME_BYTES, frame_at, frame_length, read_frame
-from segments.fs import File, FileSystem, is_unreadable
+from segments.fs import File, FileSystem, cut_off, read_around, read_whole, write_over
 from segments.index import (
     IDX_BYTES,
     Idx,
@@ -129,7 +129,7 @@ class LogFiles:
             file = self.open_index(index_number, first)
             try:
                 if file.size() > position:
-                    file.truncate(position)
+                    cut_off(file, position)
                     file.sync()
             finally:
                 file.close()
@@ -153,7 +153,7 @@ class LogFiles:
         count = min(end - first, self.index_entries - first % self.index_entries)
         file = self.open_index(number, first)
         try:
-            data = _read_rows(file, count, position, first)
+            data = _read_rows(file, count, position)
         finally:
             file.close()
         return [read_idx(data, n * IDX_BYTES, self.log_id, first + n) for n in range(count)]
@@ -271,34 +271,30 @@ class LogFiles:
         """
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
-        view = self._bytes(rows[0].segment, start, length)
+        read = self._stretch(rows[0].segment, start, length)
         found: list[StoredEntry] = []
         for n, row in enumerate(rows):
-            entry = frame_at(view, row.position - start, self.group_id, first + n)
+            entry = read.frame(row.position, row.length, self.group_id, first + n)
             if entry is None:
                 break
             found.append(entry)
         if not found:
             bad = 1
-            while bad < len(rows) and not frame_at(
-                view, rows[bad].position - start, self.group_id, first + bad
+            while bad < len(rows) and not read.frame(
+                rows[bad].position, rows[bad].length, self.group_id, first + bad
             ):
                 bad += 1
             raise EntriesDamaged(first, first + bad, rows[0].position)
         return found
 
-    def _bytes(self, number: int, start: int, length: int) -> memoryview:
-        """Bytes of a log segment; nothing where there is none, or the medium cannot give them."""
+    def _stretch(self, number: int, start: int, length: int) -> Stretch:
+        """Bytes of a log segment; nothing where there is none."""
         try:
             file = self.fs.open(self.segment_path(number))
         except FileNotFoundError:
-            return memoryview(b"")
+            return Stretch(memoryview(b""), start, [])
         try:
-            return memoryview(file.pread(length, start))
-        except OSError as error:
-            if is_unreadable(error):
-                return memoryview(b"")
-            raise
+            return read_stretch(file, length, start)
         finally:
             file.close()
 
@@ -310,10 +306,10 @@ class LogFiles:
         rows = rows[:stop]
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
-        view = self._bytes(rows[0].segment, start, length)
+        read = self._stretch(rows[0].segment, start, length)
         bad: list[tuple[int, int]] = []
         for n, row in enumerate(rows):
-            if frame_at(view, row.position - start, self.group_id, first + n) is None:
+            if read.frame(row.position, row.length, self.group_id, first + n) is None:
                 joined = bad.pop()[0] if bad and bad[-1][1] == first + n else first + n
                 bad.append((joined, first + n + 1))
         return first + stop, length, bad
@@ -321,7 +317,7 @@ class LogFiles:
     # --- rebuilding ------------------------------------------------------------------------------
     def segments(self, flushed_index: int) -> tuple[list[SegmentInfo], list[str]]:
         """(log segments by number, files whose header is not good: begun, and cut short by a
-        crash). A header that is damaged is told by the first frame.
+        crash). A header that is damaged is told by the first frame, or by the index.
 
         Raises CorruptRecord when one that holds entries up to `flushed_index` is behind such a
         file."""
@@ -331,29 +327,56 @@ class LogFiles:
             if not name.endswith(".log"):
                 continue
             path = f"{self.directory}/{name}"
+            number = int(name.partition(".")[0])
             file = self.fs.open(path)
+            info: SegmentInfo | None
             try:
-                info = self._look(file, int(name.partition(".")[0]))
+                info = self._look(file, number)
             except CorruptRecord:
-                begun.append(path)
-            else:
-                if begun and info.first_index <= flushed_index:
-                    raise CorruptRecord("segment header", info.number)
-                found.append(info)
+                low = found[-1].first_index if found else 0
+                info = self._told_by_index(number, low, flushed_index + 1)
             finally:
                 file.close()
+            if info is None:
+                begun.append(path)
+                continue
+            if begun and info.first_index <= flushed_index:
+                raise CorruptRecord("segment header", info.number)
+            found.append(info)
         return found, begun
 
     def _look(self, file: File, number: int) -> SegmentInfo:
         """What a log segment says of itself. Raises CorruptRecord."""
         try:
-            return decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), self.log_id)
+            return decode_segment_header(read_whole(file, SEGMENT_HEADER_BYTES, 0), self.log_id)
         except CorruptRecord:
-            head = memoryview(file.pread(FRAME_BYTES, SEGMENT_HEADER_BYTES))
+            head = memoryview(read_whole(file, FRAME_BYTES, SEGMENT_HEADER_BYTES))
             size = min(frame_length(head, 0), file.size())
-            view = memoryview(file.pread(size, SEGMENT_HEADER_BYTES))
+            view = memoryview(read_whole(file, size, SEGMENT_HEADER_BYTES))
             first = read_frame(view, 0, self.group_id, SEGMENT_HEADER_BYTES)
             return SegmentInfo(number, first.index, first.base_offset)
+
+    def _told_by_index(self, number: int, low: int, end: int) -> SegmentInfo | None:
+        """What Idx of entries [low, end), all of which count, say of a segment that says nothing of
+        itself: its first entry is the one that lies behind the header. None: there is no such."""
+        stop = end
+        while low < stop:
+            middle = (low + stop) // 2
+            try:
+                is_after = self.idx(middle).segment >= number
+            except IndexDamaged:  # below the oldest there are none
+                is_after = False
+            if is_after:
+                stop = middle
+            else:
+                low = middle + 1
+        try:
+            idx = self.idx(low) if low < end else None
+        except IndexDamaged:
+            return None
+        if idx is None or (idx.segment, idx.position) != (number, SEGMENT_HEADER_BYTES):
+            return None
+        return SegmentInfo(number, low, idx.base_offset)
 
     def walk(
         self,
@@ -375,20 +398,18 @@ class LogFiles:
             raise EntriesDamaged(index, end, position) from None
         try:
             size = file.size()
-            start = position
-            view = memoryview(b"")
+            read = Stretch(memoryview(b""), position, [])
             while index < end:
-                at = position - start
-                need = frame_length(view, at)
-                if need == 0 or at + need > len(view):
-                    start, at = position, 0
-                    view = memoryview(file.pread(_WALK_BYTES, position))
-                    need = frame_length(view, 0)
+                at = position - read.start
+                need = frame_length(read.view, at)
+                if need == 0 or at + need > len(read.view):
+                    read = read_stretch(file, _WALK_BYTES, position)
+                    need = frame_length(read.view, 0)
                     if need == 0 or need > size - position:
                         raise EntriesDamaged(index, end, position)
-                    if need > len(view):
-                        view = memoryview(file.pread(need, position))
-                entry = frame_at(view, at, self.group_id, index)
+                    if need > len(read.view):
+                        read = read_stretch(file, need, position)
+                entry = read.frame(position, need, self.group_id, index)
                 if entry is None:
                     raise EntriesDamaged(index, end, position)
                 yield entry, position, need
@@ -442,6 +463,29 @@ class LogFiles:
         return cursor
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes of a log segment from `start` on; `bad` are ranges of the file that the medium cannot
+    give."""
+
+    view: memoryview
+    start: int
+    bad: list[tuple[int, int]]
+
+    def frame(self, position: int, length: int, group_id: int, index: int) -> StoredEntry | None:
+        """The entry `index` whose frame is this, or None when it is not there or damaged."""
+        for first, end in self.bad:
+            if first < position + length and position < end:
+                return None
+        return frame_at(self.view, position - self.start, group_id, index)
+
+
+def read_stretch(file: File, length: int, position: int) -> Stretch:
+    """Up to `length` bytes from `position` on."""
+    data, bad = read_around(file, length, position)
+    return Stretch(memoryview(data), position, bad)
+
+
 class IndexReader:
     """Keeps the index file of the last look-up open, for searches."""
 
@@ -473,7 +517,7 @@ class IndexReader:
             self._file = files.open_index(number, first)
             self._number = number
         count = min(end - first, files.index_entries - first % files.index_entries)
-        data = _read_rows(self._file, count, position, first)
+        data = _read_rows(self._file, count, position)
         return IdxBlock(data, files.log_id, first, count)
 
 
@@ -503,7 +547,13 @@ class IdxBlock:
 
 @dataclass(slots=True)
 class IndexWriter:
-    """Appends consecutive Idx, file by file. Written, not synced, until `sync`."""
+    """Appends consecutive Idx, file by file. Written, not synced, until `sync`.
+
+    Several may be at one file, a flush and rebuilds: each writes what is its own and never what it
+    has read, so nothing that another has cut off comes back. Where a page cannot be read, the last
+    one to write it leaves zeros in place of the others' Idx, which are rebuilt when they are
+    missed.
+    """
 
     files: LogFiles
     _rows: bytearray = field(default_factory=bytearray)
@@ -536,14 +586,10 @@ class IndexWriter:
         if self._file is None or self._number != number:
             self.sync()
             self.close()
-            path = files.index_path(number)
-            is_new = not files.fs.exists(path)
-            self._file = files.fs.open(path, create=is_new)
+            self._file = _open_or_create(files.fs, files.index_path(number))
             self._number = number
-            if is_new:
-                failpoint.hit("index.created")
-            self._file.pwrite([encode_index_header(files.log_id, number)], 0)
-        self._file.pwrite([self._rows], position)
+            write_over(self._file, encode_index_header(files.log_id, number), 0)
+        write_over(self._file, self._rows, position)
         failpoint.hit("index.written")
         self._rows = bytearray()
 
@@ -557,14 +603,33 @@ class IndexWriter:
             self._file = None
 
 
-def _read_rows(file: File, count: int, position: int, index: int) -> bytes:
-    """Raises IndexDamaged where the medium cannot give them: they are written anew."""
-    try:
-        return file.pread(count * IDX_BYTES, position)
-    except OSError as error:
-        if is_unreadable(error):
-            raise IndexDamaged("index unreadable", index) from error
-        raise
+def _open_or_create(fs: FileSystem, path: str) -> File:
+    """An index file, which another thread may create or remove at the same time."""
+    while True:
+        try:
+            return fs.open(path)
+        except FileNotFoundError:
+            pass
+        try:
+            file = fs.open(path, create=True)
+        except FileExistsError:
+            continue
+        failpoint.hit("index.created")
+        return file
+
+
+def _read_rows(file: File, count: int, position: int) -> bytes:
+    """Idx as they lie there; zeros, which fail every check, for those that the medium cannot give:
+    each is then met as a damaged one, and only its segment is looked at for it."""
+    data, bad = read_around(file, count * IDX_BYTES, position)
+    if not bad:
+        return data
+    rows = bytearray(data)
+    for start, end in bad:
+        first = (start - position) // IDX_BYTES * IDX_BYTES
+        stop = min(len(rows), -(-(end - position) // IDX_BYTES) * IDX_BYTES)
+        rows[first:stop] = bytes(stop - first)
+    return bytes(rows)
 
 
 def _run(rows: Sequence[Idx], start: int, left: int, *, any_yet: bool) -> tuple[int, int]:

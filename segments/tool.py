@@ -24,7 +24,7 @@ from segments.api import (
     StoreOptions,
 )
 from segments.frame import read_frame
-from segments.fs import FileSystem
+from segments.fs import FileSystem, read_whole
 from segments.identity import Identity, LogIdentity, read_identity
 from segments.index import IndexDamaged
 from segments.recovery import JournalReader, journal_entries, log_directory
@@ -155,7 +155,7 @@ def _behind(files: LogFiles, segment: SegmentInfo, index: int, end: int) -> tupl
         while index < end:
             try:
                 idx = files.idx(index)
-                view = memoryview(file.pread(idx.length, idx.position))
+                view = memoryview(read_whole(file, idx.length, idx.position))
                 entry = read_frame(view, 0, files.group_id, idx.position)
             except CorruptRecord:
                 pass

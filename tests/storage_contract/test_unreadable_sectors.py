@@ -1,0 +1,477 @@
+"""Sectors that cannot be read any more: each costs what lies in it, never the process.
+
+The medium is as Linux shows one: a page with a bad sector cannot be read, nor written in part,
+because the system reads the rest first; written as a whole it is good again.
+"""
+
+import errno
+import random
+from dataclasses import replace
+
+import pytest
+
+from segments import segment as segment_module
+from segments.api import CorruptRecord, EntriesDamaged, HardState, SegmentLimits, StoredEntry
+from segments.fs import SyncFailed, is_unreadable
+from segments.segment import IndexWriter
+from tests.storage_contract.test_scrap import OPTIONS, Engine
+from vdl.sim.disk import DiskProfile, SimDisk
+from vdl.sim.filesystem import SimFile, SimFileSystem
+
+PAGE = 4096
+LIMITS = SegmentLimits(16 << 10)
+BOTH = replace(OPTIONS, index_segment_entries=256)
+"""Segments and index files of a few pages each, neither ending with the other."""
+
+
+class Medium:
+    """Bad pages, by inode and number. `refuses`: it does not take whole pages either."""
+
+    def __init__(self):
+        self.bad = {}
+        self.refuses = False
+        self.before_whole_page = None
+
+    def spoil(self, engine, path, *pages):
+        inode = engine.fs.open(path)._inode
+        self.bad[id(inode)] = inode, set(pages)
+
+    def pages(self, file):
+        return self.bad.get(id(file._inode), (None, set()))[1]
+
+    @property
+    def is_good(self):
+        return not any(pages for _, pages in self.bad.values())
+
+
+@pytest.fixture
+def medium(monkeypatch):
+    """The simulated disk's files, on a medium that goes bad."""
+    made = Medium()
+    real_read, real_write, real_truncate = SimFile.pread, SimFile.pwrite, SimFile.truncate
+
+    def pread(file, length, position):
+        end = min(position + length, file.size())
+        if any(p * PAGE < end and position < (p + 1) * PAGE for p in made.pages(file)):
+            raise OSError(errno.EIO, "bad sector")
+        return real_read(file, length, position)
+
+    def pwrite(file, buffers, position, *, durable=False):
+        pages, end = made.pages(file), position + sum(map(len, buffers))
+        for page in sorted(pages):
+            start, stop = page * PAGE, (page + 1) * PAGE
+            if start < end and position < stop:
+                if made.refuses or position > start or end < stop:
+                    raise OSError(errno.EIO, "bad sector")
+                act, made.before_whole_page = made.before_whole_page, None
+                if act is not None:
+                    act()
+                pages.discard(page)
+        return real_write(file, buffers, position, durable=durable)
+
+    def truncate(file, length):
+        pages = made.pages(file)
+        if length < file.size() and length % PAGE and length // PAGE in pages:
+            raise OSError(errno.EIO, "bad sector")
+        pages -= {page for page in pages if page * PAGE >= length}
+        real_truncate(file, length)
+
+    monkeypatch.setattr(SimFile, "pread", pread)
+    monkeypatch.setattr(SimFile, "pwrite", pwrite)
+    monkeypatch.setattr(SimFile, "truncate", truncate)
+    return made
+
+
+class Watched(Engine):
+    """Keeps what was fatal."""
+
+    def start(self):
+        super().start()
+        self.fatal = []
+        self.store.on_fatal = self.fatal.append
+
+
+def build(count=500, options=BOTH):
+    """An engine with many segments."""
+    engine = Watched(SimFileSystem(SimDisk(random.Random(1), DiskProfile())), "data", options)
+    while engine.log.last_index < count:
+        engine.put(50)
+        engine.flush(LIMITS)
+    assert len(engine.log.segments) > 5
+    return engine
+
+
+def entry(index):
+    """What `Engine.put` wrote."""
+    return StoredEntry(1, index, 0, index.to_bytes(2) * 100, index - 1, 1, index)
+
+
+def segment_path(engine, number):
+    return engine.log.files.segment_path(number)
+
+
+def inside(engine, number, page):
+    """Entries of a segment whose frames touch a page, as the index says."""
+    files, found = engine.log.files, []
+    for index in range(1, engine.log.flushed_index + 1):
+        idx = files.idx(index)
+        end = idx.position + idx.length
+        if idx.segment == number and idx.position < (page + 1) * PAGE and page * PAGE < end:
+            found.append(index)
+    return found
+
+
+def read_all(engine, bytes_max=1 << 20):
+    """Read what is in segments; the entries that could not be given. What is given is right."""
+    bad, index, end = [], 1, engine.log.flushed_index + 1
+    while index < end:
+        found = engine.cold(engine.store.entries_cold, index, end, bytes_max)
+        if isinstance(found, EntriesDamaged):
+            assert found.first <= index < found.end
+            bad += range(index, found.end)
+            index = found.end
+            continue
+        assert isinstance(found, list), found
+        for one in found:
+            assert (one.index, bytes(one.data)) == (index, index.to_bytes(2) * 100)
+            index += 1
+    assert engine.fatal == []
+    return bad
+
+
+def mend(engine, indexes):
+    return engine.cold(engine.store.repair, [entry(index) for index in indexes])
+
+
+def assert_mended(engine, medium, at_once):
+    """Repairing what is found, `at_once` entries an answer, ends with everything there."""
+    for _ in range(40):
+        bad = read_all(engine)
+        if not bad:
+            break
+        while engine.log.holes:
+            first, end = engine.log.holes[0]
+            assert mend(engine, range(first, min(end, first + at_once))) is None
+    assert read_all(engine) == []
+    assert engine.fatal == []
+
+
+def test_large_read_names_what_is_bad_and_serves_the_rest(medium):
+    """Of a run of a mebibyte one page is bad: the entries in it are the hole, and no others."""
+    engine = build()
+    number = engine.log.segments[2].number
+    expected = inside(engine, number, 1)
+    assert 10 < len(expected) < 30
+    medium.spoil(engine, segment_path(engine, number), 1)
+    assert read_all(engine) == expected
+    assert engine.log.holes == ((expected[0], expected[-1] + 1),)
+    assert_mended(engine, medium, at_once=1000)
+    assert medium.is_good
+
+
+def test_scrubber_names_what_is_bad(medium):
+    """It reads a mebibyte a step; what it reports is what lies in the page."""
+    engine = build(options=replace(BOTH, scrub_bytes_per_second=1 << 20))
+    number = engine.log.segments[3].number
+    expected = inside(engine, number, 2)
+    medium.spoil(engine, segment_path(engine, number), 2)
+    engine.workers.advance(30_000)
+    assert engine.log.holes == ((expected[0], expected[-1] + 1),)
+    assert engine.fatal == []
+
+
+def test_entry_of_zeros_in_a_bad_page_is_not_served(medium):
+    """What stands in for an unreadable page matches a CRC here; the page has to be written anew."""
+    engine = build()
+    first = engine.log.last_index + 1
+    zeros = [StoredEntry(1, i, 0, bytes(3 * PAGE), i - 1, 1, i) for i in range(first, first + 9)]
+    engine.store.append(engine.log, zeros)
+    engine.store.set_hard_state(engine.log, HardState(1, 7, first + 8))
+    engine.store.submit()
+    engine.workers.pump()
+    engine.flush(LIMITS)
+    idx = engine.log.files.idx(first + 4)
+    medium.spoil(engine, segment_path(engine, idx.segment), idx.position // PAGE + 1)
+    found = engine.cold(engine.store.entries_cold, first + 4, first + 5, 0)
+    assert isinstance(found, EntriesDamaged)
+    assert engine.cold(engine.store.repair, [zeros[4]]) is None
+    assert medium.is_good
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize("where", ["segment", "index", "both"])
+def test_any_page_may_go_bad(medium, where, at_once):
+    """Pages of segments and indexes, between lives or under a running store; copies that come in
+    small answers: the store opens, serves what is left, and is whole when all was repaired."""
+    engine = build()
+    rng = random.Random(at_once)
+    folder = engine.log.files.directory
+    names = engine.fs.list(folder)
+    holes = 0
+    for round_ in range(12):
+        kinds = {"segment": [".log"], "index": [".index"], "both": [".log", ".index"]}[where]
+        for kind in kinds:
+            path = f"{folder}/{rng.choice([name for name in names if name.endswith(kind)])}"
+            size = engine.fs.open(path).size()
+            if path == segment_path(engine, engine.log.cursor.segment):
+                size = engine.log.cursor.position
+            medium.spoil(engine, path, rng.randrange(-(-size // PAGE)))
+        if round_ % 2 and where != "both":
+            engine.restart()
+        assert not engine.log.lost
+        holes += len(read_all(engine, rng.choice([0, 3000, 1 << 20])))
+        assert_mended(engine, medium, at_once)
+        engine.restart()
+        assert read_all(engine) == []
+    assert bool(holes) == (where != "index")
+    sizes = {name: engine.fs.open(f"{folder}/{name}").size() for name in names}
+    assert all(size <= 16 << 10 for name, size in sizes.items() if name.endswith(".log"))
+    engine.put(100)
+    engine.flush(LIMITS)
+    assert read_all(engine) == []
+
+
+def test_store_opens_with_a_bad_first_page_in_every_segment(medium):
+    """Neither the header nor the first frame can be read: the index tells what begins there. The
+    repair writes the header again, which then tells it alone."""
+    engine = build()
+    expected = []
+    for segment in engine.log.segments:
+        expected += inside(engine, segment.number, 0)
+        medium.spoil(engine, segment_path(engine, segment.number), 0)
+    before = [(s.number, s.first_index, s.base_offset) for s in engine.log.segments]
+    engine.restart()
+    assert not engine.log.lost
+    assert [(s.number, s.first_index, s.base_offset) for s in engine.log.segments] == before
+    assert read_all(engine) == expected
+    assert_mended(engine, medium, at_once=1000)
+    assert medium.is_good
+    for name in engine.fs.list(engine.log.files.directory):
+        if name.endswith(".index"):
+            engine.fs.unlink(f"{engine.log.files.directory}/{name}")
+    engine.restart()
+    assert [(s.number, s.first_index, s.base_offset) for s in engine.log.segments] == before
+    assert read_all(engine) == []
+
+
+def test_flush_into_a_bad_page_of_an_index(medium):
+    """It writes the header of the file and its own Idx; those that lay there are rebuilt."""
+    engine = build()
+    path = engine.log.files.index_path(engine.log.flushed_index // BOTH.index_segment_entries)
+    size = engine.fs.open(path).size()
+    medium.spoil(engine, path, 0, (size - 1) // PAGE)
+    engine.put(100)
+    engine.flush(LIMITS)
+    assert engine.log.unflushed == 0
+    assert medium.is_good
+    assert read_all(engine) == []
+
+
+def test_flush_into_a_bad_page_of_a_segment(medium):
+    """Where the newest segment ends: what lay there is a hole, what is flushed now is there."""
+    engine = build()
+    number = engine.log.segments[-1].number
+    size = engine.log.cursor.position
+    page = (size - 1) // PAGE
+    lost = inside(engine, number, page)
+    flushed = engine.log.flushed_index
+    medium.spoil(engine, segment_path(engine, number), page)
+    engine.put(100)
+    engine.flush(LIMITS)
+    assert engine.log.unflushed == 0
+    assert medium.is_good
+    engine.restart()
+    assert lost[-1] == flushed < engine.log.flushed_index
+    assert read_all(engine) == lost
+    assert mend(engine, lost) is None
+    assert read_all(engine) == []
+
+
+def test_scrap_in_a_bad_page_of_an_index_is_cut_off(medium):
+    """A flush that did not count left Idx; to cut a page short the system would read it."""
+    engine = build()
+    engine.put(100)
+    engine.cut_flush(LIMITS)
+    engine.restart()
+    path = engine.log.files.index_path(engine.log.flushed_index // BOTH.index_segment_entries)
+    medium.spoil(engine, path, (engine.fs.open(path).size() - 1) // PAGE)
+    engine.put(100)
+    engine.flush(SegmentLimits(8 << 10))
+    assert engine.log.unflushed == 0
+    assert read_all(engine) == []
+
+
+def test_two_write_one_bad_page_of_an_index(medium):
+    """Rebuilds of two segments, or one and a flush: the later one's zeros take the other's Idx, and
+    who misses those has them rebuilt."""
+    engine = build()
+    files, segments = engine.log.files, engine.log.segments
+    ends = [s.first_index for s in segments[1:]]
+    path = files.index_path(0)
+    medium.spoil(engine, path, 1)
+    touching = [n for n, end in enumerate(ends) if end * 40 > PAGE and end < 200]
+    one, other = touching[0], touching[1]
+    medium.before_whole_page = lambda: files.rebuild(segments[other], ends[other])
+    files.rebuild(segments[one], ends[one])
+    assert medium.before_whole_page is None
+    assert medium.is_good
+    with pytest.raises(CorruptRecord):
+        files.rows(ends[other] - 1, ends[other])
+    assert read_all(engine) == []
+
+
+def test_repair_that_the_medium_does_not_take_is_refused(medium):
+    """Not the end of the process: the hole stays, and the owner is told."""
+    engine = build()
+    number = engine.log.segments[2].number
+    medium.spoil(engine, segment_path(engine, number), 1)
+    bad = read_all(engine)
+    medium.refuses = True
+    assert isinstance(mend(engine, bad), CorruptRecord)
+    assert engine.log.holes == ((bad[0], bad[-1] + 1),)
+    medium.refuses = False
+    assert mend(engine, bad) is None
+    assert read_all(engine) == []
+
+
+def test_failed_sync_of_a_repair_is_fatal(medium, monkeypatch):
+    """It has the same error number as a page that cannot be read, and is another matter."""
+    engine = build()
+    number = engine.log.segments[2].number
+    medium.spoil(engine, segment_path(engine, number), 1)
+    bad = read_all(engine)
+
+    def sync(_):
+        raise SyncFailed(OSError(errno.EIO, "failed"))
+
+    monkeypatch.setattr(SimFile, "sync", sync)
+    engine.store.repair(engine.log, [entry(index) for index in bad], [].append)
+    engine.workers.pump()
+    assert [type(error) for error in engine.fatal] == [SyncFailed]
+    assert not is_unreadable(engine.fatal[0])
+
+
+def test_failed_write_of_a_readable_page_is_fatal(medium, monkeypatch):
+    """Only where the medium cannot read is a write tried in another way."""
+    engine = build()
+    real = SimFile.pwrite
+
+    def pwrite(file, buffers, position, *, durable=False):
+        if len(buffers) == 1 and len(buffers[0]) % 40 == 0:
+            raise OSError(errno.EIO, "failed")
+        return real(file, buffers, position, durable=durable)
+
+    monkeypatch.setattr(SimFile, "pwrite", pwrite)
+    engine.put(100)
+    engine.store.checkpoint()
+    engine.workers.pump()
+    assert [error.errno for error in engine.fatal] == [errno.EIO]
+
+
+def test_two_rebuilds_of_one_missing_index(medium, monkeypatch):
+    """Both find none; the second to create it takes the first one's."""
+    engine = build()
+    path = engine.log.files.index_path(0)
+    engine.fs.unlink(path)
+    real, answers = SimFileSystem.open, []
+
+    def open_(fs, name, *, create=False):
+        if create and name == path:
+            monkeypatch.setattr(SimFileSystem, "open", real)
+            answers.append(job())
+        return real(fs, name, create=create)
+
+    for index in (1, 3):
+        engine.store.entries_cold(engine.log, index, index + 1, 0, answers.append)
+    job, _ = engine.workers.pool_jobs.pop()
+    monkeypatch.setattr(SimFileSystem, "open", open_)
+    engine.workers.pump()
+    assert answers[0].entries[0].index == 3
+    assert answers[1][0].index == 1
+    assert read_all(engine) == []
+
+
+def test_scrubber_rebuilds_an_index_while_a_reset_moves_it(monkeypatch):
+    """The log is another one then, and what the step met says nothing."""
+    engine = build(options=replace(BOTH, scrub_bytes_per_second=1 << 20))
+    log, workers = engine.log, engine.workers
+    engine.fs.unlink(log.files.index_path(0))
+    real = IndexWriter.flush
+
+    def flush(writer):
+        monkeypatch.setattr(IndexWriter, "flush", real)
+        engine.store.reset_log(
+            log, first_index=log.last_index + 100, prev_term=1, next_offset=10**6
+        )
+        engine.store.submit()
+        workers.pump()
+        assert not engine.fs.exists(log.files.directory)
+        flush_was.append(True)
+        real(writer)
+
+    flush_was = []
+    monkeypatch.setattr(IndexWriter, "flush", flush)
+    workers.advance(60_000)
+    assert flush_was
+    assert engine.fatal == []
+    assert engine.store.stats()["scrub_passes"] >= 1
+
+
+def damaged_without_index(engine, count, *, is_wiped=False):
+    """`count` adjacent entries whose frames and Idx are damaged; the first. `is_wiped`: not even
+    their headers are left."""
+    files = engine.log.files
+    first = engine.log.segments[2].first_index + 10
+    for index in range(first, first + count):
+        idx = files.idx(index)
+        segment = engine.fs.open(files.segment_path(idx.segment))
+        if is_wiped:
+            segment.pwrite([bytes(idx.length)], idx.position)
+        segment.pwrite([b"?"], idx.position + 60)
+    for index in range(first, first + count):
+        number, position = segment_module.place(index, files.index_entries)
+        engine.fs.open(files.index_path(number)).pwrite([bytes(40)], position)
+    found = engine.cold(engine.store.entries_cold, first, first + 1, 0)
+    assert isinstance(found, EntriesDamaged)
+    assert found.first == first
+    return first
+
+
+def test_copies_that_come_one_at_a_time_fill_a_hole_without_index():
+    """What follows the first is damaged, too, and cannot speak for it; the last one closes the
+    chain."""
+    engine = build()
+    first = damaged_without_index(engine, 3)
+    for index in range(first, first + 3):
+        assert mend(engine, [index]) is None
+    assert read_all(engine) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": (5).to_bytes(2) * 101},
+        {"data": (5).to_bytes(2) * 99},
+        {"records": 500},
+        {"data": bytes(100_000)},
+    ],
+)
+@pytest.mark.parametrize("is_wiped", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_copy_that_does_not_fit_a_hole_without_index_is_refused(count, is_wiped, change):
+    """Damaged neighbours do not vouch for it: what is known of them and behind them still holds."""
+    engine = build()
+    first = damaged_without_index(engine, count, is_wiped=is_wiped)
+    path = engine.log.files.segment_path(engine.log.segments[2].number)
+    before = bytes(engine.fs.open(path)._inode.data)
+    values = {f: getattr(entry(first), f) for f in StoredEntry.__dataclass_fields__} | change
+    refused = engine.cold(engine.store.repair, [StoredEntry(**values)])
+    if is_wiped and count > 1 and len(values["data"]) < 300 and values["records"] == 1:
+        # Nothing is left that says how long it was: the last one will not fit.
+        assert refused is None
+        for index in range(first + 1, first + count - 1):
+            assert mend(engine, [index]) is None
+        refused = mend(engine, [first + count - 1])
+    else:
+        assert bytes(engine.fs.open(path)._inode.data) == before
+    assert isinstance(refused, CorruptRecord)
