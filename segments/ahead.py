@@ -5,19 +5,28 @@ second read brings more than was asked for, in the same `pread`, and the followi
 from memory. The windows have a budget of their own, the oldest go first; the tail cache, which
 tailing readers share, never holds any of this.
 
+Entries are views, and one that is left keeps all that was read with it: a window is charged with
+that, and what is left of it moves to memory of its own when it has become little.
+
 Must not know: files, who reads.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
 
+from segments.api import StoredEntry
+from segments.cache import ENTRY_OVERHEAD_BYTES
 from segments.cold import Found
 
 AHEAD_BYTES = 2 << 20
 """What a read that goes on brings beside what was asked for."""
 WINDOWS_BYTES_MAX = 32 << 20
 READERS_MAX = 256
+LITTLE = 4
+"""What is less than such a part of the memory that it keeps is copied."""
 
 Key = tuple[int, int, str, int]
 """(log id, age of the log, "offset" or "index", where the reader goes on)"""
@@ -26,10 +35,11 @@ Key = tuple[int, int, str, int]
 class ReadAhead:
     """Windows by the place where their readers go on; an empty one only says that one does."""
 
-    __slots__ = ("_windows", "bytes", "hits")
+    __slots__ = ("_charges", "_windows", "bytes", "hits")
 
     def __init__(self) -> None:
         self._windows: OrderedDict[Key, Found] = OrderedDict()
+        self._charges: dict[Key, int] = {}
         self.bytes = 0
         self.hits = 0
 
@@ -37,19 +47,44 @@ class ReadAhead:
         """The window of a reader that goes on at `key`; None when nobody does."""
         found = self._windows.pop(key, None)
         if found is not None:
-            self.bytes -= _size(found)
+            self.bytes -= self._charges.pop(key)
         return found
 
     def keep(self, key: Key, found: Found) -> None:
         """A reader will go on at `key`, behind the entries it was given."""
-        rest = Found(found.index + found.count, found.entries[found.count :])
-        old = self._windows.pop(key, None)
-        self.bytes += _size(rest) - (0 if old is None else _size(old))
-        self._windows[key] = rest
+        self.take(key)
+        entries = found.entries[found.count :]
+        kept = _kept_bytes(entries)
+        size = sum(len(entry.data) for entry in entries)
+        if size < kept // LITTLE:
+            entries, kept = _copies(entries, size), size
+        charge = kept + ENTRY_OVERHEAD_BYTES * len(entries)
+        self._windows[key] = Found(found.index + found.count, entries)
+        self._charges[key] = charge
+        self.bytes += charge
         while self.bytes > WINDOWS_BYTES_MAX or len(self._windows) > READERS_MAX:
-            _, oldest = self._windows.popitem(last=False)
-            self.bytes -= _size(oldest)
+            self.take(next(iter(self._windows)))
 
 
-def _size(found: Found) -> int:
-    return sum(len(entry.data) for entry in found.entries)
+def _kept_bytes(entries: Sequence[StoredEntry]) -> int:
+    """Bytes of memory that cannot go as long as the entries are here."""
+    whole: dict[int, int] = {}
+    for entry in entries:
+        data = entry.data
+        memory = data.obj if isinstance(data, memoryview) else data
+        if id(memory) not in whole:
+            whole[id(memory)] = memoryview(memory).nbytes
+    return sum(whole.values())
+
+
+def _copies(entries: Sequence[StoredEntry], size: int) -> list[StoredEntry]:
+    """The same entries in memory of their own, `size` bytes end to end."""
+    memory = memoryview(b"".join(entry.data for entry in entries))
+    assert len(memory) == size, (len(memory), size)
+    copies: list[StoredEntry] = []
+    start = 0
+    for entry in entries:
+        end = start + len(entry.data)
+        copies.append(replace(entry, data=memory[start:end]))
+        start = end
+    return copies

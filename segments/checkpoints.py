@@ -48,8 +48,9 @@ class Outcome:
     flushed: list[FlushResult] = field(default_factory=list)
     is_meta_saved: bool = False
     is_full: bool = False
-    meta_lost: frozenset[int] = frozenset()
-    """Logs of which meta keeps nothing until all of their state is written again."""
+    meta_lost: frozenset[int] | None = None
+    """Logs of which meta keeps nothing until all of their state is written again; None: as before.
+    """
 
 
 class Checkpoints:
@@ -112,7 +113,7 @@ class Checkpoints:
     @property
     def is_noted(self) -> bool:
         """The notes of the last one are durable: a crash does not fall back behind it."""
-        return not self._note_token
+        return self._journal.durable_token >= self._note_token
 
     # --- when ---------------------------------------------------------------------------------
     def arm(self) -> None:
@@ -279,9 +280,9 @@ class Checkpoints:
         self.is_full = result.is_full
         for flushed in result.flushed:
             self._apply(flushed)
+        if result.meta_lost is not None:
+            self._note_lost(result.meta_lost)
         if result.is_meta_saved and commit is not None:
-            for log in self._logs.values():
-                log.is_meta_lost = log.id in result.meta_lost
             self.pending.saved(commit, self._logs)
         if result.is_full:
             self._try_again()
@@ -303,6 +304,13 @@ class Checkpoints:
         if self._is_put_off:
             self._is_put_off = False
             self._due()
+
+    def _note_lost(self, meta_lost: frozenset[int]) -> None:
+        """Of some logs nothing may be stored any more: nothing is trimmed behind what was."""
+        for log in self._logs.values():
+            log.is_meta_lost = log.id in meta_lost
+            if log.is_meta_lost:
+                log.applied = 0
 
     def _apply(self, result: FlushResult) -> None:
         plan = result.plan

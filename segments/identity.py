@@ -114,15 +114,23 @@ def read_identity(fs: FileSystem, directory: str) -> Identity | None:
         file.close()
 
 
-def write_identity(fs: FileSystem, directory: str, data: bytes) -> None:
-    """Replace the file durably. Blocks."""
+def fresh_path(directory: str) -> str:
+    """Where the next one is written."""
+    return f"{directory}/identity.new"
+
+
+def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool = False) -> None:
+    """Replace the file durably. Blocks. `is_made`: there is one at `fresh_path` to write over, as
+    long as this or longer."""
     failpoint.hit("identity.before_write")
-    fresh = f"{directory}/identity.new"
-    if fs.exists(fresh):
+    fresh = fresh_path(directory)
+    if not is_made and fs.exists(fresh):
         fs.unlink(fresh)
-    file = fs.open(fresh, create=True)
+    file = fs.open(fresh, create=not is_made)
     try:
         file.pwrite([data], 0)
+        if is_made:
+            file.truncate(len(data))
         file.sync()
     finally:
         file.close()

@@ -369,6 +369,8 @@ class Journal:
             self._workers.journal(write.run, partial(self._ended, write))
 
     def _ended(self, write: _Write, result: int | BaseException) -> None:
+        if self._failed:
+            return
         is_refused = isinstance(result, BaseException) and is_disk_full(result)
         self.is_blocked = is_refused and bool(write.part.records)
         if is_refused and not self.is_blocked:
@@ -671,9 +673,13 @@ class Journal:
         self._is_retrying = False
         self._prepare()
 
+    def stop(self) -> None:
+        """Something failed, here or elsewhere: nothing is written or acknowledged any more."""
+        self._failed = True
+
     def abandon(self) -> None:
         """Let go of the files without writing."""
-        self._failed = True
+        self.stop()
         if self._current is not None:
             self._current.file.close()
         for prepared in self._prepared:

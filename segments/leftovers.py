@@ -6,15 +6,71 @@ died between the two, is found at the next start. Must not know: what the files 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from segments import failpoint
-from segments.fs import FileSystem
+from segments.api import CorruptRecord
+from segments.chores import Chore
+from segments.fs import FileSystem, is_disk_full
 from segments.identity import Identity
+from segments.meta import Meta
 from segments.recovery import log_directory
 
 REMOVED_LOGS = 128
 """At once: others wait for it."""
+
+
+class Deletions:
+    """Logs that were deleted, until nothing of them is left. Their files wait for the identity, so
+    that a crash in between resurrects nothing; other chores need not, which may make room for it.
+    `is_listed` says whether it still has a log, `add` takes a chore."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        meta: Meta,
+        *,
+        is_listed: Callable[[int], bool],
+        add: Callable[[Chore], None],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._meta = meta
+        self._is_listed = is_listed
+        self._add = add
+        self._waiting: list[int] = []
+        self._unlisted: list[int] = []
+        """A chore is in the queue as long as there are any."""
+
+    def begin(self, log_id: int) -> None:
+        """The log is deleted."""
+        self._waiting.append(log_id)
+
+    def listed(self) -> None:
+        """The identity was written."""
+        unlisted = [log_id for log_id in self._waiting if not self._is_listed(log_id)]
+        if unlisted:
+            self._waiting = [log_id for log_id in self._waiting if self._is_listed(log_id)]
+            if not self._unlisted:
+                self._add_chore()
+            self._unlisted += unlisted
+
+    def _add_chore(self) -> None:
+        self._add(Chore(0, self._job, lambda: None))
+
+    def _job(self) -> Callable[[], None]:
+        """What a thread does for those deleted first: many share their syncs."""
+        log_ids, self._unlisted = self._unlisted[:REMOVED_LOGS], self._unlisted[REMOVED_LOGS:]
+        if self._unlisted:
+            self._add_chore()
+
+        def remove() -> None:
+            remove_logs(self._fs, self._directory, log_ids)
+            self._meta.forget(log_ids)
+            failpoint.hit("delete.forgotten")
+
+        return remove
 
 
 def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[int]) -> None:
@@ -52,6 +108,19 @@ def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None
     strangers = [int(name, 16) for name in fs.list(f"{directory}/logs") if name not in known]
     for n in range(0, len(strangers), REMOVED_LOGS):
         remove_logs(fs, directory, strangers[n : n + REMOVED_LOGS])
+
+
+def forget_strangers(meta: Meta, identity: Identity) -> None:
+    """Finish what a crash left to do in the meta. It can wait: for room, and for who finds the
+    damage and makes a new file."""
+    log_ids = [n for n in range(1, identity.next_log_id) if n not in identity.logs]
+    try:
+        meta.forget(meta.stored(log_ids))
+    except CorruptRecord:
+        return
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
 
 
 def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str]) -> None:

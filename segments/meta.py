@@ -217,6 +217,11 @@ class Meta:
             self._fs.remove_tree(aside)
         self._fs.rename(self._path, aside)
 
+    def stored(self, log_ids: Sequence[int]) -> list[int]:
+        """Those of which something is stored. Raises CorruptRecord."""
+        found = self._file.get_all([_applied_key(log_id) for log_id in log_ids])
+        return [log_id for log_id, value in zip(log_ids, found, strict=True) if value is not None]
+
     def forget(self, log_ids: Sequence[int]) -> None:
         """Delete everything of these logs: many in one transaction, none in two."""
         gone: list[tuple[bytes, bytes | None]] = []

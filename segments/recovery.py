@@ -95,16 +95,26 @@ def recover(
             log.is_lost = True  # only what was durable here is ever applied
         elif log.applied > log.hard.commit:
             log.hard.commit = log.applied
-        install = log.install
-        # Entries behind the reset are trimmed only once a checkpoint covers its state.
-        if install and (meta.covers(log_id, install) or log.first > install.first_index):
-            log.note_covered()
         if log.is_lost and not known.lost:
             found.newly_lost.append(log_id)
         found.logs[log_id] = log
     reader.close()
     meta.check(found.logs)
+    for log in found.logs.values():
+        _settle_meta(log, meta)
     return found
+
+
+def _settle_meta(log: DiskLog, meta: Meta) -> None:
+    """What the log has in meta, now that all of it was read. A damaged checkpoint covers nothing:
+    who trimmed behind it, or let go of an installed state, would have nothing to begin with."""
+    if log.id in meta.outdated:
+        log.applied = 0
+        log.is_meta_lost = True
+    install = log.install
+    # Entries behind the reset are trimmed only once a checkpoint covers its state.
+    if install and (meta.covers(log.id, install) or log.first > install.first_index):
+        log.note_covered()
 
 
 def _open_log(
@@ -141,22 +151,34 @@ def _open_log(
         first = max(log.first, segments[0].first_index)
         for run in files.healing(segments, end, lambda: files.term_runs(first, end)):
             log.terms.add(*run)
-    batch = Batch(0)
-    for entries in journal_entries(files, replayed, journal):
-        log.stage(entries, batch)
-        batch = Batch(0)
+    try:
+        _read_tail(log, replayed, journal, carried_from)
+        if trimmed_ahead:
+            log.trim(replayed.first_index)
+    except BaseException:
+        # Another one takes the log's place, and would leave these counted for ever.
+        cache.unflushed -= log.unflushed
+        cache.release(log.tail)
+        raise
+    _set_state(log, replayed)
+    return log
+
+
+def _read_tail(
+    log: DiskLog, replayed: ReplayedLog, journal: JournalReader, carried_from: tuple[int, int]
+) -> None:
+    """What only the journal has: entries, and an installed state. Raises StorageError,
+    FileNotFoundError."""
+    for entries in journal_entries(log.files, replayed, journal):
+        log.stage(entries, Batch(0))
     log.runs = _runs(replayed, carried_from)
     if replayed.installed is not None:
         ref = replayed.installed
-        (found,) = journal.entries(files.group_id, [ref], ref.length)
+        (found,) = journal.entries(log.group, [ref], ref.length)
         log.install = Install(
             found.timestamp, found.index, found.term, found.base_offset, bytes(found.data)
         )
         log.install_sequence = _live_sequence(ref, carried_from)
-    if trimmed_ahead:
-        log.trim(replayed.first_index)
-    _set_state(log, replayed)
-    return log
 
 
 def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:

@@ -12,11 +12,38 @@ from collections.abc import Callable
 
 from segments.api import Log, Workers
 from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full
-from segments.identity import Identity, LogIdentity, encode, write_identity
+from segments.identity import Identity, LogIdentity, encode, fresh_path, write_identity
 from segments.log import DiskLog
 from segments.reserve import Reserve
 
 RESERVE_PIECE_BYTES = 128 << 10
+
+
+def identity_reserve(fs: FileSystem, directory: str) -> Reserve:
+    """What is set aside for the identity file."""
+    return Reserve(fs, f"{directory}/reserve", "identity", RESERVE_PIECE_BYTES)
+
+
+def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: bytes) -> None:
+    """Write the identity file, when the disk is full over a piece of the reserve, or in the room of
+    some. Blocks. Raises OSError (ENOSPC) when none is left."""
+    is_made = False
+    while True:
+        try:
+            write_identity(fs, directory, data, is_made=is_made)
+            break
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            fits = len(data) <= reserve.piece_bytes
+            is_made = fits and reserve.take(fresh_path(directory))
+            if not is_made and not reserve.free(1):
+                raise
+    try:
+        reserve.fill()
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
 
 
 class Roster:
@@ -38,7 +65,7 @@ class Roster:
         self._directory = directory
         self._workers = workers
         self._identity = identity
-        self._reserve = Reserve(fs, f"{directory}/reserve", "identity", RESERVE_PIECE_BYTES)
+        self._reserve = identity_reserve(fs, directory)
         self._born = born
         self._written = written
         self._fail = fail
@@ -60,14 +87,13 @@ class Roster:
         return self._identity.cluster_record
 
     @property
-    def is_settled(self) -> bool:
-        """The file says what is known here."""
-        return not (self._is_dirty or self.is_writing)
-
-    @property
     def lists_removed(self) -> bool:
         """The file lists a log that was removed."""
         return bool(self._removed)
+
+    def is_listed(self, log_id: int) -> bool:
+        """The file lists this one, which was removed."""
+        return log_id in self._removed
 
     def adopt_cluster(self, record: bytes) -> None:
         """Write the cluster record durably. Blocks."""
@@ -108,24 +134,12 @@ class Roster:
         data = encode(self._identity)
         newborn, self._newborn = self._newborn, []
         removed = set(self._removed)
-        fs, directory = self._fs, self._directory
-
-        def job() -> None:
-            while True:
-                try:
-                    write_identity(fs, directory, data)
-                    break
-                except OSError as error:
-                    if not is_disk_full(error) or not self._reserve.free(1):
-                        raise
-            try:
-                self._reserve.fill()
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
+        fs, directory, reserve = self._fs, self._directory, self._reserve
 
         def done(result: BaseException | None) -> None:
             self.is_writing = False
+            if self.is_closed:
+                return
             self.is_full = isinstance(result, BaseException) and is_disk_full(result)
             if self.is_full:
                 self._newborn = newborn + self._newborn
@@ -138,7 +152,7 @@ class Roster:
                 self._removed -= removed
                 self._announce(newborn)
 
-        self._workers.pool(job, done)
+        self._workers.pool(lambda: replace_identity(fs, directory, reserve, data), done)
 
     def _announce(self, newborn: list[tuple[DiskLog, Callable[[Log], None]]]) -> None:
         if self._is_dirty and not self._is_armed:

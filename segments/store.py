@@ -55,14 +55,20 @@ from segments.identity import (
     write_identity,
 )
 from segments.journal import Journal
-from segments.leftovers import REMOVED_LOGS, remove_logs, remove_stale, remove_strangers
+from segments.leftovers import (
+    Deletions,
+    forget_strangers,
+    remove_logs,
+    remove_stale,
+    remove_strangers,
+)
 from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
 from segments.repair import copy_of, repair
 from segments.replay import Progress, no_progress
 from segments.retention import remove_below
-from segments.roster import Roster
+from segments.roster import Roster, identity_reserve, replace_identity
 from segments.scrub import Scrubber
 from segments.segment import LogFiles
 
@@ -100,8 +106,6 @@ class DiskStore:
         self._recovered = recovered
         self._logs = recovered.logs
         self._logs_view: Mapping[int, Log] = MappingProxyType(self._logs)
-        self._deleted: list[int] = []
-        """Logs whose files wait for a chore."""
         self._failed = False
         self._closing: Callable[[], None] | None = None
         self._roster = Roster(
@@ -123,6 +127,9 @@ class DiskStore:
         self._ahead = ReadAhead()
         self._chores = Chores(
             workers, may_run=self._may_run_chore, ended=self._freed, fail=self._fail
+        )
+        self._deletions = Deletions(
+            fs, directory, meta, is_listed=self._roster.is_listed, add=self._chores.add
         )
 
     # --- opening ------------------------------------------------------------------------------
@@ -163,7 +170,8 @@ class DiskStore:
             if recovered.newly_lost:
                 for log_id in recovered.newly_lost:
                     identity.logs[log_id].lost = True
-                write_identity(fs, directory, encode(identity))
+                reserve = identity_reserve(fs, directory)
+                replace_identity(fs, directory, reserve, encode(identity))
             store = cls(
                 fs, directory, workers, options, lock=lock, identity=identity, meta=meta,
                 cache=cache, recovered=recovered,
@@ -183,6 +191,7 @@ class DiskStore:
             # First the reserve, which a start that is cut here again and again would use up.
             store._journal.take_back(replay.scrap)
             remove_stale(fs, recovered.stale_files, recovered.stale_directories)
+            forget_strangers(meta, identity)
             failpoint.hit("open.done")
         except BaseException:
             if meta is not None:
@@ -279,24 +288,7 @@ class DiskStore:
         self._cache.unflushed -= log.unflushed
         self._cache.release(log.tail)
         self._roster.remove(log_id)
-        self._deleted.append(log_id)
-        if len(self._deleted) == 1:
-            # After the identity no longer lists the log: a crash in between resurrects nothing.
-            self._chores.add(Chore(0, self._remove_deleted, _nothing))
-
-    def _remove_deleted(self) -> Callable[[], None]:
-        """What a thread does for the logs deleted first: many share their syncs."""
-        log_ids, self._deleted = self._deleted[:REMOVED_LOGS], self._deleted[REMOVED_LOGS:]
-        if self._deleted:
-            self._chores.add(Chore(0, self._remove_deleted, _nothing))
-        fs, directory, meta = self._fs, self._directory, self._meta
-
-        def remove() -> None:
-            remove_logs(fs, directory, log_ids)
-            meta.forget(log_ids)
-            failpoint.hit("delete.forgotten")
-
-        return remove
+        self._deletions.begin(log_id)
 
     # --- staging ------------------------------------------------------------------------------
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
@@ -419,10 +411,11 @@ class DiskStore:
             return False
         if token > self._journal.durable_token:
             return False
-        return self._roster.is_settled and self._checkpoints.is_noted
+        return self._checkpoints.is_noted
 
     def _listed(self) -> None:
         """The identity was written."""
+        self._deletions.listed()
         self._checkpoints.release_files()
         self._next_chore()
 
@@ -633,15 +626,20 @@ class DiskStore:
 
     def abandon(self) -> None:
         """Let go of the directory without writing: what a killed process leaves behind."""
-        self._failed = self._roster.is_closed = self._scrubber.is_stopped = True
+        self._stop()
         self._journal.abandon()
         self._meta.close()
         self._lock.release()
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
-            self._failed = self._roster.is_closed = self._scrubber.is_stopped = True
+            self._stop()
             self.on_fatal(error)
+
+    def _stop(self) -> None:
+        """Whatever is still under way, nobody is told that it is durable."""
+        self._failed = self._roster.is_closed = self._scrubber.is_stopped = True
+        self._journal.stop()
 
     def stats(self) -> dict[str, float]:
         cache, journal, replay = self._cache, self._journal, self._recovered.replay

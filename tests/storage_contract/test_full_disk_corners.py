@@ -1,0 +1,229 @@
+"""A full disk where one thing waits for another; and one that failed: nothing counts after that.
+
+The simulated disk gives no room back to what is removed, as if others took it at once.
+"""
+
+import errno
+import random
+from dataclasses import replace
+
+import pytest
+
+from segments.api import HardState, StorageError
+from segments.identity import Identity, LogIdentity, encode, read_identity
+from segments.roster import RESERVE_PIECE_BYTES, identity_reserve, replace_identity
+from tests.storage_contract.conftest import SMALL, SimHarness
+from vdl.sim.disk import DiskProfile, SimDisk
+from vdl.sim.filesystem import SimFileSystem
+
+OPTIONS = replace(
+    SMALL,
+    journal_file_bytes=256 << 10,
+    journal_first_file_bytes=64 << 10,
+    segment_bytes=16 << 10,
+    cache_bytes_max=16 << 10,
+    checkpoint_bytes=1 << 30,
+    checkpoint_entries=10**9,
+)
+
+
+@pytest.fixture
+def engine():
+    """On a disk that can be full."""
+    made = SimHarness(OPTIONS)
+    made.start()
+    yield made
+    made.crash()
+
+
+def put(engine, log, writer, count, **what):
+    """Append and commit."""
+    engine.store.append(log, writer(log).entries(count, **what))
+    engine.store.set_hard_state(log, HardState(1, 2, log.last_index))
+    return engine.submit()
+
+
+def fill_segments(engine, log, writer):
+    """Many segments, all of them durable."""
+    for _ in range(8):
+        put(engine, log, writer, 20, size=1000)
+        engine.checkpoint()
+    engine.workers.advance(3000)
+    assert len(log.segments) > 6
+
+
+def segment_files(log):
+    return [name for name in log.files.fs.list(log.files.directory) if name.endswith(".log")]
+
+
+def use_up_identity_reserve(engine):
+    """Others have all the room there was."""
+    reserve = identity_reserve(SimFileSystem(engine.disk), "data")
+    assert reserve.free(8)
+    engine.disk.room = 0
+
+
+@pytest.mark.parametrize("change", ["create", "delete"])
+def test_retention_makes_room_while_the_identity_waits_for_some(engine, writer, change):
+    """What would free space must not wait for room that it has nothing to do with."""
+    log, other = engine.new_log(), engine.new_log(group_id=10)
+    fill_segments(engine, log, writer)
+    put(engine, other, writer, 1)
+    use_up_identity_reserve(engine)
+    created = []
+    if change == "create":
+        engine.store.create_log(7, 1, on_created=created.append)
+    else:
+        engine.store.delete_log(other.log_id)
+    engine.workers.advance(3000)
+    assert engine.store.disk_full
+    engine.store.trim_log(log, first_index=log.commit_index - 10)
+    engine.submit()
+    engine.workers.advance(3000)
+    assert len(segment_files(log)) <= 2
+    # A deletion that nothing says durably has touched no file.
+    assert read_identity(SimFileSystem(engine.disk), "data").logs.keys() == {1, 2}
+    engine.disk.room = None
+    engine.workers.advance(5000)
+    assert not engine.store.disk_full
+    assert bool(created) == (change == "create")
+    assert engine.fatal == []
+    listed = read_identity(SimFileSystem(engine.disk), "data").logs.keys()
+    assert listed == ({1, 2, 3} if change == "create" else {1})
+
+
+def test_files_of_a_deleted_log_wait_for_the_identity(engine, writer):
+    """A start that found the log listed and its files gone would take it for lost."""
+    log, kept = engine.new_log(), engine.new_log(group_id=10)
+    fill_segments(engine, log, writer)
+    put(engine, kept, writer, 1)
+    files = segment_files(log)
+    use_up_identity_reserve(engine)
+    engine.store.delete_log(log.log_id)
+    for _ in range(5):
+        put(engine, kept, writer, 1)
+        engine.workers.advance(1000)
+    assert segment_files(log) == files
+    engine.reopen()
+    assert [found.lost for found in engine.store.logs.values()] == [False, False]
+    assert len(engine.all_entries(engine.store.logs[log.log_id])) == 160
+    engine.disk.room = None
+    engine.store.delete_log(log.log_id)
+    engine.workers.advance(3000)
+    assert not log.files.fs.exists(log.files.directory)
+
+
+def test_many_deleted_logs_go_in_several_chores(engine, writer):
+    """More than one chore takes, deleted before and while the identity is being written."""
+    logs = [engine.new_log(group_id=n) for n in range(300)]
+    for log in logs:
+        put(engine, log, writer, 1, size=10)
+    for log in logs[:150]:
+        engine.store.delete_log(log.log_id)
+    engine.pump()
+    for log in logs[150:]:
+        engine.store.delete_log(log.log_id)
+    engine.workers.advance(3000)
+    fs = SimFileSystem(engine.disk)
+    assert (fs.list("data/logs"), fs.list("data/deleted")) == ([], [])
+    assert not engine.store._deletions._unlisted
+    assert not engine.store._deletions._waiting
+
+
+def test_start_on_a_full_disk_that_finds_a_lost_log_opens_the_others(engine, writer):
+    """That it is lost has to be written down first, for which some room is set aside."""
+    log = engine.new_log()
+    for _ in range(8):
+        put(engine, log, writer, 4, size=4000)
+        engine.workers.advance(100)
+    other = engine.new_log(group_id=10)
+    put(engine, other, writer, 1)
+    engine.workers.advance(3000)
+    path = f"data/journal/{engine.store._journal.current_sequence:016x}.journal"
+    engine.crash()
+    fs = SimFileSystem(engine.disk)
+    inode = fs.open(path)._inode
+    inode.data[5000] ^= 1
+    engine.disk.room = 0
+    for _ in range(2):
+        engine.start()
+        assert [found.lost for found in engine.store.logs.values()] == [True, False]
+        assert [known.lost for known in read_identity(fs, "data").logs.values()] == [True, False]
+        # Votes of the others go on.
+        other = engine.store.logs[2]
+        engine.store.set_hard_state(
+            other, HardState(other.hard_state.term + 1, 5, other.commit_index)
+        )
+        engine.submit()
+        engine.crash()
+    engine.disk.room = None
+    engine.start()
+    engine.new_log(group_id=11)
+    assert identity_reserve(fs, "data").pieces() == 8
+
+
+@pytest.mark.parametrize("logs", [1, 5000])
+def test_identity_is_written_over_a_piece_or_in_the_room_of_some(logs):
+    """A piece is overwritten, as others may have the room of one that is removed; what does not
+    fit into a piece can only hope for that room."""
+    disk = SimDisk(random.Random(7), DiskProfile())
+    fs = SimFileSystem(disk)
+    fs.make_directory("data")
+    reserve = identity_reserve(fs, "data")
+    reserve.fill()
+    identity = Identity(bytes(16), b"", logs + 1)
+    replace_identity(fs, "data", reserve, encode(identity))
+    identity.logs = {n: LogIdentity(n, n, 1, 1, 0, 0) for n in range(1, logs + 1)}
+    data = encode(identity)
+    disk.room = 0
+    if len(data) > RESERVE_PIECE_BYTES:
+        with pytest.raises(OSError, match="no space") as raised:
+            replace_identity(fs, "data", reserve, data)
+        assert raised.value.errno == errno.ENOSPC
+        assert read_identity(fs, "data").logs == {}
+        assert reserve.pieces() == 0
+        return
+    replace_identity(fs, "data", reserve, data)
+    disk.cut_jobs([])
+    disk.power_cut()
+    assert read_identity(fs, "data") == identity
+    assert reserve.pieces() == 7
+    disk.room = None
+    replace_identity(fs, "data", reserve, data)
+    assert reserve.pieces() == 8
+
+
+def test_nothing_is_acknowledged_after_a_failed_job_of_the_pool(engine, writer):
+    """The owner is told that the disk failed; if it goes on all the same, nobody gets an answer."""
+    log = engine.new_log()
+    token = put(engine, log, writer, 20, size=2000)
+    engine.disk.fail_syncs = 1
+    engine.store.checkpoint()
+    engine.pump()
+    assert len(engine.fatal) == 1
+    created = []
+    engine.store.create_log(11, 1, on_created=created.append)
+    engine.store.append(log, writer(log).entries(3))
+    engine.store.submit()
+    engine.workers.advance(5000)
+    assert (engine.acknowledged, engine.store.durable_token, created) == (token, token, [])
+    assert len(engine.fatal) == 1
+
+
+def test_block_under_way_when_a_job_fails_is_not_acknowledged(engine, writer):
+    """It may well be durable: who asked may not be told so."""
+    log = engine.new_log()
+    token = put(engine, log, writer, 20, size=2000)
+    engine.disk.fail_syncs = 1
+    engine.store.checkpoint()
+    engine.store.append(log, writer(log).entries(3))
+    engine.store.submit()
+    while engine.workers.pool_jobs:
+        engine.workers.run_one(engine.workers.pool_jobs)
+    assert len(engine.fatal) == 1
+    engine.workers.advance(5000)
+    assert (engine.acknowledged, engine.store.durable_token) == (token, token)
+    answers = []
+    engine.store.read_cold(log, 0, log.commit_index, 100, answers.append)
+    engine.pump()
+    assert not isinstance(answers[0], StorageError)

@@ -1,0 +1,92 @@
+"""What read-ahead counts is what it keeps from being used for something else."""
+
+import random
+
+import pytest
+
+from segments import ahead
+from segments.ahead import ReadAhead
+from segments.api import StoredEntry
+from segments.cold import Found
+
+
+def window(first, count, size, buffers=1):
+    """Entries that are views of so many buffers, with a header before each."""
+    entries = []
+    for n in range(buffers):
+        memory = memoryview(random.Random(first + n).randbytes(count * (size + 48)))
+        for m in range(count):
+            start = m * (size + 48) + 48
+            index = first + len(entries)
+            entries.append(StoredEntry(1, index, 0, memory[start : start + size], index, 1, index))
+    return Found(first, entries)
+
+
+def kept_bytes(windows):
+    """What the windows keep, by the buffers that their entries lie in."""
+    found = [found for found in windows._windows.values() if found.entries]
+    return sum(
+        len(obj) for obj in {id(e.data.obj): e.data.obj for f in found for e in f.entries}.values()
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 30, 47])
+def test_what_is_counted_is_never_less_than_what_is_kept(count):
+    """One entry that is left keeps the whole buffer that it was read with."""
+    windows = ReadAhead()
+    for reader in range(100):
+        found = window(1, 48, 64 << 10)
+        found.count = count
+        windows.keep((reader, 0, "index", 1 + count), found)
+        assert kept_bytes(windows) <= windows.bytes <= ahead.WINDOWS_BYTES_MAX
+    assert windows._windows
+
+
+def test_little_that_is_left_does_not_keep_much():
+    """Many readers near the ends of their windows fit; what they get is the same."""
+    windows = ReadAhead()
+    for reader in range(100):
+        found = window(1, 48, 64 << 10)
+        found.count = 46
+        windows.keep((reader, 0, "index", 47), found)
+    assert len(windows._windows) == 100
+    rest = windows.take((3, 0, "index", 47))
+    assert rest.index == 47
+    assert rest.entries == window(1, 48, 64 << 10).entries[46:]
+
+
+def test_all_buffers_of_a_window_count_once():
+    """Entries read in two calls lie in two of them."""
+    windows = ReadAhead()
+    found = window(1, 8, 1000, buffers=2)
+    windows.keep((1, 0, "index", 1), found)
+    assert windows.bytes == 2 * 8 * 1048 + 16 * 400
+    windows.keep((1, 0, "index", 1), found)
+    assert windows.bytes == 2 * 8 * 1048 + 16 * 400
+    assert windows.take((1, 0, "index", 1)) is not None
+    assert windows.bytes == 0
+
+
+def test_small_entries_count_with_what_they_cost_beside_their_bytes():
+    """An entry without payload is still an object."""
+    windows = ReadAhead()
+    found = window(1, 1000, 0)
+    windows.keep((1, 0, "index", 1), found)
+    assert windows.bytes >= 1000 * 400
+
+
+def test_everything_is_given_back():
+    """Whatever order readers come and go in, nothing stays counted."""
+    windows, rng = ReadAhead(), random.Random(4)
+    for _ in range(300):
+        key = (rng.randrange(40), 0, "offset", rng.randrange(3))
+        if rng.random() < 0.4:
+            windows.take(key)
+        else:
+            found = window(1, 20, rng.choice((10, 5000, 200_000)))
+            found.count = rng.randrange(21)
+            windows.keep(key, found)
+        assert kept_bytes(windows) <= windows.bytes <= ahead.WINDOWS_BYTES_MAX
+    for key in list(windows._windows):
+        windows.take(key)
+    assert windows.bytes == 0
