@@ -215,6 +215,13 @@ def make(backend, tmp_path, options=SMALL):
     return harness
 
 
+def put(engine, log, writer, count, **what):
+    """Append and commit."""
+    engine.store.append(log, writer(log).entries(count, **what))
+    engine.store.set_hard_state(log, HardState(1, 2, log.last_index))
+    return engine.submit()
+
+
 @pytest.fixture(params=BACKENDS)
 def harness(request, tmp_path):
     made = make(request.param, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from segments.api import HardState, StorageError
 from segments.identity import Identity, LogIdentity, encode, read_identity
 from segments.roster import RESERVE_PIECE_BYTES, identity_reserve, replace_identity
-from tests.storage_contract.conftest import SMALL, SimHarness
+from tests.storage_contract.conftest import SMALL, SimHarness, put
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 
@@ -34,13 +34,6 @@ def engine():
     made.start()
     yield made
     made.crash()
-
-
-def put(engine, log, writer, count, **what):
-    """Append and commit."""
-    engine.store.append(log, writer(log).entries(count, **what))
-    engine.store.set_hard_state(log, HardState(1, 2, log.last_index))
-    return engine.submit()
 
 
 def fill_segments(engine, log, writer):

@@ -3,9 +3,9 @@
 import pytest
 
 from segments import failpoint, recovery
-from segments.api import CorruptRecord, HardState, MetaBatch
+from segments.api import CorruptRecord, MetaBatch
 from segments.chores import Chores
-from tests.storage_contract.conftest import SimHarness
+from tests.storage_contract.conftest import SimHarness, put
 
 ITEMS = [(b"k%d" % n, b"value") for n in range(10)]
 
@@ -24,13 +24,6 @@ def engine():
     made.start()
     yield made
     made.crash()
-
-
-def put(engine, log, writer, count, **what):
-    """Append and commit."""
-    engine.store.append(log, writer(log).entries(count, **what))
-    engine.store.set_hard_state(log, HardState(1, 2, log.last_index))
-    engine.submit()
 
 
 def checkpoint_state(engine, log, *, clear=True):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, stable_group
-from tests.unit.kafka_groups.cluster import Call, Cluster
+from tests.unit.kafka_groups.cluster import Call, Cluster, TwinServer
 from vdl.errors import ErrorCode
 from vdl.kafka import led_coordinator
 from vdl.kafka.wire import offset_commit as commit_wire
@@ -226,15 +226,22 @@ def test_topic_created_again_has_no_committed_offsets(cluster: Cluster) -> None:
     assert positions(fetch(cluster)) == {("t", 0): 3}
 
 
-def test_offset_in_a_topic_younger_than_the_catalog_is_fetched(cluster: Cluster) -> None:
-    """The next coordinator's server still knows the topic that had the name before: -1 would make
-    the consumer begin anew."""
+def lead_behind(cluster: Cluster) -> TwinServer:
+    """The server that coordinates now: its catalog still has the topic that was deleted and made
+    anew, and in which 7 was committed since."""
     behind = cluster.servers.pop(2)
     cluster.apply_catalog(commands.DeleteTopics(["t"]))
     cluster.create_topic("t", b"another topic id")
     cluster.servers[2] = behind
     commit(cluster, 7)
     cluster.elect(behind.coordinator_group(GROUP), 2)
+    return behind
+
+
+def test_offset_in_a_topic_younger_than_the_catalog_is_fetched(cluster: Cluster) -> None:
+    """The next coordinator's server still knows the topic that had the name before: -1 would make
+    the consumer begin anew."""
+    lead_behind(cluster)
     assert positions(fetch(cluster, server=2)) == {("t", 0): 7}
     assert positions(fetch(cluster, server=2, topics={"t": [0]})) == {("t", 0): 7}
     cluster.advance(DAY_MS)
@@ -243,12 +250,7 @@ def test_offset_in_a_topic_younger_than_the_catalog_is_fetched(cluster: Cluster)
 
 def test_commit_by_a_coordinator_whose_catalog_is_behind_is_tried_again(cluster: Cluster) -> None:
     """It would be stored for the topic that had the name before, and go with it."""
-    behind = cluster.servers.pop(2)
-    cluster.apply_catalog(commands.DeleteTopics(["t"]))
-    cluster.create_topic("t", b"another topic id")
-    cluster.servers[2] = behind
-    commit(cluster, 7)
-    cluster.elect(behind.coordinator_group(GROUP), 2)
+    behind = lead_behind(cluster)
     refused = commit(cluster, 8, server=2)
     assert commit_error(refused) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     behind.catalog.load(cluster.servers[1].catalog.items())
