@@ -64,7 +64,7 @@ from segments.block import (
     header_length,
 )
 from segments.frame import base_offset_of
-from segments.fs import File, FileSystem
+from segments.fs import File, FileSystem, read_around, read_whole
 from segments.identity import LogIdentity
 from segments.journal import Position
 
@@ -390,12 +390,13 @@ class _Replayer:
 
     def _durable_mark(self, path: str, known: int) -> int:
         """The largest durable LSN in any good block of the file, wherever it begins, or `known`.
-        What an earlier use of the file has left says less than the journal itself."""
+        What an earlier use of the file has left says less than the journal itself, and what the
+        medium cannot give says nothing: it is perhaps a place nobody ever wrote to."""
         file = self._fs.open(path)
         try:
             size = file.size()
             for window in range(PAGE_BYTES, size, _SCAN_BYTES):
-                data = file.pread(min(_SCAN_BYTES, size - window), window)
+                data, _ = read_around(file, min(_SCAN_BYTES, size - window), window)
                 for at in range(0, len(data), PAGE_BYTES):
                     if not data.startswith(BLOCK_MAGIC, at):
                         continue
@@ -409,7 +410,7 @@ class _Replayer:
                     position = window + at
                     if not 0 < table_end <= size - position:
                         continue
-                    if decode_block(file.pread(table_end, position), position) is not None:
+                    if decode_block(read_whole(file, table_end, position), position) is not None:
                         known = durable
             return known
         finally:

@@ -4,6 +4,8 @@ What the file held was acknowledged, so the log must not come back older as if n
 its replica would vote twice in a term. But a file that was prepared and never used looks alike.
 """
 
+import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from segments.api import HardState, Log, StoredEntry, StoreOptions
 from segments.block import FileHeader, decode_file_header, encode_file_header
-from segments.fs import RealFileSystem
+from segments.fs import RealFile, RealFileSystem
 from segments.inline import InlineWorkers
 from segments.store import DiskStore
 
@@ -205,6 +207,31 @@ def test_prepared_file_is_used_whatever_it_holds(engine: Engine) -> None:
         assert engine.outcome() == want
         assert engine.journals()[engine.current] == files[0]
     assert kinds == {False, True}
+
+
+def test_bad_sector_in_a_file_that_was_never_used_keeps_nobody_out(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody wrote there: it says nothing, and what is written there next replaces it."""
+    engine.put(2)
+    engine.vote()
+    want = engine.outcome()
+    (prepared, *_) = engine.prepared()
+    engine.store.abandon()
+    bad = prepared.stat().st_ino
+    real = RealFile.pread
+
+    def pread(file: RealFile, length: int, position: int) -> bytes:
+        end = min(position + length, file.size())
+        if os.fstat(file._fd).st_ino == bad and position < 69_632 and end > 65_536:
+            raise OSError(errno.EIO, "bad sector")
+        return real(file, length, position)
+
+    monkeypatch.setattr(RealFile, "pread", pread)
+    engine.start()
+    assert not engine.is_lost()
+    assert engine.outcome() == want
+    assert engine.journals()[engine.current] == prepared
 
 
 @pytest.mark.parametrize("size", [PIECE_BYTES, PIECE_BYTES + 5_000, 3 * PIECE_BYTES])
