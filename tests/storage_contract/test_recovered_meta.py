@@ -145,6 +145,16 @@ def test_state_that_a_damaged_checkpoint_covered_is_installed_again(engine, writ
     assert (log.installed_state, log.applied_index, log.last_index) == (b"", 502, 502)
 
 
+def die_while_deleting(engine, doomed, monkeypatch):
+    """The identity no longer lists the log, all else of it is there; how its items begin."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Chores, "_run", lambda chores, chore, job: None)
+        engine.store.delete_log(doomed.log_id)
+        engine.workers.advance(50)
+    engine.crash()
+    return doomed.log_id.to_bytes(4, "big")
+
+
 def test_meta_of_a_log_that_was_deleted_before_a_crash_is_forgotten_at_the_next_start(
     engine, writer, monkeypatch
 ):
@@ -153,12 +163,7 @@ def test_meta_of_a_log_that_was_deleted_before_a_crash_is_forgotten_at_the_next_
     for log in (doomed, kept):
         put(engine, log, writer, 5)
         checkpoint_state(engine, log)
-    monkeypatch.setattr(Chores, "_run", lambda chores, chore, job: None)
-    engine.store.delete_log(doomed.log_id)
-    engine.workers.advance(50)
-    monkeypatch.undo()
-    engine.crash()
-    prefix = doomed.log_id.to_bytes(4, "big")
+    prefix = die_while_deleting(engine, doomed, monkeypatch)
     assert any(key.startswith(prefix) for key in meta_items(engine)[0])
     engine.start()
     for items in meta_items(engine):
@@ -171,15 +176,10 @@ def test_meta_of_a_deleted_log_may_stay_as_long_as_the_disk_is_full(engine, writ
     doomed, _ = engine.new_log(), engine.new_log(group_id=10)
     put(engine, doomed, writer, 5)
     checkpoint_state(engine, doomed)
-    monkeypatch.setattr(Chores, "_run", lambda chores, chore, job: None)
-    engine.store.delete_log(doomed.log_id)
-    engine.workers.advance(50)
-    monkeypatch.undo()
-    engine.crash()
+    prefix = die_while_deleting(engine, doomed, monkeypatch)
     engine.disk.room = 0
     engine.start()
     assert list(engine.store.logs) == [2]
-    prefix = doomed.log_id.to_bytes(4, "big")
     assert any(key.startswith(prefix) for key in meta_items(engine)[0])
     engine.disk.room = None
     engine.reopen()

@@ -488,6 +488,30 @@ def test_members_change_only_when_the_commit_that_says_so_is_durable(cluster: An
     assert len(seen) == 4
 
 
+def start_cold(
+    cluster: Any, server_id: int, group_id: int, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[Any, Any]]:
+    """Start a server whose first replica of a group is in memory nowhere, and whose disk does not
+    answer: (what each read finds, whom it is to be told)."""
+    entries = MemoryLog.entries
+    reads: list[tuple[Any, Any]] = []
+
+    def from_memory(log: Any, first: int, end: int, bytes_max: int) -> Any:
+        if log.group_id == group_id and log.replica_number == 1:
+            raise NotInMemory(first, end)
+        return entries(log, first, end, bytes_max)
+
+    def from_disk(_store: Any, log: Any, first: int, end: int, bytes_max: int, done: Any) -> None:
+        assert log.group_id == group_id
+        reads.append((entries(log, first, end, bytes_max), done))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryLog, "entries", from_memory)
+        patch.setattr(MemoryStore, "entries_cold", from_disk)
+        cluster.nodes[server_id].start()
+    return reads
+
+
 def test_replica_whose_replay_cannot_be_read_is_replaced(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,26 +520,8 @@ def test_replica_whose_replay_cannot_be_read_is_replaced(
     cluster.append(cluster.leader(group_id))
     cluster.run(200)
     cluster.nodes[3].crash()
-    entries = MemoryLog.entries
-
-    def is_damaged(log: Any) -> bool:
-        return log.group_id == group_id and log.replica_number == 1 and opening
-
-    def from_memory(self: Any, first: int, end: int, bytes_max: int) -> Any:
-        if is_damaged(self):
-            raise NotInMemory(first, end)
-        return entries(self, first, end, bytes_max)
-
-    def from_disk(self: Any, log: Any, first: int, end: int, bytes_max: int, done: Any) -> None:
-        assert is_damaged(log)
-        done(CorruptRecord("frame", 0))
-
-    opening = True
-    monkeypatch.setattr(MemoryLog, "entries", from_memory)
-    monkeypatch.setattr(MemoryStore, "entries_cold", from_disk)
-    cluster.nodes[3].start()
-    opening = False
-    monkeypatch.undo()
+    ((_, done),) = start_cold(cluster, 3, group_id, monkeypatch)
+    done(CorruptRecord("frame", 0))
     assert cluster.nodes[3].host.lost_groups == [group_id]
     cluster.run(8_000)
     assert numbers(cluster, 3)[group_id] == 2
@@ -529,27 +535,8 @@ def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(
     coordinator = 1
     cluster.run(500)
     cluster.nodes[3].crash()
-    entries = MemoryLog.entries
-    answers: list[Any] = []
-
-    def is_cold(log: Any) -> bool:
-        return log.group_id == coordinator and log.replica_number == 1 and opening
-
-    def from_memory(self: Any, first: int, end: int, bytes_max: int) -> Any:
-        if is_cold(self):
-            raise NotInMemory(first, end)
-        return entries(self, first, end, bytes_max)
-
-    def from_disk(self: Any, log: Any, first: int, end: int, bytes_max: int, done: Any) -> None:
-        assert is_cold(log)
-        answers.append(lambda: done(entries(log, first, end, bytes_max)))
-
-    opening = True
-    monkeypatch.setattr(MemoryLog, "entries", from_memory)
-    monkeypatch.setattr(MemoryStore, "entries_cold", from_disk)
+    ((found, done),) = start_cold(cluster, 3, coordinator, monkeypatch)
     node = cluster.nodes[3]
-    node.start()
-    opening = False
     assert coordinator not in node.host.groups, "it waits for its disk"
     replicas = node.host._replicas
     replicas._create(coordinator, 2, replicas._system_created)
@@ -558,7 +545,6 @@ def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(
     assert successor.log.replica_number == 2
     replayed: list[Any] = []
     monkeypatch.setattr(StateGroup, "replay", lambda _, entries: replayed.append(entries))
-    (answer,) = answers
-    answer()
+    done(found)
     assert replayed == []
     assert node.host.groups[coordinator] is successor
