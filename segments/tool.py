@@ -67,11 +67,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Entries [first, end) of a directory that cannot be read."""
+    """Entries [first, end) that a directory should have and that cannot be read: damaged where they
+    lie, from `position` in a log segment, or in no file any more, and `position` is None."""
 
     first: int
     end: int
-    position: int
+    position: int | None
+
+    def __str__(self) -> str:
+        what = "missing" if self.position is None else f"damaged, at {self.position}"
+        return f"entries [{self.first}, {self.end}) are {what}"
 
 
 class Directory:
@@ -113,23 +118,36 @@ class Directory:
         return [s for s in files.segments(flushed)[0] if s.first_index <= flushed]
 
     def entries(self, known: LogIdentity) -> Iterator[StoredEntry | Hole]:
-        """The log's committed entries in order: from segments, from the frames themselves, then
-        from the journal. Raises CorruptRecord."""
+        """The log's committed entries in order, none left out: what is not found is a hole.
+        Raises CorruptRecord."""
         replayed = self.replay.logs[known.log_id]
+        wanted = replayed.first_index
+        for found in self._found(known, replayed):
+            if isinstance(found, Hole):
+                first, end = found.first, found.end
+            else:
+                first, end = found.index, found.index + 1
+            if end <= wanted:
+                continue
+            if wanted < first:
+                yield Hole(wanted, first, None)
+            yield found
+            wanted = end
+        end = max(replayed.flushed_index, min(replayed.commit, replayed.last_index)) + 1
+        if wanted < end:
+            yield Hole(wanted, end, None)
+
+    def _found(self, known: LogIdentity, replayed: ReplayedLog) -> Iterator[StoredEntry | Hole]:
+        """From segments, from the frames themselves, then from the journal."""
         files, segments = self.files(known), self.segments(known)
         for n, segment in enumerate(segments):
             last = n + 1 == len(segments)
             end = replayed.flushed_index + 1 if last else segments[n + 1].first_index
-            for found in _walk(files, segment, end):
-                index = found.first if isinstance(found, Hole) else found.index
-                if index >= replayed.first_index:
-                    yield found
+            yield from _walk(files, segment, end)
         journal = JournalReader(self.fs, f"{self.path}/journal")
         try:
             for entries in journal_entries(files, replayed, journal):
-                for entry in entries:
-                    if replayed.first_index <= entry.index <= replayed.commit:
-                        yield entry
+                yield from (entry for entry in entries if entry.index <= replayed.commit)
         finally:
             journal.close()
 
@@ -215,9 +233,7 @@ def _verify_one(directory: Directory) -> list[LogReport]:
         try:
             for found in directory.entries(known):
                 if isinstance(found, Hole):
-                    report.problems.append(
-                        f"entries [{found.first}, {found.end}) are damaged, at {found.position}"
-                    )
+                    report.problems.append(str(found))
                 else:
                     report.entries_read += 1
                     _check_idx(directory, known, found, report)

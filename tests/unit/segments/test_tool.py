@@ -1,6 +1,7 @@
 """Offline tools."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -71,6 +72,50 @@ def test_verify_names_the_copy_that_is_wrong(bench, tmp_path):
     assert [r.problems for r in verify([looked[2]])[0]] == [[], []]
     for directory in looked:
         directory.__exit__()
+    bench.open()
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        ("logs/00000001/0000000001.log", r"entries \[1, \d+\) are missing"),
+        ("logs/00000001/0000000003.log", r"entries \[\d+, \d+\) are damaged, at \d+"),
+        ("logs/00000001/0000000005.log", r"entries \[\d+, 101\) are damaged, at \d+"),
+        ("logs", r"entries \[1, 101\) are missing"),
+    ],
+)
+def test_verify_misses_what_is_in_no_file_any_more(bench, tmp_path, lost, says):
+    """A file that is gone takes along the CRC that would be wrong."""
+    filled(bench)
+    copies = [bench.path, tmp_path / "two", tmp_path / "three"]
+    for copy in copies[1:]:
+        shutil.copytree(bench.path, copy)
+    gone = copies[1] / lost
+    if gone.is_dir():
+        shutil.rmtree(gone)
+    else:
+        gone.unlink()
+    with look(copies[0]) as one, look(copies[1]) as two, look(copies[2]) as three:
+        reports, (found,) = verify([one, two, three])
+    ((directory, problem),) = [(r.directory, told) for r in reports for told in r.problems]
+    assert directory == str(copies[1])
+    assert re.fullmatch(says, problem)
+    assert found.wrong == [str(copies[1])]
+    assert f"entries [{found.index}, " in problem
+    bench.open()
+
+
+def test_verify_does_not_miss_what_was_trimmed(bench):
+    """A log begins where its prefix was cut, whatever else its first segment holds."""
+    filled(bench)
+    log = bench.open().logs[1]
+    bench.store.trim_log(log, first_index=37)
+    bench.store.submit()
+    bench.idle()
+    bench.store.abandon()
+    with look(bench.path) as directory:
+        first, _ = verify([directory])[0]
+    assert (first.first_index, first.entries_read, first.problems) == (37, 64, [])
     bench.open()
 
 
