@@ -146,9 +146,15 @@ class DeltaSink:
         self._root.mkdir(parents=True, exist_ok=True)
         return str(self._root)
 
-    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+    def check(self, commit: Commit, arrow_schema: Any) -> None:
         if not commit.start.goes_on_from(self._positions):
             raise CommitConflict(self.path, "the batch does not begin where the table ends")
+        self._check_unchanged()
+        if self._table is not None:
+            self._check_columns(self._table.schema(), Schema.from_arrow(arrow_schema))
+
+    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        self.check(commit, arrow_schema)
         sequence = self._sequence + 1
         actions = [self._action(file) for file in commit.files]
         facts = {
@@ -236,13 +242,17 @@ class DeltaSink:
     def _fit_columns(self, table: DeltaTable, schema: Schema) -> None:
         """Add columns that the table does not have yet. Raises SinkInconsistent."""
         known = table.schema()
-        problem = schema_problem(_lines(known), _lines(schema))
-        if problem:
-            raise SinkInconsistent(f"{self.path}: {problem}")
+        self._check_columns(known, schema)
         names = {field.name for field in known.fields}
         added = [field for field in schema.fields if field.name not in names]
         if added:
             table.alter.add_columns(added)
+
+    def _check_columns(self, known: Schema, found: Schema) -> None:
+        """Raises SinkInconsistent."""
+        problem = schema_problem(_lines(known), _lines(found))
+        if problem:
+            raise SinkInconsistent(f"{self.path}: {problem}")
 
     def _check_unchanged(self) -> None:
         """That nobody has committed for this job since. Raises CommitConflict."""

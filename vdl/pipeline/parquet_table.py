@@ -99,13 +99,18 @@ class ParquetSink:
                 sync_folder(above)
         return str(folder)
 
-    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+    def check(self, commit: Commit, arrow_schema: Any) -> None:
         del arrow_schema
         problem = schema_problem(self._schema, commit.schema)
         if problem:
             raise SinkInconsistent(f"{self.path}: {problem}")
         if not commit.start.goes_on_from(self._positions):
             raise CommitConflict(self.path, "the batch does not begin where the table ends")
+        if self._place(self._sequence + 1).exists():
+            raise self._taken(self._sequence + 1)
+
+    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        self.check(commit, arrow_schema)
         sequence = self._sequence + 1
         data = {
             "version": FORMAT_VERSION,
@@ -166,12 +171,18 @@ class ParquetSink:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, self._commits / f"{sequence:09d}.json")
+            os.link(temporary, self._place(sequence))
         except FileExistsError:
-            raise CommitConflict(self.path, f"commit {sequence} is there already") from None
+            raise self._taken(sequence) from None
         finally:
             temporary.unlink()
         sync_folder(self._commits)
+
+    def _place(self, sequence: int) -> Path:
+        return self._commits / f"{sequence:09d}.json"
+
+    def _taken(self, sequence: int) -> CommitConflict:
+        return CommitConflict(self.path, f"commit {sequence} is there already")
 
     def _publish(self, data: Mapping[str, Any]) -> None:
         """Rename the files of a commit to their names, as far as that has not been done."""
@@ -211,7 +222,7 @@ class ParquetSink:
         return sorted(int(path.stem) for path in self._commits.glob("*.json"))
 
     def _read(self, number: int) -> dict[str, Any]:
-        path = self._commits / f"{number:09d}.json"
+        path = self._place(number)
         try:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -8,7 +8,8 @@ executors, and committed by the driver. The order of a batch:
 1. rows and dead letters are written to staging files (one pass over the source),
 2. too many dead letters: stop, nothing is committed,
 3. the topics must still be those that the offsets are of,
-4. the dead letters are committed, then the rows with the offsets.
+4. the rows' table must take the batch as far as can be known before: its columns, its beginning,
+5. the dead letters are committed, then the rows with the offsets.
 
 Between the two commits a crash leaves dead letters whose rows are written again; the dead-letter
 table's own offsets then say which ones it has.
@@ -438,6 +439,14 @@ class Runner:
                 assert span.end <= high, (span, high)
 
     def _commit(self, written: Written, number: int, end: Positions) -> None:
+        commit = Commit(
+            self._job.name, self._run, number, self._positions, end, written.rows, written.dead,
+            tuple(written.files), schema_lines(written.arrow_schema), written.late,
+            written.windows,
+        )  # fmt: skip
+        # First: dead letters that are committed decide which are still wanted of these offsets, and
+        # a job file that is mended after a refusal may find others.
+        self._rows_table.check(commit, written.arrow_schema)
         if written.dead_files:
             letters = sum(file.rows for file in written.dead_files)
             start = self._dead_positions.over(self._positions)
@@ -449,14 +458,7 @@ class Runner:
                 DEAD_SCHEMA,
             )  # fmt: skip
             self._dead_positions = end
-        self._rows_table.commit(
-            Commit(
-                self._job.name, self._run, number, self._positions, end, written.rows,
-                written.dead, tuple(written.files), schema_lines(written.arrow_schema),
-                written.late, written.windows,
-            ),
-            written.arrow_schema,
-        )  # fmt: skip
+        self._rows_table.commit(commit, written.arrow_schema)
 
 
 @dataclass(slots=True)

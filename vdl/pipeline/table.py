@@ -114,9 +114,14 @@ class TableSink(Protocol):
     def staging(self, run: str) -> str:
         """The folder that a run's files are written to."""
 
+    def check(self, commit: Commit, arrow_schema: Any) -> None:
+        """That the table would take the batch as it is now; changes nothing. Raises what `commit`
+        does, for what can be known before anything else of the batch has been committed or sent:
+        its columns, where it begins, and another run's commit in its place."""
+
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
-        """Make the batch visible, durably, and remove what killed runs have left. Raises
-        CommitConflict."""
+        """`check`, then make the batch visible, durably, and remove what killed runs have left.
+        Raises CommitConflict, SinkInconsistent."""
 
     def notes(self) -> list[CommitNote]:
         """All commits that are known, oldest first."""
@@ -173,7 +178,9 @@ def schema_problem(known: str, found: str) -> str:
     if not known or found == known or found.startswith(known + "\n"):
         return ""
     missing = sorted(set(known.splitlines()) - set(found.splitlines()))
-    return f"its columns have changed; the table has also {missing}" if missing else "their order"
+    if missing:
+        return f"its columns have changed; the table has also {missing}"
+    return "its columns have changed; new ones must come behind the table's, in its order"
 
 
 def sync_folder(folder: Path) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vdl.pipeline.errors import CommitConflict, PipelineError
+from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.parquet_table import ParquetSink
 from vdl.pipeline.positions import Positions
 from vdl.pipeline.producing import Outgoing, Target, produce_all
@@ -55,7 +55,6 @@ class TopicSink:
     def __init__(self, path: str, job: str, send: Send | None = None) -> None:
         self.path = path
         self._commits = ParquetSink(path, job)
-        self._positions = Positions()
         self._send = send
 
     @property
@@ -63,23 +62,23 @@ class TopicSink:
         return self._commits.sequence
 
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        self._positions = self._commits.open(topics)
-        return self._positions
+        return self._commits.open(topics)
 
     def staging(self, run: str) -> str:
         return self._commits.staging(run)
 
+    def check(self, commit: Commit, arrow_schema: Any) -> None:
+        self._commits.check(commit, arrow_schema)
+
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         assert self._send is not None, "a sink that was opened to be asked"
-        if not commit.start.goes_on_from(self._positions):
-            raise CommitConflict(self.path, "the batch does not begin where the last one ended")
+        self.check(commit, arrow_schema)  # What has been sent cannot be taken back.
         ids = {topic: known.topic_id for topic, known in commit.end.topics.items()}
         only = next(iter(ids)) if len(ids) == 1 else ""
         mark = Mark(commit.job, self.sequence + 1, only, ids)
         sent = self._send([file.path for file in commit.files], mark)
         assert sent == commit.rows, (sent, commit.rows)
         self._commits.commit(replace(commit, files=()), arrow_schema)
-        self._positions = commit.end
         for file in commit.files:
             Path(file.path).unlink(missing_ok=True)
 

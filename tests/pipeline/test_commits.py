@@ -1,0 +1,139 @@
+"""The order in which a runner commits a batch: what refuses it does so before anything is kept.
+
+Rows and dead letters have tables of their own; without Spark, with files made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs the `spark` extra")
+pytest.importorskip("deltalake", reason="needs the `spark` extra")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vdl.pipeline import runner as runner_module
+from vdl.pipeline.errors import CommitConflict, SinkInconsistent
+from vdl.pipeline.files import DEAD_SCHEMA
+from vdl.pipeline.job import load_job
+from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
+from vdl.pipeline.runner import Runner, Written
+from vdl.pipeline.table import DataFile
+from vdl.pipeline.topic_sink import Mark
+
+JOB = """
+[job]
+name = "numbers"
+[source]
+bootstrap = "127.0.0.1:1"
+topics = ["t"]
+[decode]
+schema = "n bigint"
+[sink]
+kind = "{kind}"
+path = "out"
+{more}
+"""
+IDS = {"t": ("id", 2)}
+ROW = pa.schema([("value", pa.binary()), ("_partition", pa.int32()), ("_offset", pa.int64())])
+CHANGED = pa.schema([("key", pa.binary()), *ROW])
+"""As with a `sink.key` that was added: no table takes a column in front of its own."""
+
+
+def at(zero: int, one: int) -> Positions:
+    return Positions({"t": TopicPositions("id", {0: zero, 1: one})})
+
+
+class Run:
+    """A runner whose tables are open, at their ends; `sent`: files handed to producers."""
+
+    def __init__(self, folder: Path, kind: str, patch: pytest.MonkeyPatch) -> None:
+        self.sent: list[str] = []
+        self._number = 0
+
+        def send(paths: Sequence[str], mark: Mark) -> int:
+            del mark
+            self.sent += paths
+            return sum(pq.ParquetFile(path).metadata.num_rows for path in paths)
+
+        patch.setattr(runner_module, "send_on_spark", lambda spark, target: send)
+        file = folder / "job.toml"
+        more = 'topic = "numbers"' if kind == "topic" else ""
+        file.write_text(JOB.format(kind=kind, more=more), encoding="utf-8")
+        self.runner = Runner(load_job(file), None)
+        self.rows, self.dead = self.runner._rows_table, self.runner._dead_table
+        self.runner._dead_positions = self.dead.open(IDS)
+        self.runner._positions = self.rows.open(IDS)
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def commit(
+        self, end: Positions, letters: Sequence[tuple[int, int]] = (), columns: Any = ROW
+    ) -> None:
+        """A batch from where the rows are: a row, and dead letters by partition and offset."""
+        start = self.runner._positions
+        written = Written(columns)
+        first = start.offset("t", 0) or 0
+        row = {"key": b"k", "value": b"v", "_partition": 0, "_offset": first}
+        rows = pa.Table.from_pylist([row], schema=columns)
+        written.files = [self._stage(self.rows, rows, (OffsetRange("t", 0, first, first + 1),))]
+        written.rows = 1
+        if letters:
+            told = [{"topic": "t", "partition": p, "offset": o, "error": "no"} for p, o in letters]
+            written.dead_files = [self._stage(self.dead, pa.Table.from_pylist(told, DEAD_SCHEMA))]
+            written.dead = len(letters)
+        self.runner._commit(written, self._number, end)
+        self.runner._positions = end
+
+    def _stage(self, table: Any, rows: Any, spans: tuple[OffsetRange, ...] = ()) -> DataFile:
+        self._number += 1
+        path = Path(table.staging(self.runner._run)) / f"{self._number}.parquet"
+        pq.write_table(rows, path)
+        return DataFile(str(path), rows.num_rows, path.stat().st_size, spans)
+
+
+Begin = Callable[[], Run]
+
+
+@pytest.fixture(params=["parquet", "delta", "topic"])
+def begin(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Begin]:
+    """Begins a run of the job."""
+    with ExitStack() as runs:
+        yield lambda: runs.enter_context(closing(Run(tmp_path, request.param, monkeypatch)))
+
+
+def test_batch_of_other_columns_leaves_no_dead_letters_and_sends_nothing(begin: Begin) -> None:
+    """A type that was changed by mistake makes rows of what was dead before. Were letters kept, the
+    offsets they stand for would not be looked at again once the mistake is mended."""
+    job = begin()
+    job.commit(at(5, 0), [(0, 3)])
+    sent = list(job.sent)
+    with pytest.raises(SinkInconsistent, match="columns have changed"):
+        job.commit(at(9, 0), [(0, 6)], CHANGED)
+    assert (job.dead.sequence, job.rows.sequence) == (1, 1)
+    assert job.sent == sent
+    again = begin()
+    again.commit(at(9, 0), [(0, 6), (0, 7)])
+    assert again.dead.sequence == 2
+
+
+def test_batch_that_another_run_has_committed_leaves_no_dead_letters_and_sends_nothing(
+    begin: Begin,
+) -> None:
+    """A run that was taken for dead and comes back."""
+    begin().commit(at(5, 0))
+    zombie, heir = begin(), begin()
+    heir.commit(at(7, 0))
+    with pytest.raises(CommitConflict):
+        zombie.commit(at(9, 0), [(0, 6)])
+    assert begin().dead.sequence == 0
+    assert zombie.sent == []
