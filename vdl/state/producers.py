@@ -165,7 +165,8 @@ class Producers:
             if base_sequence == 0:
                 return ErrorCode.NONE
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        if base_sequence == (newest.window[-1].last + 1) % SEQUENCE_END:
+        wanted = (newest.window[-1].last + 1) % SEQUENCE_END
+        if base_sequence == wanted:
             return ErrorCode.NONE
         last = (base_sequence + record_count - 1) % SEQUENCE_END
         duplicate = newest.find(base_sequence, last)
@@ -177,9 +178,11 @@ class Producers:
             if duplicate is not None:
                 return duplicate
             oldest = committed
-        # Numbers are dense from 0, so what lies below the window was accepted before it. After
-        # the numbers wrapped, below and above cannot be told apart: then it is out of order.
-        if base_sequence <= last < oldest.window[0].first:
+        # Numbers are dense from 0, so what lies below the window was accepted before it, unless it
+        # is ahead: just before the numbers wrap, the next ones are lower. Once they have wrapped,
+        # below and above cannot be told apart: then it is out of order.
+        is_behind = (base_sequence - wanted) % SEQUENCE_END > SEQUENCE_END // 2
+        if is_behind and base_sequence <= last < oldest.window[0].first:
             return ErrorCode.DUPLICATE_SEQUENCE_NUMBER
         return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 

@@ -158,6 +158,20 @@ def test_sequence_wraps_to_zero_after_the_largest() -> None:
     assert producers.check(overlay, PID, 0, 4, 1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+def test_batch_ahead_of_the_wrap_was_not_appended() -> None:
+    """The numbers behind the largest are low, and none of an old batch: a client takes 46 for an
+    acknowledgement."""
+    producers = Producers()
+    for n in range(WINDOW_BATCHES):
+        first = SEQUENCE_END - (WINDOW_BATCHES - n) * COUNT
+        producers.apply(PID, 0, first, COUNT, n * COUNT, n + 1, -1)
+    overlay = Overlay()
+    assert producers.check(overlay, PID, 0, COUNT, COUNT) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert producers.check(overlay, PID, 0, 0, COUNT) is ErrorCode.NONE
+    before = SEQUENCE_END - (WINDOW_BATCHES + 1) * COUNT
+    assert producers.check(overlay, PID, 0, before, COUNT) is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+
+
 def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
     """Memory is bounded by count, in the order of the log, so equally on every replica."""
     producers = Producers()
