@@ -165,6 +165,21 @@ def test_metadata_shows_servers_without_a_link_as_offline() -> None:
     assert [broker.node_id for broker in answer.brokers] == [1, 3]
 
 
+def test_server_that_is_cut_off_lists_every_server() -> None:
+    """Who is told of this one alone forgets the others and asks nobody else, beside a healthy
+    majority; a server that has no link to one cannot know who lives."""
+    world = World()
+    world.topic()
+    world.host.alive = [1]
+    world.host.leaders.clear()
+    client = world.client()
+    answer = client.ask(METADATA, 9, named("t"))
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
+    assert [broker.node_id for broker in answer.brokers] == [1, 2, 3]
+    described = client.ask(DESCRIBE_CLUSTER, 2, DescribeClusterRequest())
+    assert [broker.broker_id for broker in described.brokers] == [1, 2, 3]
+
+
 def test_metadata_does_not_name_leaders_that_the_listener_cannot_reach() -> None:
     """LISTENER_NOT_FOUND from v6 on, LEADER_NOT_AVAILABLE before."""
     world = World()

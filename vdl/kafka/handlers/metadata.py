@@ -53,14 +53,23 @@ _PARTITIONS_DESCRIBED_MAX = 2_000
 class View:
     """The cluster as one request sees it: leaders, who is reachable, addresses."""
 
-    __slots__ = ("alive", "ctx", "leaders", "lost_ns")
+    __slots__ = ("alive", "ctx", "is_cut_off", "leaders", "lost_ns")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
-        self.alive = set(ctx.server.host.alive_servers())
+        host = ctx.server.host
+        registered = host.catalog.servers
+        self.alive = set(host.alive_servers())
+        self.is_cut_off = 2 * len(self.alive & registered.keys()) <= len(registered)
+        """Linked to no majority: who is alive cannot be told. Clients that are told of this server
+        alone forget the others (sarama, kafka-python, Java), and would ask nobody else."""
         self.leaders: set[int] = set()
         self.lost_ns = 0
         """The latest loss of a leader this answer tells of."""
+
+    def may_live(self, server_id: int) -> bool:
+        """Whether this server is linked to it, or to too few to know."""
+        return self.is_cut_off or server_id in self.alive
 
     def controller_id(self) -> int:
         """The catalog's leader, or this server while none is known: all take commands and hand them
@@ -120,7 +129,7 @@ class View:
         found = []
         for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
             address = server.listeners.get(self.ctx.connection.listener)
-            if address is not None and (server_id in self.alive or server_id in self.leaders):
+            if address is not None and (self.may_live(server_id) or server_id in self.leaders):
                 host, port = address
                 found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
         return found
