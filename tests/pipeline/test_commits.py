@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vdl.pipeline import runner as runner_module
-from vdl.pipeline.errors import CommitConflict, SinkInconsistent
+from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.files import DEAD_SCHEMA
 from vdl.pipeline.job import load_job
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
@@ -137,3 +137,26 @@ def test_batch_that_another_run_has_committed_leaves_no_dead_letters_and_sends_n
         zombie.commit(at(9, 0), [(0, 6)])
     assert begin().dead.sequence == 0
     assert zombie.sent == []
+
+
+def test_dead_letters_of_a_batch_that_is_divided_otherwise_stay_known(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the rows' commit; by the next run more has come, and a batch takes more of one
+    partition and less of the other. What the table has of the other must not be forgotten."""
+    killed = begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(killed.rows, "commit", fail)
+        with pytest.raises(PipelineError, match="killed"):
+            killed.commit(at(510, 510), [(0, 500), (1, 500)])
+    again = begin()
+    again.commit(at(760, 260), [(0, 700)])
+    assert again.runner._positions == at(760, 260)
+    for run in (again, begin()):
+        assert run.runner._dead_positions == at(760, 510)
+    again.commit(at(760, 800), [(1, 600)])
+    assert begin().runner._dead_positions == at(760, 800)
+
+
+def fail(*_: object) -> None:
+    raise PipelineError("killed")

@@ -450,14 +450,17 @@ class Runner:
         if written.dead_files:
             letters = sum(file.rows for file in written.dead_files)
             start = self._dead_positions.over(self._positions)
+            # After a try whose rows were not committed this batch may be divided otherwise, and end
+            # earlier in some partition: what is there of that one stays there.
+            reached = _not_before(end, start).over(start)
             self._dead_table.commit(
                 Commit(
-                    self._job.name, self._run, number, start, end, letters, 0,
+                    self._job.name, self._run, number, start, reached, letters, 0,
                     tuple(written.dead_files), schema_lines(DEAD_SCHEMA),
                 ),
                 DEAD_SCHEMA,
             )  # fmt: skip
-            self._dead_positions = end
+            self._dead_positions = reached
         self._rows_table.commit(commit, written.arrow_schema)
 
 
