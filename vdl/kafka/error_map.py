@@ -197,6 +197,8 @@ def _offset_fetch(request: Any, version: int, code: ErrorCode) -> Any:
                 for group in request.groups
             ]
         )
+    # v2 to v7 have a place for all of it, where not every client looks: a partition without an
+    # error of its own reads as one in which nothing was ever committed.
     response = wire.OffsetFetchResponse(error_code=code)
     for topic in request.topics or ():
         response.topics.append(

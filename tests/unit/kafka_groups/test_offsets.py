@@ -310,7 +310,7 @@ def test_offset_acknowledged_is_fetched_after_a_failover(cluster: Cluster) -> No
     cluster.assert_replicas_equal()
 
 
-@pytest.mark.parametrize("version", [1, 2, 7, 9])
+@pytest.mark.parametrize("version", range(1, 10))
 def test_fetch_waits_for_a_quorum(cluster: Cluster, version: int) -> None:
     """A deposed coordinator must not answer an old position: 16 instead."""
     commit(cluster, 7)
@@ -318,16 +318,31 @@ def test_fetch_waits_for_a_quorum(cluster: Cluster, version: int) -> None:
     call = fetch(cluster, version=version, topics={"t": [0]})
     assert not call.done
     cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
-    response = call.response
+    check_refused(call.response, version, ErrorCode.NOT_COORDINATOR)
+
+
+@pytest.mark.parametrize("version", range(1, 10))
+def test_refused_fetch_says_so_wherever_a_client_may_look(cluster: Cluster, version: int) -> None:
+    """-1 without an error is "nothing was ever committed": clients would start at the end."""
+    commit(cluster, 7)
+    number = cluster.servers[1].coordinator_group(GROUP)
+    call = fetch(cluster, version=version, topics={"t": [0, 1]}, server=2)
+    check_refused(call.response, version, ErrorCode.NOT_COORDINATOR)
+    cluster.elect(number, 2, serve=False)
+    call = fetch(cluster, version=version, topics={"t": [0, 1]}, server=2)
+    check_refused(call.response, version, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+
+def check_refused(response: Any, version: int, error: ErrorCode) -> None:
+    """At each group from v8; before, at each partition, and from v2 at the top too."""
     if version >= 8:
-        assert response.groups[0].error_code == ErrorCode.NOT_COORDINATOR
-    else:
-        top = response.error_code if version >= 2 else None
-        assert top in (None, ErrorCode.NOT_COORDINATOR)
-        partition = response.topics[0].partitions[0]
-        assert partition.committed_offset == -1
-        if version < 2:
-            assert partition.error_code == ErrorCode.NOT_COORDINATOR
+        assert [group.error_code for group in response.groups] == [error]
+        return
+    if version >= 2:
+        assert response.error_code == error
+    told = [(p.committed_offset, p.error_code) for t in response.topics for p in t.partitions]
+    assert told
+    assert set(told) == {(-1, error)}
 
 
 def test_commit_whose_fate_is_open_is_retriable(cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from vdl.errors import ErrorCode
 from vdl.kafka.api import Later
 from vdl.kafka.context import RequestContext
+from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.partitions import find_topic
 from vdl.kafka.wire import offset_commit as commit_wire
@@ -123,7 +124,7 @@ def handle_offset_fetch(ctx: RequestContext, request: fetch_wire.OffsetFetchRequ
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is None:
-            later.complete(_refused(request, error, ctx.api_version))
+            later.complete(failure(ctx.api_key, request, ctx.api_version, error))
             return
         response = fetch_wire.OffsetFetchResponse()
         for name, indexes in _wanted(ctx, machine.offsets, request.group_id, asked):
@@ -239,20 +240,3 @@ def _wanted(
         if _current(ctx, offsets, group_id, name, index) is not _NONE:
             found.setdefault(name, []).append(index)
     return list(found.items())
-
-
-def _refused(
-    request: fetch_wire.OffsetFetchRequest, error: ErrorCode, version: int
-) -> fetch_wire.OffsetFetchResponse:
-    """v1 says an error at each partition, v2 to v7 once, and clients of those look at both."""
-    response = fetch_wire.OffsetFetchResponse(error_code=error)
-    for asked in request.topics or ():
-        topic = fetch_wire.OffsetFetchResponseTopic(name=asked.name)
-        response.topics.append(topic)
-        topic.partitions = [
-            fetch_wire.OffsetFetchResponsePartition(
-                index, NO_OFFSET, -1, "", error if version < 2 else ErrorCode.NONE
-            )
-            for index in asked.partition_indexes
-        ]
-    return response
