@@ -153,6 +153,20 @@ def test_list_of_a_loading_coordinator_is_an_error(cluster: Cluster) -> None:
     assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
+def test_list_that_a_quorum_did_not_confirm_is_asked_for_again(cluster: Cluster) -> None:
+    """15: Java's clients take 16 as final here, and list no group of any server."""
+    new_member(cluster)
+    number = cluster.servers[1].coordinator_group(GROUP)
+    cluster.commits = False
+    call = cluster.call(LIST, 5, list_wire.ListGroupsRequest())
+    assert not call.done
+    cluster.elect(number, 2)
+    cluster.pump()
+    assert call.response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    cluster.commits = True
+    assert (listed(cluster), listed(cluster, server=2)) == ([], [GROUP])
+
+
 @pytest.mark.parametrize("version", range(3))
 def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -> None:
     """68, then 0, then 69 (KIP-229)."""

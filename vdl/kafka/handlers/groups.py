@@ -389,6 +389,10 @@ def handle_list_groups(ctx: RequestContext, request: list_wire.ListGroupsRequest
         nonlocal waiting
         waiting -= 1
         if machine is None:
+            # What it led went elsewhere as it was read. Who lists asks no coordinator it had to
+            # look for: clients ask again upon 14 and 15 alone, and take 16 as final.
+            if error is ErrorCode.NOT_COORDINATOR:
+                error = ErrorCode.COORDINATOR_NOT_AVAILABLE
             response.error_code = error
         else:
             response.groups += [
