@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from vdl.pipeline import runner as runner_module
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
-from vdl.pipeline.files import DEAD_SCHEMA
+from vdl.pipeline.files import DEAD, DEAD_SCHEMA, WriteSpec, _letters
 from vdl.pipeline.job import load_job
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.runner import Runner, Written
@@ -156,6 +156,38 @@ def test_dead_letters_of_a_batch_that_is_divided_otherwise_stay_known(
         assert run.runner._dead_positions == at(760, 510)
     again.commit(at(760, 800), [(1, 600)])
     assert begin().runner._dead_positions == at(760, 800)
+
+
+def test_dead_letter_that_only_the_second_try_finds_is_kept(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that could not be written, and a job file that was mended after: what is dead now is not
+    what was dead then. Those that are there are left out, not all below the end of that try."""
+    begin().commit(at(10, 0), [(0, 3)])
+    killed = begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(killed.rows, "commit", fail)
+        with pytest.raises(PipelineError, match="killed"):
+            killed.commit(at(20, 8), [(0, 12), (1, 5)])
+    for run in (killed, begin()):
+        spec = WriteSpec("x", "", "", "t", {}, run.runner._dead_there(), only=DEAD)
+        assert spec.dead_there == {"t/0": {12}, "t/1": {5}}
+        letters = _letters(dead_rows((0, 12), (0, 13), (1, 3), (1, 5), (1, 12)), spec)
+        found = list(zip(*(letters.column(n).to_pylist() for n in (1, 2)), strict=True))
+        assert found == [(0, 13), (1, 3), (1, 12)]
+    again = begin()
+    again.commit(at(20, 8), [(0, 13)])
+    assert again.runner._dead_there() == {}
+
+
+def dead_rows(*places: tuple[int, int]) -> Any:
+    """As `decode` has them."""
+    rows = [
+        {"_partition": partition, "_offset": offset, "_error": "no", "_dead_topic": "t"}
+        for partition, offset in places
+    ]
+    names = ("_timestamp", "_key", "_value", "_headers")
+    return pa.RecordBatch.from_pylist([{**dict.fromkeys(names), **row} for row in rows])
 
 
 def fail(*_: object) -> None:

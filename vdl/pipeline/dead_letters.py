@@ -6,14 +6,18 @@ and its reason (`vdl-error`), so a reader can tell one that came twice: producin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vdl.pipeline.job import Job
+from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.producing import Outgoing, Target, produce_all
 from vdl.pipeline.table import open_table
 
 BATCH_ROWS = 1000
+PLACE = ["topic", "partition", "offset"]
 
 
 def read_letters(job: Job) -> Iterator[dict[str, Any]]:
@@ -24,6 +28,26 @@ def read_letters(job: Job) -> Iterator[dict[str, Any]]:
     for path in sorted(table.files()):
         for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
             yield from batch.to_pylist()
+
+
+def offsets_within(
+    paths: Sequence[str], wanted: Sequence[OffsetRange]
+) -> dict[str, frozenset[int]]:
+    """By "topic/partition" the offsets of those dead letters in files that lie in these ranges."""
+    import pyarrow.dataset as ds
+
+    topic, partition, offset = (ds.field(name) for name in PLACE)
+    insides = [
+        (topic == r.topic) & (partition == r.partition) & (offset >= r.start) & (offset < r.end)
+        for r in wanted
+    ]
+    found: dict[str, set[int]] = {}
+    if paths and insides:
+        letters = ds.dataset(list(paths), format="parquet")
+        inside = letters.to_table(PLACE, filter=functools.reduce(operator.or_, insides))
+        for row in inside.to_pylist():
+            found.setdefault(f"{row['topic']}/{row['partition']}", set()).add(row["offset"])
+    return {place: frozenset(offsets) for place, offsets in found.items()}
 
 
 def replay(job: Job, topic: str) -> int:

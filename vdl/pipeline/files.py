@@ -61,8 +61,8 @@ DEAD_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class WriteSpec:
-    """What the tasks of a batch are told. `dead_from`: "topic/partition" → the offset from which on
-    dead letters are still to be written; those before it have been committed by an earlier try."""
+    """What the tasks of a batch are told. `dead_there`: "topic/partition" → offsets whose dead
+    letters an earlier try has committed."""
 
     prefix: str
     rows_folder: str
@@ -70,7 +70,7 @@ class WriteSpec:
     topic: str
     """The job's only topic, or "" where `_topic` says it."""
     kinds: Mapping[str, str]
-    dead_from: Mapping[str, int] = field(default_factory=dict)
+    dead_there: Mapping[str, frozenset[int]] = field(default_factory=dict)
     only: str = ""
     """ROWS or DEAD where the batches hold only such, without the columns of the others."""
 
@@ -120,8 +120,9 @@ def _letters(bad: pa.RecordBatch, spec: WriteSpec) -> pa.RecordBatch:
     """Dead letters in the columns of their table, without those that are there already."""
     topics, partitions = bad.column("_dead_topic").to_pylist(), bad.column("_partition").to_pylist()
     offsets = bad.column("_offset").to_pylist()
+    none: frozenset[int] = frozenset()
     wanted = [
-        offset >= spec.dead_from.get(f"{topic}/{partition}", 0)
+        offset not in spec.dead_there.get(f"{topic}/{partition}", none)
         for topic, partition, offset in zip(topics, partitions, offsets, strict=True)
     ]
     bad = bad.filter(pa.array(wanted, pa.bool_()))

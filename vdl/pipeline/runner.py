@@ -12,7 +12,7 @@ executors, and committed by the driver. The order of a batch:
 5. the dead letters are committed, then the rows with the offsets.
 
 Between the two commits a crash leaves dead letters whose rows are written again; the dead-letter
-table's own offsets then say which ones it has.
+table's own offsets tell, and it is then looked up which ones it has.
 
 Must not know: the command line.
 """
@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
 from vdl.pipeline.errors import PipelineError, TooManyDeadLetters
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
@@ -361,7 +362,7 @@ class Runner:
             dead_folder=self._dead_table.staging(self._run),
             topic=self._job.source.topics[0] if len(self._job.source.topics) == 1 else "",
             kinds=_kinds(self._job.schema),
-            dead_from={f"{t}/{p}": offset for t, p, offset in self._dead_positions.partitions()},
+            dead_there=self._dead_there(),
         )
         window = self._job.window
         if not self._job.steps and window is None and self._job.sink.kind != TOPIC:
@@ -388,6 +389,12 @@ class Runner:
             letters = decoded.filter("_error is not null")
             written = written.and_dead(self._collect([(letters, replace(spec, only=DEAD))], rows))
         return written.of_total(int(counts.get("rows", written.rows + written.dead)))
+
+    def _dead_there(self) -> dict[str, frozenset[int]]:
+        """Dead letters, by "topic/partition", of records whose rows are not committed. By their
+        offsets: under a job file that has been mended since others may be dead."""
+        torn = ranges(self._positions, _not_before(self._dead_positions, self._positions))
+        return offsets_within(self._dead_table.files(), torn) if torn else {}
 
     def _write_windows(self, rows: Any, spec: WriteSpec, window: Window) -> Written:
         """Closed windows for the table, open ones for the next batch."""
@@ -444,8 +451,8 @@ class Runner:
             tuple(written.files), schema_lines(written.arrow_schema), written.late,
             written.windows,
         )  # fmt: skip
-        # First: dead letters that are committed decide which are still wanted of these offsets, and
-        # a job file that is mended after a refusal may find others.
+        # First: a letter that is kept of a refused batch stays, though its record may be a row once
+        # the job file is mended.
         self._rows_table.check(commit, written.arrow_schema)
         if written.dead_files:
             letters = sum(file.rows for file in written.dead_files)
