@@ -122,6 +122,43 @@ def test_whole_alteration_replaces_everything() -> None:
         assert configs(world) == after
 
 
+@pytest.mark.parametrize("api_key", [ALTER, INCREMENTAL])
+def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
+    """Of a topic that is there, of one that is not, and of values nobody could have set."""
+    world = World()
+    world.topic(configs={"retention.ms": "5"})
+    asked = [("t", "7"), ("nope", "7"), ("nope too", "soon")]
+    request: whole.AlterConfigsRequest | incremental.IncrementalAlterConfigsRequest
+    for validate_only in (True, False):
+        if api_key == ALTER:
+            request = whole.AlterConfigsRequest(
+                [
+                    whole.AlterConfigsResource(
+                        TOPIC, name, [whole.AlterableConfig("retention.ms", value)]
+                    )
+                    for name, value in asked
+                ],
+                validate_only,
+            )
+        else:
+            request = incremental.IncrementalAlterConfigsRequest(
+                [
+                    incremental.AlterConfigsResource(
+                        TOPIC, name, [incremental.AlterableConfig("retention.ms", SET, value)]
+                    )
+                    for name, value in asked
+                ],
+                validate_only,
+            )
+        answer = world.client().ask(api_key, 1, request)
+        assert [(result.error_code, result.error_message) for result in answer.responses][:2] == [
+            (ErrorCode.NONE, None),
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no topic 'nope'"),
+        ]
+        assert answer.responses[2].error_code == ErrorCode.INVALID_CONFIG
+        assert configs(world) == {"retention.ms": "5" if validate_only else "7"}
+
+
 def test_resources_that_cannot_be_altered_are_refused() -> None:
     """Servers' settings are their files'; a resource named twice is in doubt."""
     world = World()

@@ -3,7 +3,8 @@
 The older one replaces all settings of a topic by those named; the newer one sets, unsets, and adds
 to or takes from lists. Servers' own settings are read-only: they come from their files.
 
-Values are judged here; that the topic exists is decided where the command is applied.
+Values are judged here; that the topic exists is decided where the command is applied, or, when the
+request is only to be validated, by this server's catalog.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ def handle_alter_configs(
     changes: list[tuple[ConfigChange, Result]] = []
     for asked, result in _answers(request.resources, response, whole.AlterConfigsResourceResponse):
         _judge(result, changes, partial(_whole, asked))
-    if request.validate_only or not changes:
+    if request.validate_only:
+        _validate(ctx, changes)
         return response
-    return _propose(ctx, changes, response)
+    return _propose(ctx, changes, response) if changes else response
 
 
 def handle_incremental_alter_configs(
@@ -66,9 +68,10 @@ def handle_incremental_alter_configs(
         topic = find_topic(ctx, asked.resource_name)
         present = {} if topic is None else topic.configs
         _judge(result, changes, partial(_incremental, asked, present))
-    if request.validate_only or not changes:
+    if request.validate_only:
+        _validate(ctx, changes)
         return response
-    return _propose(ctx, changes, response)
+    return _propose(ctx, changes, response) if changes else response
 
 
 def _answers(
@@ -149,6 +152,18 @@ def _incremental(
     return ConfigChange(asked.resource_name, check_configs(values), unset)
 
 
+def _validate(ctx: RequestContext, changes: list[tuple[ConfigChange, Result]]) -> None:
+    """Say of the topics that are not there what the applied command would."""
+    for change, result in changes:
+        if find_topic(ctx, change.topic) is None:
+            _refuse(result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def _refuse(result: Result, error: ErrorCode) -> None:
+    result.error_code = error
+    result.error_message = f"no topic '{result.resource_name}'"
+
+
 def _propose(
     ctx: RequestContext,
     changes: list[tuple[ConfigChange, Result]],
@@ -159,9 +174,8 @@ def _propose(
     def decided(outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.APPLIED:
             for (_, result), error in zip(changes, outcome.result.errors, strict=True):
-                result.error_code = error
                 if error:
-                    result.error_message = f"no topic '{result.resource_name}'"
+                    _refuse(result, error)
         else:
             code, message = undecided(outcome)
             for _, result in changes:
