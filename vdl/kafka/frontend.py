@@ -123,7 +123,8 @@ class ClientSession:
         self.last_active_ns = now_ns
         """When bytes last arrived, or an answer was given."""
         self.frame_since_ns = 0
-        """When the request that is arriving began; 0 when none is."""
+        """When the request that is arriving began, or reading went on in the middle of it; 0 when
+        none is, and while nothing is read: that time is not the client's."""
         self._frontend = frontend
         self._transport = transport
         self._connection = Connection(bytes_max=frontend.context.config.request_bytes_max)
@@ -164,7 +165,7 @@ class ClientSession:
             self.ending = f"malformed request: {error!r}"  # what came before it is answered first
         if not connection.mid_request:
             self.frame_since_ns = 0
-        elif not self.frame_since_ns:
+        elif not self.frame_since_ns and self._reading:
             self.frame_since_ns = now_ns
         self.proceed()
 
@@ -231,8 +232,8 @@ class ClientSession:
 
     @property
     def busy(self) -> bool:
-        """Whether a request has started and is not answered."""
-        return bool(self._started)
+        """Whether a request has started and waits for an answer, not for the client to read."""
+        return bool(self._started) and self._writable
 
     def mark(self) -> None:
         """Have `proceed` run at the end of the turn."""
@@ -379,12 +380,17 @@ class ClientSession:
                 or self._bytes_in_flight >= config.request_bytes_in_flight_max
             ):
                 self._reading = False
+                self.frame_since_ns = 0
                 self._transport.pause_reading()
         elif not self.ending and (
             requests <= config.requests_in_flight_max // 2
             and self._bytes_in_flight <= config.request_bytes_in_flight_max // 2
         ):
             self._reading = True
+            if self._connection.mid_request:
+                # Once for each request: only whole ones count, so until this one is whole nothing
+                # can reach a bound again.
+                self.frame_since_ns = self._frontend.context.clock.now_ns()
             self._transport.resume_reading()
 
     def _close(self) -> None:

@@ -318,6 +318,100 @@ def test_a_request_that_dribbles_in_is_cut_off() -> None:
     assert client.aborted
 
 
+def pipelined(world: World, *, whole: int) -> tuple[Client, bytes]:
+    """A client that sent so many Produce requests and a part of one more, and the rest of that."""
+    world.run()  # time 0 says that nothing has begun to arrive
+    client = world.client()
+    body = b"".join(API[PRODUCE].wire.encode_request(produce(), 9))
+    data = b"".join(client.frame(PRODUCE, 9, body) for _ in range(whole + 1))
+    client.session.receive(data[:-20])
+    return client, data[-20:]
+
+
+@pytest.mark.parametrize("overloaded", [False, True])
+def test_a_request_is_not_late_while_the_server_does_not_read(overloaded: bool) -> None:
+    """At the bound in mid-frame: neither slow commits nor a host without room are the client's
+    fault. Reading again, it has the whole time for the rest."""
+    world = World(KafkaOptions(requests_in_flight_max=4))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    world.host.overloaded = overloaded
+    client, rest = pipelined(world, whole=4)
+    assert not client.reading
+    world.run(31_000)
+    assert not client.closed
+    world.host.overloaded = False
+    world.run()
+    stream.commit()
+    world.run(29_000)
+    assert client.reading
+    assert not client.closed
+    client.session.receive(rest)
+    stream.commit()
+    world.run()
+    assert len(client.answers()) == 5
+    world.run(60_000)
+    assert not client.closed
+
+
+@pytest.mark.parametrize("dribbles", [False, True])
+def test_time_runs_again_for_a_slow_request_after_a_pause(dribbles: bool) -> None:
+    """From when reading goes on, and no answer given meanwhile prolongs it: for another pause the
+    request would have to be whole."""
+    world = World(KafkaOptions(requests_in_flight_max=4))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client, rest = pipelined(world, whole=4)
+    later = [stream.batches.pop(), stream.batches.pop()]
+    world.run(40_000)
+    stream.commit()
+    world.run(1_000)
+    assert client.reading
+    assert client.session.busy
+    for second in range(28):
+        if second in (10, 20):
+            stream.batches.append(later.pop())
+            stream.commit()
+        if dribbles and second < 19:
+            client.session.receive(rest[second : second + 1])
+        world.run(1_000)
+    assert len(client.answers()) == 4
+    assert not client.closed
+    world.run(3_000)
+    assert client.aborted
+
+
+def test_answers_due_before_bad_bytes_are_waited_for() -> None:
+    """Bytes nobody will read are not a request that takes too long to arrive."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    world.run()
+    client = world.client()
+    client.request(PRODUCE, 9, produce())
+    client.session.receive(pack(">i", -5))
+    world.run(31_000)
+    assert not client.closed
+    stream.commit()
+    world.run()
+    assert len(client.answers()) == 1
+    assert client.closed
+
+
+def test_a_client_that_never_reads_its_answers_is_idle_in_the_end() -> None:
+    """What is answered and cannot be sent keeps no connection, nor what it holds."""
+    world = World(KafkaOptions(requests_in_flight_max=4))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client, _ = pipelined(world, whole=4)
+    client.session.pause_writing()
+    stream.commit()
+    world.run(599_000)
+    assert not client.closed
+    world.run(3_000)
+    assert client.aborted
+
+
 def test_answers_of_one_turn_leave_in_one_call() -> None:
     """One system call per connection and turn."""
     world = World()
