@@ -10,8 +10,8 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
   unsent bytes, idle time, time for one request to arrive. At a bound the connection is not read.
 * Answers that become known during a turn of the loop leave with one call per connection.
 * Bytes that make no sense end their connection, after what was asked before them is answered. A
-  handler that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else; a bug in this
-  file costs one connection.
+  handler that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else, or the
+  connection where the protocol has no answer; a bug in this file costs one connection.
 
 Must not know: sockets, the event loop, what the requests do.
 """
@@ -36,6 +36,7 @@ from vdl.kafka.wire.runtime import EncodeError, WireError
 
 _HEAD = Struct(">ii").pack
 _HEAD_FLEXIBLE = Struct(">iix").pack
+_PRODUCE = 0
 _API_VERSIONS = 18
 _SWEEP_NS = 1_000 * MS
 _QUIET_NS = 60_000 * MS
@@ -556,9 +557,10 @@ class Frontend:
         api = exchange.api
         self.stats[api.name].errors += 1
         self._tell_failed(f"{api.name} v{exchange.version}", error)
-        if exchange.request is None:
-            return Reply.CLOSE
-        return failure(api.key, exchange.request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
+        request = exchange.request
+        if request is None or (api.key == _PRODUCE and request.acks == 0):
+            return Reply.CLOSE  # acks=0: a frame would be taken for the answer to the next request
+        return failure(api.key, request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def session_failed(self, session: ClientSession, error: BaseException) -> None:
         """A bug in the front end itself: it costs this connection, not the server."""

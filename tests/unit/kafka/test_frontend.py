@@ -463,6 +463,28 @@ def test_a_produce_handler_that_raises_answers_each_partition(
     assert partition.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
+def test_a_produce_handler_that_raises_without_acks_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """acks=0: no frame, which the client would take for the answer to its next request."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client, other = world.client(), world.client()
+    client.request(PRODUCE, 9, produce())
+    monkeypatch.setattr(stream, "append", explode)
+    client.request(PRODUCE, 9, produce(acks=0))
+    client.expected.pop()
+    client.request(METADATA, 1, MetadataRequest([]))
+    client.expected.pop()
+    stream.commit()
+    world.run()
+    assert len(client.answers()) == 1, "what was asked before"
+    assert client.closed
+    assert world.frontend.stats["Produce"].errors == 1
+    hello(other)
+
+
 def test_a_step_that_raises_after_the_handler_returned_is_answered_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
