@@ -4,6 +4,9 @@
       ▲                  │    ▲                                │                         │
       └──nobody left─────┘    └────────join, leave, expiry─────┴─────────────────────────┘
 
+A join costs the same however many members there are: what it asks of all of them is counted. The
+end of a rebalance, once for all, looks at each.
+
 A *static* member (KIP-345) names itself by an instance id and keeps its place over a restart, under
 a new member id. A *pending* member (KIP-394) was given a member id and has not come back with it.
 
@@ -13,13 +16,15 @@ Must not know: commands, timers, who waits for an answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state.commands import Protocol
+
+Counted = TypeVar("Counted")
 
 
 class GroupState(IntEnum):
@@ -44,11 +49,11 @@ class Member(msgspec.Struct, array_like=True):
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: list[Protocol]
-    """In order of preference; not empty."""
+    """In order of preference; not empty. Changed by its group, which counts them."""
     assignment: bytes = b""
     """Of the current generation; empty until the leader has synced."""
     joined: bool = False
-    """In PREPARING_REBALANCE: it has asked to be part of the next generation."""
+    """In PREPARING_REBALANCE: it has asked to be part of the next generation. Changed likewise."""
 
     def metadata(self, protocol_name: str | None) -> bytes:
         """Its subscription under the chosen protocol; empty if it does not support that."""
@@ -85,13 +90,16 @@ class ConsumerGroup:
         "generation",
         "group_id",
         "held",
+        "joined_count",
         "leader",
         "members",
         "pending",
+        "preferences",
         "protocol_name",
         "protocol_type",
         "state",
         "static_members",
+        "supporters",
     )
 
     def __init__(self, group_id: str, now_ms: int) -> None:
@@ -109,7 +117,14 @@ class ConsumerGroup:
         self.members: dict[str, Member] = {}
         """By member id, in the order they were added."""
         self.static_members: dict[str, str] = {}
-        """Instance id → member id. Derived from `members`."""
+        """Instance id → member id. Derived from `members`, as the following are."""
+        self.joined_count = 0
+        """Members that have `joined`."""
+        self.supporters: dict[str, int] = {}
+        """Name of a protocol → how many members support it; not 0."""
+        self.preferences: dict[tuple[str, ...], int] = {}
+        """Names in order of preference → how many members say just that; not 0. Few: members of a
+        group are mostly configured alike."""
         self.pending: dict[str, int] = {}
         """Member id given out and not used yet → session timeout (ms)."""
 
@@ -122,7 +137,7 @@ class ConsumerGroup:
     @property
     def all_joined(self) -> bool:
         """Everybody is there, also those who have only been given an id yet."""
-        return not self.pending and all(member.joined for member in self.members.values())
+        return not self.pending and self.joined_count == len(self.members)
 
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
         """Whether this is a member; another one may have taken its instance id (KIP-345)."""
@@ -144,31 +159,21 @@ class ConsumerGroup:
             return True
         if protocol_type != self.protocol_type:
             return False
-        common = self.common_protocols()
-        return any(protocol.name in common for protocol in protocols)
-
-    def common_protocols(self) -> set[str]:
-        """Names of the protocols all members support."""
-        members = iter(self.members.values())
-        common = {protocol.name for protocol in next(members).protocols}
-        for member in members:
-            common.intersection_update(protocol.name for protocol in member.protocols)
-        return common
+        return any(self._is_common(protocol) for protocol in protocols)
 
     def select_protocol(self) -> str:
         """The common protocol most members prefer; of equals, what the first member prefers."""
-        common = self.common_protocols()
+        first = next(iter(self.members.values()))
+        common = {protocol.name: None for protocol in first.protocols if self._is_common(protocol)}
         assert common, self.group_id
         votes: Counter[str] = Counter()
-        for member in self.members.values():
-            votes[next(p.name for p in member.protocols if p.name in common)] += 1
-        most = max(votes.values())
-        first = next(iter(self.members.values()))
-        return next(
-            protocol.name
-            for protocol in [*first.protocols, *_protocols(self.members.values())]
-            if votes[protocol.name] == most
-        )
+        for names, members in self.preferences.items():
+            votes[next(name for name in names if name in common)] += members
+        return max(common, key=votes.__getitem__)
+
+    def _is_common(self, protocol: Protocol) -> bool:
+        """Whether all members support it."""
+        return self.supporters.get(protocol.name) == len(self.members)
 
     # --- changes ---------------------------------------------------------------------------
     def add(self, member: Member) -> None:
@@ -178,6 +183,8 @@ class ConsumerGroup:
         if member.group_instance_id is not None:
             assert member.group_instance_id not in self.static_members, member.group_instance_id
             self.static_members[member.group_instance_id] = member.member_id
+        self.joined_count += member.joined
+        self._count_protocols(member, 1)
 
     def remove(self, member_id: str) -> Member:
         """Take a member out; the leader's place may become vacant."""
@@ -186,7 +193,34 @@ class ConsumerGroup:
             del self.static_members[member.group_instance_id]
         if self.leader == member_id:
             self.leader = None
+        self.joined_count -= member.joined
+        self._count_protocols(member, -1)
         return member
+
+    def join(self, member: Member) -> None:
+        """A member asks to be part of the next generation, perhaps again."""
+        self.joined_count += not member.joined
+        member.joined = True
+
+    def begin_generation(self) -> None:
+        """Nobody has an assignment in it yet, nor has asked for the one after."""
+        for member in self.members.values():
+            member.joined = False
+            member.assignment = b""
+        self.joined_count = 0
+
+    def set_protocols(self, member: Member, protocols: list[Protocol]) -> None:
+        """What a member supports from now on."""
+        self._count_protocols(member, -1)
+        member.protocols = protocols
+        self._count_protocols(member, 1)
+
+    def _count_protocols(self, member: Member, change: int) -> None:
+        names = tuple(protocol.name for protocol in member.protocols)
+        _add_to(self.preferences, names, change)
+        # Nothing keeps a client from naming one twice.
+        for name in dict.fromkeys(names):
+            _add_to(self.supporters, name, change)
 
     def enter(self, state: GroupState, now_ms: int) -> None:
         """Change the state."""
@@ -225,6 +259,10 @@ def group_from(stored: StoredGroup) -> ConsumerGroup:
     return group
 
 
-def _protocols(members: Iterable[Member]) -> Iterable[Protocol]:
-    for member in members:
-        yield from member.protocols
+def _add_to(counts: dict[Counted, int], key: Counted, change: int) -> None:
+    """What comes to 0 goes: clients choose the keys."""
+    count = counts.get(key, 0) + change
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]

@@ -191,8 +191,8 @@ class ConsumerGroups:
             ):
                 return answer
         # A leader that joins a stable group wants a new assignment, whatever it subscribes to.
-        _update(member, command)
-        member.joined = True
+        _update(group, member, command)
+        group.join(member)
         self._rebalance(group, now_ms, answer.events)
         return answer
 
@@ -230,8 +230,8 @@ class ConsumerGroups:
         leader_before = group.leader
         member = group.remove(old_id)
         member.member_id = command.new_member_id
-        _update(member, command)
         group.add(member)
+        _update(group, member, command)
         if leader_before == old_id:
             group.leader = member.member_id
         answer = JoinAnswer(
@@ -242,7 +242,7 @@ class ConsumerGroups:
         if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
             answer.leader_before = leader_before
             return answer
-        member.joined = True
+        group.join(member)
         self._rebalance(group, now_ms, answer.events)
         return answer
 
@@ -434,9 +434,7 @@ class ConsumerGroups:
             if group.leader not in joined:
                 group.leader = joined[0]
             group.protocol_name = group.select_protocol()
-            for member in members.values():
-                member.joined = False
-                member.assignment = b""
+            group.begin_generation()
             group.enter(GroupState.COMPLETING_REBALANCE, now_ms)
         events.append(JoinCompleted(group.group_id))
 
@@ -471,7 +469,7 @@ def is_full(group: ConsumerGroup, members_max: int) -> bool:
     if len(group.pending) >= members_max:
         return True
     if group.state is GroupState.PREPARING_REBALANCE:
-        return sum(member.joined for member in group.members.values()) >= members_max
+        return group.joined_count >= members_max
     return len(group.members) >= members_max
 
 
@@ -480,10 +478,10 @@ def group_key(group_id: str) -> bytes:
     return digest_key(b"g", group_id)
 
 
-def _update(member: Member, command: commands.JoinGroup) -> None:
+def _update(group: ConsumerGroup, member: Member, command: commands.JoinGroup) -> None:
     """What a member says anew each time it joins."""
     member.client_id = command.client_id
     member.client_host = command.client_host
     member.session_timeout_ms = command.session_timeout_ms
     member.rebalance_timeout_ms = command.rebalance_timeout_ms
-    member.protocols = command.protocols
+    group.set_protocols(member, command.protocols)

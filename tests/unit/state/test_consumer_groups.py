@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -276,6 +277,53 @@ def test_group_at_its_limit_takes_no_further_member(script: Script) -> None:
     ids = script.stable(2)
     assert script.join(members_max=2).error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert script.join(ids[0], members_max=2).error is ErrorCode.NONE
+
+
+def test_join_costs_the_same_however_many_members_there_are() -> None:
+    """Every replica applies them all, many at a time, on the loop that elects and is elected."""
+    assert calls_per_join(5_000) == calls_per_join(100)
+
+
+def calls_per_join(count: int) -> dict[str, int]:
+    """Functions called for one join in a group of `count` members, by the kind of join."""
+    script = Script()
+    costs: dict[str, int] = {}
+
+    def join(kind: str, member_id: str = "", **fields: Any) -> Any:
+        """The last of a kind is what stays in `costs`."""
+        calls = 0
+
+        def called(frame: Any, event: str, callee: Any) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(called)
+        try:
+            answer = script.join(member_id, members_max=2 * count, **fields)
+        finally:
+            sys.setprofile(before)
+        costs[kind] = calls
+        return answer
+
+    held: dict[str, Any] = {"hold_first_rebalance": True, "protocols": {"range": b"", "own": b""}}
+    for number in range(count):
+        join("first rebalance", group_instance_id=f"i{number}", **held)
+    script.apply(commands.CompleteJoin(G, 0))
+    script.finish(list(script.group.members))
+    static = join("restart of a static member", group_instance_id="i0").member_id
+    assert script.group.state is GroupState.STABLE
+    join("stable group")
+    # The last but one, or it would end the rebalance.
+    for member_id in [key for key in script.group.members if key != static][:-1]:
+        join("rejoin", member_id, group_instance_id=instance_of(script.group, member_id))
+    join("rebalance nearly over")
+    assert script.group.state is GroupState.PREPARING_REBALANCE
+    return costs
+
+
+def instance_of(group: ConsumerGroup, member_id: str) -> str | None:
+    return group.members[member_id].group_instance_id
 
 
 # --- static members ----------------------------------------------------------------------------

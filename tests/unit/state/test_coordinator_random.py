@@ -20,6 +20,7 @@ PROTOCOLS = [
     [commands.Protocol("sticky", b"2")],
     [commands.Protocol("sticky", b"3"), commands.Protocol("range", b"3")],
     [commands.Protocol("other", b"4")],
+    [commands.Protocol(name, b"5") for name in ("range", "other", "range", "sticky")],
 ]
 SECOND = 1_000
 
@@ -91,8 +92,7 @@ def check(group: ConsumerGroup) -> None:
         if m.group_instance_id is not None
     }
     assert not set(group.pending) & set(members)
-    if members:
-        assert group.common_protocols()
+    check_counts(group)
     if group.leader is not None:
         assert group.leader in members
     if group.state is GroupState.EMPTY:
@@ -103,8 +103,25 @@ def check(group: ConsumerGroup) -> None:
         assert not group.all_joined or group.held, "nobody is left to wait for"
     else:
         assert group.leader is not None
-        assert group.protocol_name in group.common_protocols()
+        assert group.protocol_name in group.supporters
+        assert group.supporters[group.protocol_name] == len(members)
         assert not any(member.joined for member in members.values())
+
+
+def check_counts(group: ConsumerGroup) -> None:
+    """What is counted as members come and go is what is found by looking at each."""
+    members = list(group.members.values())
+    names = [tuple(protocol.name for protocol in member.protocols) for member in members]
+    assert group.joined_count == sum(member.joined for member in members)
+    assert group.preferences == Counter(names)
+    assert group.supporters == Counter(name for one in names for name in set(one))
+    if members:
+        common = set(names[0]).intersection(*names)
+        votes = Counter(next(name for name in one if name in common) for one in names)
+        # Of equals, what the first member prefers.
+        assert group.select_protocol() == min(
+            common, key=lambda name: (-votes[name], names[0].index(name))
+        )
 
 
 def run(life: Life, step: tuple[str, int, int, int]) -> None:
