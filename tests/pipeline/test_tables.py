@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,52 @@ def test_run_that_sleeps_between_its_commit_and_the_cleaning_takes_nothing_of_it
     slow.commit(batch(slow, "slow", at(0, 0), at(5, 0)), COLUMNS)
     left = sorted(path.name for path in (tmp_path / "t" / "_vdl" / "staging").iterdir())
     assert left == ["slow", "successor"]
+
+
+def test_parquet_commit_is_not_written_over_by_a_run_of_the_same_process_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two containers both are process 1. One has put its commit in place, and not yet removed
+    the other name of that file, when the other run writes its own."""
+    one, other = (ParquetSink(str(tmp_path / "t"), "job") for _ in range(2))
+    one.open(TOPICS)
+    other.open(TOPICS)
+    late = batch(other, "other", at(0, 0), at(6, 0))
+    link = os.link
+
+    def linked(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        link(source, target)
+        with pytest.raises(CommitConflict, match="is there already"):
+            other._link({"run": late.run, "batch": "of the other"}, 1)
+
+    monkeypatch.setattr(os, "link", linked)
+    one.commit(batch(one, "one", at(0, 0), at(5, 0)), COLUMNS)
+    again = open_table("parquet", str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(5, 0)
+    assert rows_of(again) == list(range(5))
+    assert list((tmp_path / "t" / "_vdl").glob("*.tmp")) == []
+
+
+def test_parquet_commit_of_a_killed_run_that_was_not_put_in_place_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first commit of a later run. Should it live, it is refused as any that is late."""
+    one, other = (ParquetSink(str(tmp_path / "t"), "job") for _ in range(2))
+    one.open(TOPICS)
+    other.open(TOPICS)
+    link = os.link
+
+    def slow(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        one.commit(batch(one, "one", at(0, 0), at(5, 0)), COLUMNS)
+        assert not source.exists()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", slow)
+    with pytest.raises(CommitConflict):
+        other.commit(batch(other, "other", at(0, 0), at(6, 0)), COLUMNS)
+    assert rows_of(one) == list(range(5))
 
 
 @KINDS

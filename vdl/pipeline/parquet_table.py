@@ -145,7 +145,7 @@ class ParquetSink:
                 raise CommitConflict(self.path, what) from None
         # Listed before the commit: whoever has begun by now will be refused. Removed after it, when
         # others may have begun that will not be.
-        scrap = [] if self._has_committed else self._staging_of_others(commit.run)
+        scrap = [] if self._has_committed else self._left_by_others(commit.run)
         outdated: list[Path] = []
         if commit.windows is not None:
             self._window_files.sync()
@@ -153,20 +153,27 @@ class ParquetSink:
         self._link(data, sequence)
         self._publish(data)
         self._window_files.remove(outdated)
-        for folder in scrap:
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in scrap:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         self._has_committed = True
         self._sequence, self._positions = sequence, commit.end
         self._schema, self._windows = commit.schema, commit.windows
 
-    def _staging_of_others(self, run: str) -> list[Path]:
-        staging = self._root / "_vdl" / "staging"
-        return [path for path in staging.iterdir() if path.name != run] if staging.exists() else []
+    def _left_by_others(self, run: str) -> list[Path]:
+        """Staged files, and commits that were written and not put in their place."""
+        own = self._root / "_vdl"
+        staged = [path for path in own.glob("staging/*") if path.name != run]
+        return [*staged, *own.glob("commit-*.tmp")]
 
     def _link(self, data: Mapping[str, Any], sequence: int) -> None:
         """Put the commit in its place, if nobody did. Raises CommitConflict."""
-        temporary = self._root / "_vdl" / f"commit-{os.getpid()}-{sequence}.tmp"
-        with temporary.open("w", encoding="utf-8") as file:
+        # By the run: processes of two containers may have one number, and from the link on a file
+        # of this name is the commit.
+        temporary = self._root / "_vdl" / f"commit-{data['run']}-{sequence}.tmp"
+        with temporary.open("x", encoding="utf-8") as file:
             json.dump(data, file)
             file.flush()
             os.fsync(file.fileno())
@@ -174,8 +181,11 @@ class ParquetSink:
             os.link(temporary, self._place(sequence))
         except FileExistsError:
             raise self._taken(sequence) from None
+        except FileNotFoundError:
+            what = "another run has committed, and removed what this one was about to commit"
+            raise CommitConflict(self.path, what) from None
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         sync_folder(self._commits)
 
     def _place(self, sequence: int) -> Path:
