@@ -111,7 +111,8 @@ class Server:
         adopted = store.cluster_record()
         self._birth = None if adopted else self._make_birth()
         self._has_caught_up = False
-        """Whether the applied catalog is known to be of this life, if its replica is new."""
+        """Whether the applied catalog reflects a command of this life. What the disk had of it may
+        be long past, and a leader may know of topics that are not in it."""
         self.incarnation = clock.wall_ms()
         cluster_id = decode_record(adopted).cluster_id if adopted else ""
         self.links = make_links(self._hello(cluster_id), self)
@@ -290,6 +291,7 @@ class Server:
         host.upkeep.policy_of = self._retention_policy
         host.start()
         self._register()
+        self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
 
     def _retention_policy(self, stream: LogStream) -> RetentionPolicy:
         assert self.host is not None
@@ -316,22 +318,26 @@ class Server:
         )
 
     def _register(self) -> None:
-        """Tell the cluster where this server can be reached, until the catalog says so."""
+        """Tell the cluster where this server can be reached, at each start, until that is applied
+        here and the catalog says so."""
         if self.state not in (ServerState.STARTING, ServerState.SERVING):
             return
         assert self.host is not None
-        self._has_caught_up |= not self.host.catalog_is_new
-        if self._has_caught_up and self._is_registered():
-            return
         self.host.propose_catalog(
             self._registration(),
             deadline_ns=self.clock.now_ns() + _REGISTER_DEADLINE_NS,
             done=self._registered,
         )
 
+    def _tell_why_not_serving(self) -> None:
+        if self.state is ServerState.STARTING:
+            self._log.warning(
+                "waiting_for_catalog", meaning="no majority has confirmed yet what topics there are"
+            )
+            self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
+
     def _registered(self, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.APPLIED:
-            # The catalog here reflects a command of this life: it is not one of the past.
             self._has_caught_up = True
             self._catalog_changed()
         if not self._has_caught_up or not self._is_registered():
@@ -343,8 +349,8 @@ class Server:
             self.state = ServerState.STARTING
             self._log.info("directory_known", server=self.config.server_id)
             self._register()
-        is_current = self._has_caught_up or not self.host.catalog_is_new
-        if self.state is ServerState.STARTING and is_current and self._is_registered():
+        is_ready = self._has_caught_up and self._is_registered()
+        if self.state is ServerState.STARTING and is_ready:
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)
             self.on_serving()

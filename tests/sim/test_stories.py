@@ -16,10 +16,13 @@ import pytest
 
 from segments.block import decode_block, decode_file_header
 from vdl.clock import MS
+from vdl.logstream.state_group import Outcome
+from vdl.server import ServerState
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.machine import Condition, Life, Machine, StartCut
 from vdl.sim.options import Options
 from vdl.sim.world import World
+from vdl.state.commands import CreateTopics, NewTopic
 
 S = 1_000 * MS
 CALM = Options(partitions=1, plain_producers=0, members=0, sends_per_second=50)
@@ -268,6 +271,46 @@ def test_majority_elects_while_the_rest_is_of_no_use() -> None:
         assert outcome.violations == [], "\n".join([*outcome.trace.tail])
         seen |= {line.rsplit(" ", 1)[1] for line in outcome.trace.tail if "not healed yet" in line}
     assert seen >= {"off", "deaf", "mute"}
+
+
+def test_restarted_server_serves_nobody_from_an_old_catalog() -> None:
+    """A topic made while it was down: it lets clients in when it knows of it, not before."""
+
+    def story(world: World, leader: Machine) -> None:
+        follower = next(other for other in world.machines if other is not leader)
+        follower.kill()
+        world.run_for(S)
+        assert leader.server is not None
+        catalog = leader.server.host
+        assert catalog is not None
+        made: list[Outcome] = []
+        catalog.propose_catalog(
+            CreateTopics(
+                topics=[NewTopic("late", b"l" * 16)],
+                default_partitions=1,
+                default_replication_factor=3,
+                alive=[1, 2, 3],
+            ),
+            deadline_ns=world.time.now_ns + 5 * S,
+            done=made.append,
+        )
+        assert world.wait(5 * S, lambda: bool(made))
+        for other in world.machines:
+            if other is not follower:
+                world.network.cut(follower.name, other.name)
+                world.network.cut(other.name, follower.name)
+        follower.start()
+        world.run_for(6 * S)
+        server = follower.server
+        assert server is not None
+        assert server.state is ServerState.STARTING
+        assert server.host is not None
+        assert "late" not in server.host.catalog.topics
+        world.network.heal_all()
+        assert world.wait(5 * S, lambda: server.state is ServerState.SERVING)
+        assert "late" in server.host.catalog.topics
+
+    tell(story)
 
 
 def test_wiped_server_is_given_new_replicas() -> None:

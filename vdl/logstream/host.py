@@ -237,12 +237,6 @@ class Host:
         return self._replicas.is_known and self._state_groups_made[CATALOG_GROUP].is_running
 
     @property
-    def catalog_is_new(self) -> bool:
-        """Whether what the catalog here has applied may be long past: its replica was made in this
-        life, and catches up."""
-        return self._replicas.catalog_is_new
-
-    @property
     def lost_groups(self) -> list[int]:
         """Groups whose replica here lost durable data and takes no part, until it is replaced."""
         return sorted(self._replacement.lost)

@@ -94,9 +94,6 @@ class Replicas:
             self._logs[found.group_id] = found
         self._catalog_runs: Callable[[], None] = _nothing
         self._creating: set[int] = set()
-        self.catalog_is_new = False
-        """Whether the catalog's replica was made in this life: what it has applied so far may be
-        long past."""
         self._started: set[int] = set()
         """Groups whose replica runs or is being opened, which may take a read of the disk."""
 
@@ -168,7 +165,6 @@ class Replicas:
         self, group_id: int, replica_number: int, created: Callable[[storage.Log], None]
     ) -> None:
         assert replica_number > self.number_of(group_id), (group_id, replica_number)
-        self.catalog_is_new |= group_id == CATALOG_GROUP
         self._creating.add(group_id)
 
         def made(log: storage.Log) -> None:
