@@ -63,6 +63,15 @@ def test_job_file_with_steps_keeps_their_order(tmp_path: Path) -> None:
         ('schema = "year int"', "", "decode.schema"),
         ('path = "out"', 'path = "out"\n[errors]\nshare_max = 2', "share_max"),
         ('path = "out"', 'path = "out"\n[errors]\npath = "out"', "errors.path"),
+        ('path = "out"', 'path = "out"\n[errors]\npath = "./a/../out"', "errors.path"),
+        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "a/../out"', "hold nor lie in sink"),
+        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "."', "hold nor lie in sink.path"),
+        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "out/c"', "hold nor lie in sink.path"),
+        (
+            'path = "out"',
+            'path = "out"\n[run]\ncheckpoint = "out-dead"',
+            "hold nor lie in errors.path",
+        ),
         ('path = "out"', 'path = "out"\n[transform]\nsteps = [{name = "input"}]', "input"),
         ("[job]", "[job", "Expected"),
     ],
@@ -73,6 +82,16 @@ def test_job_file_with_a_mistake_is_refused(
     with pytest.raises(JobInvalid) as refused:
         load_job(write(tmp_path, GOOD.replace(old, new)))
     assert any(problem in one for one in refused.value.problems), refused.value.problems
+
+
+def test_job_file_with_a_checkpoint_that_is_a_link_to_the_table_is_refused(tmp_path: Path) -> None:
+    """What lies in it would be removed by another name."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    with pytest.raises(JobInvalid, match="hold nor lie in"):
+        load_job(write(tmp_path, GOOD + '[run]\ncheckpoint = "link/c"\n'))
+    beside = load_job(write(tmp_path, GOOD + '[run]\ncheckpoint = "out-c"\n'))
+    assert beside.checkpoint == str(tmp_path / "out-c")
 
 
 def test_job_file_with_several_mistakes_tells_all(tmp_path: Path) -> None:

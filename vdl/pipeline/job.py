@@ -49,7 +49,7 @@ rows_min = 1000                     # batches smaller than this are judged as if
 
 [run]
 interval_seconds = 1.0              # between the beginnings of two batches, at least
-checkpoint = ""                     # Spark's; the sink's path with "-checkpoint" by default
+checkpoint = ""                     # a folder; the sink's path with "-checkpoint" by default
 group = ""                          # whose offsets are committed; "vdl-pipeline-" + name by default
 
 [metrics]
@@ -287,7 +287,12 @@ def _check(job: Job, problems: list[str]) -> None:
     need(bool(job.source.topics), "source.topics: at least one is needed")
     need(job.format != "json" or bool(job.schema), "decode.schema: is needed to decode JSON")
     need(0 <= job.errors.share_max <= 1, "errors.share_max: must lie between 0 and 1")
-    need(job.errors.path != job.sink.path, "errors.path: must not be the sink's")
+    need(not _is_same(job.errors.path, job.sink.path), "errors.path: must not be the sink's")
+    for what, path in (("sink", job.sink.path), ("errors", job.errors.path)):
+        need(
+            not (_is_within(path, job.checkpoint) or _is_within(job.checkpoint, path)),
+            f"run.checkpoint: must neither hold nor lie in {what}.path",
+        )
     need(job.interval_seconds >= 0, "run.interval_seconds: must not be negative")
     need(
         job.source.kind == "vdl" or not job.source.segments,
@@ -309,6 +314,15 @@ def _check(job: Job, problems: list[str]) -> None:
         job.source.read_options()
     except OptionError as error:
         problems.append(f"source: {error}")
+
+
+def _is_same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    """Whether it is that folder or below it, also by way of links."""
+    return Path(inner).resolve().is_relative_to(Path(outer).resolve())
 
 
 class _Reader:

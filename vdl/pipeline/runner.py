@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import shutil
 import threading
 import time
@@ -59,6 +60,8 @@ from vdl.pipeline.topic_sink import TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
 from vdl.pipeline.windows import Window, all_windows, check_same, window_batch
 
+CHECKPOINT = re.compile(r"[0-9a-f]{12}-[0-9]+")
+"""A run, and which of its attempts."""
 WAIT_SECONDS = 0.5
 START_ATTEMPTS = 5
 NOT_CONNECTED = "Python worker failed to connect back"
@@ -139,7 +142,7 @@ class Runner:
         self._drop_old_checkpoints()
         for attempt in range(START_ATTEMPTS):
             try:
-                self._follow(f"{self._job.checkpoint}/{self._run}-{attempt}", once=once)
+                self._follow(str(self._checkpoints() / f"{self._run}-{attempt}"), once=once)
                 break
             except Exception as error:
                 if self._failure is not None:
@@ -220,10 +223,13 @@ class Runner:
             # Partitions that were added since begin at their start.
             self._positions = self._positions.over(self._topics.begins())
 
+    def _checkpoints(self) -> Path:
+        """Of this job's runs: other jobs may have the same folder in their files."""
+        return Path(self._job.checkpoint) / self._job.name
+
     def _drop_old_checkpoints(self) -> None:
-        folder = Path(self._job.checkpoint)
-        if folder.exists():
-            for old in folder.iterdir():
+        for old in self._checkpoints().glob("*"):
+            if CHECKPOINT.fullmatch(old.name):
                 shutil.rmtree(old, ignore_errors=True)
 
     # --- sources --------------------------------------------------------------------------------

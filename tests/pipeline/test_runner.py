@@ -1,6 +1,6 @@
-"""The order in which a runner commits a batch: what refuses it does so before anything is kept.
+"""A runner without Spark: the order in which it commits a batch, and which folders it removes.
 
-Rows and dead letters have tables of their own; without Spark, with files made here.
+Rows and dead letters have tables of their own; what refuses a batch does so before either has it.
 """
 
 from __future__ import annotations
@@ -192,3 +192,33 @@ def dead_rows(*places: tuple[int, int]) -> Any:
 
 def fail(*_: object) -> None:
     raise PipelineError("killed")
+
+
+def test_run_removes_checkpoints_of_its_own_job_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may hold anything else: what another job needs, what is nobody's here."""
+    used: list[str] = []
+
+    def follow(runner: Runner, checkpoint: str, *, once: bool) -> None:
+        assert once
+        used.append(checkpoint)
+        (Path(checkpoint) / "offsets").mkdir(parents=True)
+
+    monkeypatch.setattr(Runner, "_open", lambda runner: None)
+    monkeypatch.setattr(Runner, "_follow", follow)
+    checkpoints = tmp_path / "out-checkpoint"
+    others = [
+        checkpoints / "flights" / "0123456789ab-0" / "offsets",
+        checkpoints / "fedcba987654-0" / "offsets",  # Of an earlier version: whose, it is not said.
+        checkpoints / "numbers" / "table" / "_vdl",
+    ]
+    for folder in others:
+        folder.mkdir(parents=True)
+    for _ in range(2):
+        with closing(Run(tmp_path, "parquet", monkeypatch)) as job:
+            job.runner.run(once=True)
+    assert all(folder.exists() for folder in others)
+    assert not Path(used[0]).exists()
+    assert Path(used[1]).parent == checkpoints / "numbers"
+    assert Path(used[1]).exists()
