@@ -157,6 +157,9 @@ class ConsumerGroups:
     ) -> JoinAnswer:
         instance_id = command.group_instance_id
         if instance_id is not None and instance_id in group.static_members:
+            old = group.members[group.static_members[instance_id]]
+            if is_too_late(group, old, command.members_max):
+                return self._turn_away(group, old.member_id, command, now_ms)
             return self._replace_static(group, command, now_ms)
         if is_full(group, command.members_max):
             return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
@@ -175,12 +178,16 @@ class ConsumerGroups:
     ) -> JoinAnswer:
         member_id = command.member_id
         if member_id in group.pending and command.group_instance_id is None:
+            if has_all_members(group, command.members_max):
+                return self._turn_away(group, member_id, command, now_ms)
             del group.pending[member_id]
             return self._add(group, member_id, command, now_ms)
         error = group.check_member(member_id, command.group_instance_id)
         if error is not ErrorCode.NONE:
             return JoinAnswer(error, member_id)
         member = group.members[member_id]
+        if is_too_late(group, member, command.members_max):
+            return self._turn_away(group, member_id, command, now_ms)
         answer = JoinAnswer(ErrorCode.NONE, member_id)
         match group.state:
             case GroupState.COMPLETING_REBALANCE if member.protocols == command.protocols:
@@ -194,6 +201,17 @@ class ConsumerGroups:
         _update(group, member, command)
         group.join(member)
         self._rebalance(group, now_ms, answer.events)
+        return answer
+
+    def _turn_away(
+        self, group: ConsumerGroup, member_id: str, command: commands.JoinGroup, now_ms: int
+    ) -> JoinAnswer:
+        """Others took all places before this one, pending or a member, asked for its own: nobody
+        waits for it any more (KIP-389)."""
+        answer = JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, command.member_id)
+        members_before = len(group.members)
+        self._remove(group, member_id, answer.events)
+        self._go_on_without(group, members_before, now_ms, answer.events)
         return answer
 
     def _add(
@@ -465,12 +483,24 @@ class ConsumerGroups:
 
 
 def is_full(group: ConsumerGroup, members_max: int) -> bool:
+    """Whether no further member id is given out. More may be than fit: not all come back."""
+    return len(group.pending) >= members_max or has_all_members(group, members_max)
+
+
+def has_all_members(group: ConsumerGroup, members_max: int) -> bool:
     """Whether no further member fits; members that have not rejoined may never do so."""
-    if len(group.pending) >= members_max:
-        return True
     if group.state is GroupState.PREPARING_REBALANCE:
         return group.joined_count >= members_max
     return len(group.members) >= members_max
+
+
+def is_too_late(group: ConsumerGroup, member: Member, members_max: int) -> bool:
+    """Whether a member that asks to be part of the next generation finds it full."""
+    return (
+        group.state is GroupState.PREPARING_REBALANCE
+        and not member.joined
+        and has_all_members(group, members_max)
+    )
 
 
 def group_key(group_id: str) -> bytes:

@@ -132,6 +132,24 @@ def test_first_rebalance_waits_for_members_that_start_together() -> None:
     assert len(one.response.members) == 2
 
 
+def test_group_never_has_more_members_than_its_limit() -> None:
+    """81, once, for each that finds the group full, however their requests cross."""
+    cluster = Cluster(group_initial_rebalance_delay_ms=3_000, group_max_size=3)
+    first = join(cluster).response.member_id
+    calls = [join(cluster, first)]
+    ids = [join(cluster).response.member_id for _ in range(3)]
+    calls += [join(cluster, member_id) for member_id in ids]
+    late = calls.pop()
+    assert late.response.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert join(cluster).response.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    cluster.advance(6_000)
+    assert [call.response.error_code for call in calls] == [0, 0, 0]
+    group = cluster.machine(GROUP).group(GROUP)
+    assert group is not None
+    assert list(group.members) == [first, *ids[:-1]]
+    cluster.assert_replicas_equal()
+
+
 def test_member_that_waits_for_others_is_not_expelled(cluster: Cluster) -> None:
     """Its open request is its sign of life, however long the rebalance takes."""
     (first, _), generation = stable_group(cluster)

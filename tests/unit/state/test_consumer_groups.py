@@ -279,6 +279,56 @@ def test_group_at_its_limit_takes_no_further_member(script: Script) -> None:
     assert script.join(ids[0], members_max=2).error is ErrorCode.NONE
 
 
+def test_group_at_its_limit_takes_none_of_those_that_have_an_id(script: Script) -> None:
+    """81 for who comes back too late (KIP-389); its id is forgotten, and nobody waits for it."""
+    fields = {"members_max": 3, "known_member_id_required": True, "hold_first_rebalance": True}
+    first, second = (script.join(**fields).member_id for _ in range(2))
+    script.join(first, **fields)
+    third, late = (script.join(**fields).member_id for _ in range(2))
+    for member_id in (second, third):
+        assert script.join(member_id, **fields).error is ErrorCode.NONE
+    answer = script.join(late, **fields)
+    assert (answer.error, answer.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, late)
+    assert answer.events == [MemberRemoved(G, late, ErrorCode.UNKNOWN_MEMBER_ID)]
+    assert not script.group.pending
+    script.apply(commands.CompleteJoin(G, 0))
+    assert list(script.group.members) == [first, second, third]
+    assert script.join(late, **fields).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize(("instance_id", "restarts"), [(None, False), ("i", False), ("i", True)])
+def test_member_that_rejoins_last_finds_its_place_taken(
+    script: Script, instance_id: str | None, restarts: bool
+) -> None:
+    """Members that have not rejoined keep no place: they may never do so. With the last one gone
+    the rebalance ends."""
+    first = script.join().member_id
+    script.sync(first, {})
+    slow = script.join(group_instance_id=instance_id).member_id
+    script.finish([first, slow])
+    for _ in range(2):
+        assert script.join(members_max=3).error is ErrorCode.NONE
+    assert script.join(first, members_max=3).error is ErrorCode.NONE
+    said = "" if restarts else slow
+    answer = script.join(said, members_max=3, group_instance_id=instance_id)
+    assert (answer.error, answer.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, said)
+    assert answer.events == [
+        MemberRemoved(G, slow, ErrorCode.UNKNOWN_MEMBER_ID),
+        JoinCompleted(G),
+    ]
+    assert (len(script.group.members), script.group.leader) == (3, first)
+
+
+def test_member_that_is_turned_away_disturbs_no_stable_group(script: Script) -> None:
+    """The limit was reached while it had an id."""
+    script.stable(2)
+    pending = script.join(known_member_id_required=True).member_id
+    answer = script.join(pending, members_max=2)
+    assert answer.error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert (script.group.state, len(script.group.members)) == (GroupState.STABLE, 2)
+    assert not script.group.pending
+
+
 def test_join_costs_the_same_however_many_members_there_are() -> None:
     """Every replica applies them all, many at a time, on the loop that elects and is elected."""
     assert calls_per_join(5_000) == calls_per_join(100)
