@@ -6,17 +6,22 @@ says of each entry what two copies must have in common (term, base offset, CRC o
 Spark brings the copies of an entry together by (group, index). Only entries that something is wrong
 with come back to the driver.
 
-An entry should be in a copy when its index lies in [the log's first index, its commit index]. What
-can be wrong with one copy, beside being `different` from the others:
+An entry should be in a copy when its index lies in [the log's first index, its commit index], as
+that copy's own journal has them: a log that was trimmed begins later, and a follower that is behind
+has acknowledged no more than it has. What can be wrong with one copy, beside being `different` from
+the others:
 
 | what | |
 |---|---|
 | damaged | the frame does not match its CRC |
 | torn | the file ends within the frame |
-| missing | the file ends before it, or is not there |
+| missing | the file ends before it, or is not there; of the journal: cannot be reached in it |
 | out of order | a good frame of another entry is in its place |
+| LOST | said of a log, at its first entry that no segment has: from there on nothing is sure |
+| GIVEN_UP | likewise: a start has found it lost, and its server takes nothing from it any more |
 
-Of copies that differ though each matches its CRC, those that most others contradict are wrong.
+Of copies that differ though each matches its CRC, those that most others contradict are wrong. What
+the journal of a lost log still has is not compared: it may have been overwritten since.
 
 Must not know: Kafka; the cluster, whose servers must not be running.
 """
@@ -33,6 +38,7 @@ from crc32c import crc32c
 from segments.api import CorruptRecord, EntriesDamaged, StorageError, StoredEntry
 from segments.frame import FRAME_BYTES, read_frame
 from segments.fs import RealFileSystem
+from segments.index import IndexDamaged
 from segments.recovery import JournalReader, journal_entries, log_directory
 from segments.segment import LogFiles, SegmentInfo
 from segments.tool import INDEX_ENTRIES, Directory
@@ -40,6 +46,10 @@ from segments.tool import INDEX_ENTRIES, Directory
 PIECE_ENTRIES = 20_000
 BATCH_ROWS = 10_000
 GOOD, DAMAGED, TORN, MISSING, MISPLACED = "", "damaged", "torn", "missing", "out of order"
+LOST = "the journal lost records of this log"
+GIVEN_UP = "given up by its server, which found it lost"
+NO_SEGMENT = 0
+"""As a segment's number: they count from 1."""
 FOUND_DDL = (
     "replica string, group long, index long, term long, offset long, crc long, bytes long, "
     "problem string"
@@ -61,8 +71,8 @@ Row = tuple[str, int, int, int, int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries [first, end) of one log of one directory, in one segment; `is_journal`: those that no
-    segment has, which the driver reads."""
+    """Entries [first, end) of one log of one directory, which should be in one segment; in one that
+    is not there, if that is NO_SEGMENT."""
 
     directory: str
     log_id: int
@@ -87,7 +97,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Audit:
-    """What was read, and what is wrong."""
+    """What was read and is good, each copy counted, and what is wrong."""
 
     directories: int
     entries: int
@@ -126,7 +136,7 @@ def audit(directories: Sequence[str], spark: Any) -> Audit:
             f.collect_list(f.struct("replica", "term", "offset", "crc", "bytes", "problem")).alias(
                 "copies"
             ),
-            f.count(f.lit(1)).alias("count"),
+            f.count_if(f.col("problem") == GOOD).alias("count"),
             f.sum("bytes").alias("bytes"),
             f.countDistinct("term", "offset", "crc").alias("kinds"),
             f.max(f.col("problem") != GOOD).alias("is_bad"),
@@ -170,42 +180,47 @@ def judge(row: Any) -> list[Finding]:
 
 
 def pieces_of(directory: Directory, log_id: int) -> list[Piece]:
-    """What of a log lies in segments."""
+    """What of a log lies in segments, or should: below the oldest one, in one that is gone."""
     known = directory.identity.logs[log_id]
     replayed = directory.replay.logs[log_id]
     segments = directory.segments(known)
-    found: list[Piece] = []
-    for n, segment in enumerate(segments):
-        end = segments[n + 1].first_index if n + 1 < len(segments) else replayed.flushed_index + 1
-        first = max(segment.first_index, replayed.first_index)
-        for start in range(first, end, PIECE_ENTRIES):
-            found.append(  # noqa: PERF401 - two loops deep
-                Piece(
-                    directory.path, log_id, known.group_id, segment.number, segment.first_index,
-                    start, min(end, start + PIECE_ENTRIES),
-                )
-            )  # fmt: skip
-    return found
+    begins = [(NO_SEGMENT, replayed.first_index), *((s.number, s.first_index) for s in segments)]
+    ends = [first for _, first in begins[1:]] + [replayed.flushed_index + 1]
+    return [
+        Piece(
+            directory.path, log_id, known.group_id, number, segment_first,
+            start, min(end, start + PIECE_ENTRIES),
+        )
+        for (number, segment_first), end in zip(begins, ends, strict=True)
+        for start in range(max(segment_first, replayed.first_index), end, PIECE_ENTRIES)
+    ]  # fmt: skip
 
 
 def tail_of(directory: Directory, log_id: int) -> list[Row]:
-    """The committed entries that only the journal has."""
+    """The committed entries that only the journal has, or should have; and whether it has lost
+    what it cannot name."""
     known, replayed = directory.identity.logs[log_id], directory.replay.logs[log_id]
-    journal = JournalReader(directory.fs, f"{directory.path}/journal")
+    path, group_id = directory.path, known.group_id
+    index = replayed.flushed_index + 1
     rows: list[Row] = []
+    if replayed.lost:
+        rows.append(_bad_row(path, group_id, index, GIVEN_UP if known.lost else LOST))
+    journal = JournalReader(directory.fs, f"{path}/journal")
     try:
         for entries in journal_entries(directory.files(known), replayed, journal):
-            for entry in entries:
-                if replayed.first_index <= entry.index <= replayed.commit:
-                    data = memoryview(entry.data)
-                    rows.append(
-                        (
-                            directory.path, known.group_id, entry.index, entry.term,
-                            entry.base_offset, crc32c(data), len(data), GOOD,
-                        )
-                    )  # fmt: skip
+            index += len(entries)
+            rows += [
+                _good_row(path, group_id, entry)
+                for entry in entries
+                if replayed.first_index <= entry.index <= replayed.commit and not replayed.lost
+            ]
     finally:
         journal.close()
+    # A commit index may be in the journal before its entries: they were not acknowledged here.
+    end = min(replayed.commit, replayed.last_index) + 1
+    rows += [
+        _bad_row(path, group_id, n, MISSING) for n in range(max(index, replayed.first_index), end)
+    ]
     return rows
 
 
@@ -233,51 +248,58 @@ def _walk(piece: Piece) -> Iterator[Row]:
         RealFileSystem(), log_directory(piece.directory, piece.log_id), piece.log_id,
         piece.group_id, INDEX_ENTRIES,
     )  # fmt: skip
-    segment = SegmentInfo(piece.number, piece.segment_first, 0)
     index = piece.first
     while index < piece.end:
         try:
-            at = _position(files, segment, index)
-            for entry, _, _ in files.walk(segment, piece.end, index=index, position=at):
-                yield _row(piece, entry)
+            for entry in _entries(files, piece, index):
+                yield _good_row(piece.directory, piece.group_id, entry)
                 index = entry.index + 1
         except (StorageError, OSError):
-            yield _problem(files, piece, index)
+            yield _bad_row(piece.directory, piece.group_id, index, _what(files, piece, index))
             index += 1
 
 
-def _position(files: LogFiles, segment: SegmentInfo, index: int) -> int:
-    """Where a frame begins, by its Idx, which a CRC of its own covers. Raises StorageError."""
-    found = files.idx(index)
-    if found.segment != segment.number:
-        raise EntriesDamaged(index, index + 1, 0)
-    return found.position
+def _entries(files: LogFiles, piece: Piece, index: int) -> Iterator[StoredEntry]:
+    """Those from `index` on, as far as they are good. Where its frame begins its Idx says, which a
+    CRC of its own covers. An Idx that is not good is no damage, it can be written again: at the
+    beginning of a piece its segment is walked instead. Raises StorageError, OSError."""
+    try:
+        idx = files.idx(index)
+    except IndexDamaged:
+        if index > piece.first or piece.number == NO_SEGMENT:
+            raise
+        walk = files.walk(SegmentInfo(piece.number, piece.segment_first, 0), piece.end)
+    else:
+        if piece.number not in {NO_SEGMENT, idx.segment}:
+            raise EntriesDamaged(index, index + 1, 0)
+        segment = SegmentInfo(idx.segment, piece.segment_first, 0)
+        walk = files.walk(segment, piece.end, index=index, position=idx.position)
+    for entry, _, _ in walk:
+        if entry.index >= index:
+            yield entry
 
 
-def _row(piece: Piece, entry: StoredEntry) -> Row:
+def _good_row(directory: str, group_id: int, entry: StoredEntry) -> Row:
     data = memoryview(entry.data)
     return (
-        piece.directory, piece.group_id, entry.index, entry.term, entry.base_offset, crc32c(data),
-        len(data), GOOD,
+        directory, group_id, entry.index, entry.term, entry.base_offset, crc32c(data), len(data),
+        GOOD,
     )  # fmt: skip
 
 
-def _problem(files: LogFiles, piece: Piece, index: int) -> Row:
-    """What is wrong where an entry should be."""
-    return (
-        piece.directory, piece.group_id, index, -1, -1, -1, 0,
-        _what(files, piece, index),
-    )  # fmt: skip
+def _bad_row(directory: str, group_id: int, index: int, what: str) -> Row:
+    return directory, group_id, index, -1, -1, -1, 0, what
 
 
 def _what(files: LogFiles, piece: Piece, index: int) -> str:
+    """What is wrong where an entry should be."""
     try:
         idx = files.idx(index)
         file = files.fs.open(files.segment_path(idx.segment))
     except FileNotFoundError:
         return MISSING
     except StorageError:
-        return DAMAGED
+        return DAMAGED if files.fs.exists(files.segment_path(piece.number)) else MISSING
     try:
         size = file.size()
         if idx.position + FRAME_BYTES > size:
