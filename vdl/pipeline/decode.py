@@ -25,6 +25,8 @@ NO_VALUE = "the record has no value"
 NOT_UTF8 = "the value is not UTF-8"
 NOT_JSON = "the value is not a JSON object of the schema"
 DETAIL_MAX = 200
+UNREADABLE = (ValueError, RecursionError)
+"""What Python's JSON raises: what is nested too deep for it is no ValueError."""
 
 DEAD_DDL = (
     "topic string, partition int, offset long, timestamp timestamp, key binary, value binary, "
@@ -83,7 +85,7 @@ def explain(error: str, value: bytes | None, kinds: Mapping[str, str]) -> str:
         return error
     try:
         found = json.loads(value)
-    except ValueError as problem:
+    except UNREADABLE as problem:
         return f"{error}: {problem}"[:DETAIL_MAX]
     if not isinstance(found, dict):
         return f"{error}: it is {_name(found)}, not an object"
@@ -107,4 +109,8 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def _name(value: Any) -> str:
-    return f"{type(value).__name__} {json.dumps(value)[:40]}"
+    kind = type(value).__name__
+    try:
+        return f"{kind} {json.dumps(value)[:40]}"
+    except UNREADABLE:
+        return kind
