@@ -68,7 +68,10 @@ class TopicSink:
         return self._commits.staging(run)
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
+        from vdl.pipeline.origins import check_origins
+
         self._commits.check(commit, arrow_schema)
+        check_origins(commit.files)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         assert self._send is not None, "a sink that was opened to be asked"
@@ -128,24 +131,16 @@ def as_records(rows: Any, key: str) -> Any:
 def produce_file(path: str, target: Target, mark: Mark) -> int:
     """Produce the rows of a file, in its order; how many. Raises PipelineError unless each was
     acknowledged."""
-    return produce_all(target, _records(path, target.topic, mark))
+    return produce_all(target, _records(path, mark))
 
 
-def _records(path: str, topic: str, mark: Mark) -> Iterator[Outgoing]:
-    before = b""
+def _records(path: str, mark: Mark) -> Iterator[Outgoing]:
     for row in _rows(path):
-        marks = _marks(row, mark)
-        if marks[-1][1] == before:
-            raise PipelineError(
-                f"{topic}: several rows were made of {before.decode()}; number them in a column "
-                "_row"
-            )
-        before = marks[-1][1]
         at = row.get("_timestamp")
         yield Outgoing(
             row["value"],
             row.get("key"),
-            [*_headers(row), *marks],
+            [*_headers(row), *_marks(row, mark)],
             None if at is None else int(at.timestamp() * 1000),
         )
 

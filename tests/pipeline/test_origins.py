@@ -1,0 +1,124 @@
+"""Rows for a topic say what they were made of, each something else, wherever they are."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs the `spark` extra")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vdl.pipeline import origins
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.files import ROWS, WriteSpec, write_batches
+from vdl.pipeline.origins import check_origins
+from vdl.pipeline.positions import Positions, TopicPositions
+from vdl.pipeline.runner import Written
+from vdl.pipeline.table import Commit, DataFile
+from vdl.pipeline.topic_sink import Mark, TopicSink
+
+Row = dict[str, Any]
+TYPES = {
+    "value": pa.binary(), "_topic": pa.string(), "_partition": pa.int32(), "_offset": pa.int64(),
+    "_row": pa.int32(),
+}  # fmt: skip
+
+
+def row(offset: int | None, *, partition: int = 0, **more: Any) -> Row:
+    return {"value": b"v", "_partition": partition, "_offset": offset, **more}
+
+
+def stage(folder: Path, *tasks: Sequence[Row]) -> list[DataFile]:
+    """The files of a batch, as tasks write and report them."""
+    written = Written(None)
+    for n, rows in enumerate(tasks):
+        schema = pa.schema([(name, TYPES[name]) for name in rows[0]])
+        spec = WriteSpec(f"task{n}", str(folder), str(folder), "t", {}, only=ROWS)
+        batches = pa.Table.from_pylist(list(rows), schema).to_batches(max_chunksize=100)
+        for told in write_batches(iter(batches), spec):
+            for report in told.to_pylist():
+                written.add(report)
+    return written.files
+
+
+def test_rows_of_one_record_in_two_files_are_refused_before_any_is_sent(tmp_path: Path) -> None:
+    """As `SELECT ... UNION ALL SELECT ...` leaves them. Sent with one origin, the second would be
+    dropped by whoever reads each once, and nobody would miss it."""
+    sent: list[str] = []
+
+    def send(paths: Sequence[str], mark: Mark) -> int:
+        del mark
+        sent.extend(paths)
+        return sum(pq.ParquetFile(path).metadata.num_rows for path in paths)
+
+    start, end = (Positions({"t": TopicPositions("id", {0: n})}) for n in (0, 10))
+    sink = TopicSink(str(tmp_path / "sink"), "job", send)
+    sink.open({"t": ("id", 1)})
+    folder = Path(sink.staging("run"))
+    rows = [row(n) for n in range(5, 10)]
+    files = stage(folder, rows, rows)
+    commit = Commit("job", "run", 0, start, end, 10, 0, tuple(files), "value: binary")
+    with pytest.raises(PipelineError, match=r"made of t/0 offset 5; number them in a column _row"):
+        sink.commit(commit, None)
+    assert (sent, sink.sequence) == ([], 0)
+    numbered = [[{**one, "_row": n} for one in rows] for n in range(2)]
+    files = stage(folder, *numbered)
+    sink.commit(Commit("job", "run", 0, start, end, 10, 0, tuple(files), "value: binary"), None)
+    assert (len(sent), sink.sequence) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "problem"),
+    [
+        ([[row(7), row(7)]], "made of t/0 offset 7; number"),
+        ([[row(7), row(8), row(9), row(7)]], "made of t/0 offset 7; number"),
+        ([[row(7), row(9)], [row(8)], [row(10), row(8)]], "made of t/0 offset 8; number"),
+        ([[row(7, _row=1), row(7, _row=2)], [row(7, _row=1)]], "offset 7 with the number 1"),
+        ([[row(7, _row=None)], [row(7, _row=None)]], "offset 7 with the number None"),
+        ([[row(7, _topic="u")], [row(8, _topic="t"), row(7, _topic="u")]], "made of u/0 offset 7"),
+        ([[row(7), row(None)]], "NULL in one of"),
+    ],
+)
+def test_rows_of_one_origin_are_refused(
+    tmp_path: Path, tasks: list[list[Row]], problem: str
+) -> None:
+    """Side by side, far apart in a file, in different files."""
+    with pytest.raises(PipelineError, match=problem):
+        check_origins(stage(tmp_path, *tasks))
+
+
+def test_rows_of_several_places_are_told_apart(tmp_path: Path) -> None:
+    """One offset of two partitions and of two topics; a record's rows by their numbers."""
+    check_origins([])
+    check_origins(stage(tmp_path, [row(7), row(7, partition=1), row(9)], [row(8)]))
+    check_origins(stage(tmp_path, [row(7, _topic="t")], [row(7, _topic="u")]))
+    check_origins(stage(tmp_path, [row(7, _row=1), row(8, _row=1)], [row(7, _row=0)]))
+
+
+@pytest.mark.parametrize("rows_max", [1, 7, 50, 1_000_000])
+def test_rows_with_numbers_are_looked_through_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
+) -> None:
+    """As a plain count says, however many rows are held at a time."""
+    monkeypatch.setattr(origins, "ROWS_MAX", rows_max)
+    rng = random.Random(5)
+    places = [(p, o, n) for p in range(2) for o in range(40) for n in range(rng.randrange(4))]
+    for seed in range(6):
+        rng = random.Random(seed)
+        given = [*places, *rng.choices(places, k=seed % 2)]
+        rng.shuffle(given)
+        rows = [row(o, partition=p, _row=n) for p, o, n in given]
+        files = stage(tmp_path, rows[:50], rows[50:])
+        ((most, times),) = Counter(given).most_common(1)
+        if times == 1:
+            check_origins(files)
+        else:
+            with pytest.raises(PipelineError, match="t/{} offset {} with .* {} in".format(*most)):
+                check_origins(files)
