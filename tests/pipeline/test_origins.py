@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from vdl.pipeline.origins import check_origins
 from vdl.pipeline.positions import Positions, TopicPositions
 from vdl.pipeline.runner import Written
 from vdl.pipeline.table import Commit, DataFile
-from vdl.pipeline.topic_sink import Mark, TopicSink
+from vdl.pipeline.topic_sink import Mark, TopicSink, _records, as_records
 
 Row = dict[str, Any]
 TYPES = {
@@ -100,6 +101,38 @@ def test_rows_of_several_places_are_told_apart(tmp_path: Path) -> None:
     check_origins(stage(tmp_path, [row(7), row(7, partition=1), row(9)], [row(8)]))
     check_origins(stage(tmp_path, [row(7, _topic="t")], [row(7, _topic="u")]))
     check_origins(stage(tmp_path, [row(7, _row=1), row(8, _row=1)], [row(7, _row=0)]))
+
+
+def test_rows_without_their_topic_are_refused_where_there_are_several() -> None:
+    """Equal offsets of two topics would be one origin, in different batches."""
+    rows = SimpleNamespace(columns=["value", "_partition", "_offset"])
+    with pytest.raises(PipelineError, match="steps drop _topic"):
+        as_records(rows, "", topics=2)
+
+
+def test_rows_say_their_topic_also_where_the_job_has_read_another(tmp_path: Path) -> None:
+    """The commits go on saying how far that one was read."""
+    marks: list[Mark] = []
+
+    def send(paths: Sequence[str], mark: Mark) -> int:
+        marks.append(mark)
+        return len(paths)
+
+    sink = TopicSink(str(tmp_path / "sink"), "job", send)
+    sink.open({"t": ("id", 1)})
+    start, end = (
+        Positions({"old": TopicPositions("other", {0: 5}), "t": TopicPositions("id", {0: n})})
+        for n in (0, 10)
+    )
+    files = stage(Path(sink.staging("run")), [row(7)])
+    sink.commit(Commit("job", "run", 0, start, end, 1, 0, tuple(files), "value: binary"), None)
+    (record,) = _records(write_row(tmp_path, row(7)), marks[0])
+    assert dict(record.headers)["vdl-source"] == b"t/id/0/7"
+
+
+def write_row(folder: Path, one: Row) -> str:
+    pq.write_table(pa.Table.from_pylist([one]), folder / "row.parquet")
+    return str(folder / "row.parquet")
 
 
 @pytest.mark.parametrize("rows_max", [1, 7, 50, 1_000_000])

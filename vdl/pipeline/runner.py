@@ -342,9 +342,9 @@ class Runner:
 
     def _transformed(self, decoded: Any) -> Any:
         """The rows that the sink gets: good ones, through the job's steps."""
-        sink = self._job.sink
+        sink, topics = self._job.sink, len(self._job.source.topics)
         rows = self._through_steps(decoded)
-        return as_records(rows, sink.key) if sink.kind == TOPIC else rows
+        return as_records(rows, sink.key, topics=topics) if sink.kind == TOPIC else rows
 
     def _through_steps(self, decoded: Any) -> Any:
         good = decoded.filter("_error is null").drop(*DEAD_ONLY)

@@ -77,7 +77,9 @@ class TopicSink:
         assert self._send is not None, "a sink that was opened to be asked"
         self.check(commit, arrow_schema)  # What has been sent cannot be taken back.
         ids = {topic: known.topic_id for topic, known in commit.end.topics.items()}
-        only = next(iter(ids)) if len(ids) == 1 else ""
+        # Of the rows: positions are also kept of topics that the job does not read any more.
+        topics = {span.topic for file in commit.files for span in file.spans}
+        only = next(iter(topics)) if len(topics) == 1 else ""
         mark = Mark(commit.job, self.sequence + 1, only, ids)
         sent = self._send([file.path for file in commit.files], mark)
         assert sent == commit.rows, (sent, commit.rows)
@@ -105,14 +107,16 @@ def send_on_spark(spark: Any, target: Target) -> Send:
     return send
 
 
-def as_records(rows: Any, key: str) -> Any:
+def as_records(rows: Any, key: str, *, topics: int = 1) -> Any:
     """Rows in the columns of records: `key`, `value`, `headers` where they have such, and what says
     where they come from. A row whose `value` is not bytes or text becomes JSON of all its columns;
-    `key` names the one that is the record's key besides. Raises PipelineError."""
+    `key` names the one that is the record's key besides; `topics`: how many the job reads. Raises
+    PipelineError."""
     from pyspark.sql import functions as f
 
     names = rows.columns
-    missing = {"_partition", "_offset"}.difference(names)
+    needed = {"_partition", "_offset"} | ({"_topic"} if topics > 1 else set())
+    missing = needed.difference(names)
     if missing:
         raise PipelineError(
             f"the job's steps drop {', '.join(sorted(missing))}: a topic's records say what they "
