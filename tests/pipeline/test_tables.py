@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.test_job_file import GOOD
+from vdl.commands.app import run_app
+from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
 from vdl.pipeline.parquet_table import ParquetSink
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
@@ -17,6 +20,8 @@ from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_l
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
 pytest.importorskip("deltalake", reason="needs the `spark` extra")
+
+from vdl.pipeline.delta_table import DeltaSink  # noqa: E402
 
 KINDS = pytest.mark.parametrize("kind", ["parquet", "delta"])
 TOPICS = {"t": ("id", 2)}
@@ -282,16 +287,115 @@ def test_delta_table_is_shared_with_other_writers(tmp_path: Path) -> None:
     assert rows_of(again) == list(range(12))
 
 
-def test_delta_positions_survive_the_loss_of_history(tmp_path: Path) -> None:
-    """The transactions alone say where the job is: log files are removed after thirty days."""
+@KINDS
+def test_account_is_of_all_commits_that_the_table_had_when_it_was_opened(
+    tmp_path: Path, kind: str
+) -> None:
+    table = open_table(kind, str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    assert account_of(table) == Account()
+    table.commit(batch(table, "a", at(2, 1), at(5, 1)), COLUMNS)
+    table.commit(batch(table, "a", at(5, 1), at(9, 3), 1), COLUMNS)
+    reader = open_table(kind, str(tmp_path / "t"), "job")
+    reader.open(TOPICS)
+    table.commit(batch(table, "a", at(9, 3), at(12, 3), 2), COLUMNS)
+    assert account_of(reader) == Account(at(2, 1), 7)
+    assert account_of(table) == Account(at(2, 1), 10)
+
+
+def clean(folder: Path) -> None:
+    """Let another writer commit, and remove from a Delta table's log what was there before, as
+    happens after thirty days: no commit of the job is left."""
     import deltalake
 
-    table: Any = open_table("delta", str(tmp_path / "t"), "job")
-    table.open(TOPICS)
-    for n in range(4):
-        table.commit(batch(table, "a", at(n, 0), at(n + 1, 0), n), COLUMNS)
-    deltalake.DeltaTable(str(tmp_path / "t")).create_checkpoint()
-    for file in (tmp_path / "t/_delta_log").glob("*.json"):
+    deltalake.DeltaTable(str(folder)).create_write_transaction([], "append", COLUMNS)
+    deltalake.DeltaTable(str(folder)).create_checkpoint()
+    for file in sorted((folder / "_delta_log").glob("*.json"))[:-1]:
         file.unlink()
-    again = open_table("delta", str(tmp_path / "t"), "job")
-    assert again.open(TOPICS) == at(4, 0)
+
+
+def grow(folder: Path, first: int, end: int) -> TableSink:
+    """Commits of a row each."""
+    table = open_table("delta", str(folder), "job")
+    table.open(TOPICS)
+    for n in range(first, end):
+        table.commit(batch(table, f"run-{n}", at(n, 0), at(n + 1, 0), n), COLUMNS)
+    return table
+
+
+def reopened(folder: Path) -> tuple[Positions, Account | None]:
+    table = open_table("delta", str(folder), "job")
+    return table.open(TOPICS), account_of(table)
+
+
+def test_delta_positions_survive_the_loss_of_history(tmp_path: Path) -> None:
+    """The transactions alone say where the job is, where it began and how much it wrote since."""
+    grow(tmp_path / "t", 2, 6)
+    clean(tmp_path / "t")
+    assert reopened(tmp_path / "t") == (at(6, 0), Account(at(2, 0), 4))
+    grow(tmp_path / "t", 6, 8)
+    assert reopened(tmp_path / "t") == (at(8, 0), Account(at(2, 0), 6))
+
+
+def test_delta_account_of_an_older_release_is_added_up_while_all_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the first commit is gone, nobody knows, and a part is not taken for the whole. Also
+    where an older release has written in between."""
+    folder = tmp_path / "t"
+    with monkeypatch.context() as older:
+        older.setattr(DeltaSink, "_account_transactions", lambda *_: [])
+        grow(folder, 0, 3)
+        assert reopened(folder)[1] == Account(at(0, 0), 3)
+    grow(folder, 3, 5)
+    clean(folder)
+    assert reopened(folder)[1] == Account(at(0, 0), 5)
+    with monkeypatch.context() as older:
+        older.setattr(DeltaSink, "_account_transactions", lambda *_: [])
+        grow(folder, 5, 7)
+        assert reopened(folder)[1] == Account(at(0, 0), 7)
+        clean(folder)
+    assert reopened(folder) == (at(7, 0), None)
+    grow(folder, 7, 8)
+    assert reopened(folder) == (at(8, 0), None)
+
+
+def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Cluster:
+        """What `status` asks of one."""
+
+        def __init__(self, options: object) -> None:
+            del options
+
+        def ids(self) -> dict[str, tuple[str, int]]:
+            return TOPICS
+
+        def ends(self) -> Positions:
+            return at(9, 0)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("vdl.pipeline.topics.Topics", Cluster)
+    file = tmp_path / "job.toml"
+    job = GOOD.replace('"flights"\n[source]', '"job"\n[source]').replace('["flights"]', '["t"]')
+    file.write_text(job.replace('path = "out"', 'kind = "delta"\npath = "t"'), encoding="utf-8")
+    grow(tmp_path / "t", 0, 4)
+    clean(tmp_path / "t")
+    assert run_app(["pipeline", "status", str(file)]) == 0
+    (line, *_) = capsys.readouterr().out.splitlines()
+    assert line == "job: 4 commits, 4 rows, 0 dead letters, 5 records behind"
+    with monkeypatch.context() as older:
+        older.setattr(DeltaSink, "_account_transactions", lambda *_: [])
+        grow(tmp_path / "t", 4, 5)
+    clean(tmp_path / "t")
+    assert run_app(["pipeline", "status", "--json", str(file)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["commits"], told["rows"], told["dead_letters"]) == (5, None, None)
+    assert run_app(["pipeline", "status", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "job: 5 commits, ? rows, ? dead letters, 4 records behind",
+        "  ?: the table's log no longer says what its first commits have written",
+    ]

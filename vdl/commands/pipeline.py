@@ -113,6 +113,7 @@ def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) ->
 @_json
 def status(*, job_file: Path, as_json: bool) -> int:
     """How far the table is, and what the topics have beyond; without Spark."""
+    from vdl.pipeline.account import account_of
     from vdl.pipeline.table import WindowSink, open_table
     from vdl.pipeline.topics import Topics
 
@@ -122,7 +123,7 @@ def status(*, job_file: Path, as_json: bool) -> int:
     table = open_table(job.sink.kind, job.sink.path, job.name)
     positions = table.open(ids)
     ends = topics.ends()
-    notes = table.notes()
+    account = account_of(table)
     partitions = [
         {
             "topic": topic,
@@ -137,23 +138,25 @@ def status(*, job_file: Path, as_json: bool) -> int:
         "job": job.name,
         "table": job.sink.path,
         "commits": table.sequence,
-        "rows": sum(note.rows for note in notes),
-        "dead_letters": sum(note.dead for note in notes),
+        "rows": None if account is None else account.rows,
+        "dead_letters": None if account is None else account.dead,
         "lag": sum(int(str(row["lag"])) for row in partitions),
         "partitions": partitions,
     }
     windows = table.windows if isinstance(table, WindowSink) else None
     if windows is not None:
-        found["late"] = sum(note.late for note in notes)
+        found["late"] = None if account is None else account.late
         found["watermark"] = _moment(windows.watermark_us)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return 0
     click.echo(
-        f"{job.name}: {found['commits']} commits, {found['rows']} rows, {found['dead_letters']} "
-        f"dead letters, {found['lag']} records behind"
-        + (f", {found['late']} late, watermark {found['watermark']}" if windows else "")
+        f"{job.name}: {found['commits']} commits, {_number(found['rows'])} rows, "
+        f"{_number(found['dead_letters'])} dead letters, {found['lag']} records behind"
+        + (f", {_number(found['late'])} late, watermark {found['watermark']}" if windows else "")
     )
+    if account is None:
+        click.echo("  ?: the table's log no longer says what its first commits have written")
     for row in partitions:
         click.echo(f"  {row['topic']}/{row['partition']}: {row['offset']} of {row['end']}")
     return 0
@@ -410,6 +413,10 @@ def _runner(job: Job, spark: Any, on_batch: Callable[[BatchReport], None] | None
     from vdl.pipeline.runner import Runner
 
     return Runner(job, spark, on_batch)
+
+
+def _number(known: object) -> object:
+    return "?" if known is None else known
 
 
 def _moment(micros: int | None) -> str | None:

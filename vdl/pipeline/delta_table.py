@@ -8,6 +8,12 @@ transaction in its checkpoints for ever, so no history has to be searched, and o
 `(job/windows, mark)`: the mark names a file that says what its open windows are (`window_files`).
 VACUUM leaves such files alone, because their folder's name begins with an underscore.
 
+What the commits themselves say is gone when the log is cleaned. So their account is kept in the
+same way: `(job/rows, n)`, `(job/dead, n)`, `(job/late, n)`, which are of all commits up to
+`(job/counted, sequence)`, and `(job/begin/topic/topic id/partition, offset)`, where the first one
+began. Of a table that was written without them before it is added up from the history, unless that
+no longer reaches back to the first commit: then it stays unknown.
+
 Files that no commit names are removed by VACUUM, as those of any writer.
 
 Must not know: Spark, Kafka.
@@ -34,6 +40,7 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 
+from vdl.pipeline.account import Account, added_up
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
 from vdl.pipeline.positions import Positions, TopicPositions
 from vdl.pipeline.table import (
@@ -53,6 +60,8 @@ HISTORY_MAX = 100_000
 FACTS = "vdl"
 """Key of what a commit's metadata says about its batch."""
 WINDOWS = "windows"
+COUNTED, ROWS, DEAD, LATE, BEGIN = "counted", "rows", "dead", "late", "begin"
+"""Transactions of the account."""
 MARK_BITS = 31
 """Of a mark that are chance: two runs that try the same commit must not share a file's name."""
 
@@ -69,6 +78,9 @@ class DeltaSink:
         self._table: DeltaTable | None = None
         self._window_files = WindowFiles(self._root, job)
         self._windows: WindowState | None = None
+        self._account: Account | None = None
+        self._has_begin = False
+        """Whether a transaction says where the first commit began: that never changes."""
 
     @property
     def sequence(self) -> int:
@@ -86,6 +98,7 @@ class DeltaSink:
         self._sequence = self._version(self._app())
         self._positions = Positions()
         self._windows = None
+        self._account, self._has_begin = Account(), False
         if not self._sequence:
             return self._positions
         facts = self._last_facts()
@@ -111,6 +124,7 @@ class DeltaSink:
             self._windows = self._window_files.read_state(mark)
             self._window_files.check(self._windows)
         self._positions = known
+        self._account = self._known_account()
         return known
 
     def _from_ids(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
@@ -125,6 +139,54 @@ class DeltaSink:
             if offsets:
                 found[topic] = TopicPositions(topic_id, offsets)
         return Positions(found)
+
+    def account(self) -> Account | None:
+        return self._account
+
+    def _known_account(self) -> Account | None:
+        """Of the table as it was opened."""
+        counted = self._version(self._app(COUNTED))
+        kept = self._kept_account() if counted else None
+        self._has_begin = kept is not None
+        if counted == self._sequence:
+            return kept
+        # The last commits are of a release that kept no account.
+        if counted and kept is None:
+            return None
+        return added_up(self.notes(), end=self._sequence, known=kept, counted=counted)
+
+    def _kept_account(self) -> Account | None:
+        rows, dead, late = (self._version(self._app(name)) for name in (ROWS, DEAD, LATE))
+        if not rows:
+            return None
+        begin: dict[str, TopicPositions] = {}
+        for topic, known in self._positions.topics.items():
+            offsets = {
+                partition: version - 1
+                for partition in known.offsets
+                if (version := self._version(self._app(BEGIN, topic, known.topic_id, partition)))
+            }
+            if offsets:
+                begin[topic] = TopicPositions(known.topic_id, offsets)
+        return Account(Positions(begin), rows - 1, dead - 1, late - 1)
+
+    def _account_transactions(
+        self, account: Account | None, sequence: int, end: Positions, now: int
+    ) -> list[Transaction]:
+        """Numbers are kept one higher, as offsets are; 0: not known."""
+        kept = account or Account(rows=-1, dead=-1, late=-1)
+        told = {
+            self._app(COUNTED): sequence,
+            self._app(ROWS): kept.rows + 1,
+            self._app(DEAD): kept.dead + 1,
+            self._app(LATE): kept.late + 1,
+        }
+        if not self._has_begin:
+            told |= {
+                self._app(BEGIN, topic, end.topics[topic].topic_id, partition): offset + 1
+                for topic, partition, offset in kept.begin.partitions()
+            }
+        return [Transaction(app, version, now) for app, version in told.items()]
 
     def _app(self, *parts: object) -> str:
         return "/".join(["vdl", self._job, *map(str, parts)])
@@ -176,6 +238,8 @@ class DeltaSink:
             )
             for topic, partition, offset in commit.end.partitions()
         ]
+        account = None if self._account is None else self._account.plus(commit)
+        transactions += self._account_transactions(account, sequence, commit.end, now)
         outdated: list[Path] = []
         if commit.windows is not None:
             mark = sequence << MARK_BITS | secrets.randbits(MARK_BITS)
@@ -193,7 +257,8 @@ class DeltaSink:
         self._sync_log()
         self._window_files.remove(outdated)
         self._sequence, self._positions = sequence, commit.end
-        self._windows = commit.windows
+        self._windows, self._account = commit.windows, account
+        self._has_begin = account is not None
 
     def _sync_log(self) -> None:
         """Make the commit survive a power cut: delta-rs leaves that to the file system."""
