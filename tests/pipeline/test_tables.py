@@ -399,3 +399,11 @@ def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
         "job: 5 commits, ? rows, ? dead letters, 4 records behind",
         "  ?: the table's log no longer says what its first commits have written",
     ]
+
+
+def test_delta_table_in_a_folder_with_a_blank_names_its_files(tmp_path: Path) -> None:
+    """Delta writes names as in URLs."""
+    table = open_table("delta", str(tmp_path / "a table"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a %b", at(0, 0), at(5, 0)), COLUMNS)
+    assert rows_of(table) == list(range(5))

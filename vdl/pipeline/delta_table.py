@@ -29,6 +29,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -364,7 +365,11 @@ class DeltaSink:
 
     def files(self) -> list[str]:
         table = self._load()
-        return [] if table is None else [re.sub(r"^file://", "", uri) for uri in table.file_uris()]
+        if table is None:
+            return []
+        # Names are as in URLs; `file_uris` would have the folder's so, and not those of its files.
+        names = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
+        return [str(self._root / re.sub(r"^file://", "", unquote(name))) for name in names]
 
 
 def _lines(schema: Schema) -> str:
