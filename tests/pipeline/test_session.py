@@ -12,11 +12,15 @@ import pytest
 from vdl.pipeline import jars
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.session import (
+    LOOPBACK,
+    MASTER_DEFAULT,
+    SETTINGS,
     SOCKET_FOLDER_LENGTH_MAX,
     NotInstalled,
     find_java,
     java_version,
     local_sockets,
+    session_settings,
 )
 
 
@@ -53,6 +57,34 @@ def test_machine_with_an_old_java_is_told_so(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(NotInstalled, match="version 8"):
         find_java()
+
+
+@pytest.mark.parametrize("master", ["", "local", "local[4]", "local[2,4]", "local[*]"])
+def test_session_on_one_machine_binds_to_loopback(master: str) -> None:
+    told = session_settings(master=master, settings={}, is_submitted=False)
+    assert told == {**SETTINGS, **LOOPBACK, "spark.master": master or MASTER_DEFAULT}
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:443"])
+def test_session_on_a_cluster_is_reached_by_its_executors(master: str) -> None:
+    """On their machines 127.0.0.1 is somebody else: they would wait for the driver for ever."""
+    told = session_settings(master=master, settings={}, is_submitted=False)
+    assert told == {**SETTINGS, "spark.master": master}
+    named = {"spark.master": master}
+    assert session_settings(master="", settings=named, is_submitted=False) == told
+
+
+def test_session_settings_of_a_job_have_the_last_word() -> None:
+    wanted = {"spark.driver.host": "10.0.0.7", "spark.sql.session.timeZone": "CET"}
+    for master in ("local[2]", "spark://host:7077"):
+        told = session_settings(master=master, settings=wanted, is_submitted=False)
+        assert told.items() >= wanted.items()
+        assert told["spark.master"] == master
+
+
+def test_session_of_spark_submit_is_told_neither_master_nor_address() -> None:
+    told = session_settings(master="local[2]", settings={"spark.x": "y"}, is_submitted=True)
+    assert told == {**SETTINGS, "spark.x": "y"}
 
 
 def test_local_sockets_are_in_a_folder_that_nobody_else_can_enter() -> None:

@@ -1,7 +1,8 @@
 """The same job on a Spark standalone cluster: a master and two workers, each its own process.
 
-Nothing of a job lives in the driver alone: executors get what they need with their tasks. Needs
-five JVMs, so it runs only where VDL_SPARK_CLUSTER is set.
+Nothing of a job lives in the driver alone: executors get what they need with their tasks. These are
+on this machine, so they find the driver at 127.0.0.1, which has to be said. Needs five JVMs, so it
+runs only where VDL_SPARK_CLUSTER is set.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ import json, sys
 from pathlib import Path
 from vdl.pipeline.job import load_job
 from vdl.pipeline.runner import Runner
-from vdl.pipeline.session import make_session
+from vdl.pipeline.session import LOOPBACK, make_session
 from vdl.pipeline.verify import verify
 
 job = load_job(Path(sys.argv[1]))
-spark = make_session("cluster", master=sys.argv[2], settings={"spark.executor.memory": "512m",
-    "spark.cores.max": "2", "spark.executor.cores": "1"})
+spark = make_session("cluster", master=sys.argv[2], settings={**LOOPBACK,
+    "spark.executor.memory": "512m", "spark.cores.max": "2", "spark.executor.cores": "1"})
 totals = Runner(job, spark).run(once=True)
 hosts = spark.sparkContext.parallelize(range(8), 8).map(lambda n: __import__("os").getppid())
 executors = len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1

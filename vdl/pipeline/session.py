@@ -1,7 +1,8 @@
 """A Spark session made the way the pipeline needs it, and a clear word where there is no Java.
 
 `spark-submit` and a session that exists are taken as they are; only settings that are not set are
-set here. On one machine the driver binds to loopback.
+set here. With a master on this machine the driver binds to loopback; executors elsewhere must reach
+it, so with any other master its address is Spark's to find, or a setting's.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ SETTINGS = {
 SOCKET_FOLDER_LENGTH_MAX = 60
 """The name of a socket is 42 characters more, and a system may allow 103."""
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+MASTER_DEFAULT = "local[2]"
 
 
 class NotInstalled(PipelineError):
@@ -130,6 +132,23 @@ def local_sockets() -> dict[str, str]:
     }
 
 
+def is_local(master: str) -> bool:
+    """Whether driver and executors are on this machine."""
+    return master.startswith("local")
+
+
+def session_settings(
+    *, master: str, settings: Mapping[str, str], is_submitted: bool
+) -> dict[str, str]:
+    """What a new session is told; `settings` have the last word. `is_submitted`: spark-submit has
+    said which master, and where the driver is."""
+    if is_submitted:
+        return {**SETTINGS, **settings}
+    chosen = {"spark.master": master or MASTER_DEFAULT, **settings}
+    nearby = LOOPBACK if is_local(chosen["spark.master"]) else {}
+    return {**nearby, **SETTINGS, **chosen}
+
+
 def make_session(
     name: str,
     *,
@@ -153,11 +172,10 @@ def make_session(
     if active is None:
         builder: Any = SparkSession.builder
         builder = builder.appName(name)
-        wanted = {**SETTINGS, **(settings or {})}
-        if "SPARK_ENV_LOADED" not in os.environ:
-            wanted = {**LOOPBACK, "spark.master": master or "local[2]", **wanted}
-            if wanted["spark.master"].startswith("local"):
-                wanted = {**local_sockets(), **wanted}
+        is_submitted = "SPARK_ENV_LOADED" in os.environ
+        wanted = session_settings(master=master, settings=settings or {}, is_submitted=is_submitted)
+        if not is_submitted and is_local(wanted["spark.master"]):
+            wanted = {**local_sockets(), **wanted}
         if jars:
             wanted["spark.jars"] = ",".join(jars)
         for key, value in wanted.items():
