@@ -74,6 +74,31 @@ def test_job_file_with_steps_keeps_their_order(tmp_path: Path) -> None:
         ),
         ('path = "out"', 'path = "out"\n[transform]\nsteps = [{name = "input"}]', "input"),
         ("[job]", "[job", "Expected"),
+        ("[job]", "spark = 'local'\n[job]", "spark: must be a table"),
+        ("[decode]", "[spark]\nsql.ansi.enabled = true\n[decode]", "spark.sql: must be one value"),
+        (
+            "[decode]",
+            "[source.options]\nclient.debug = 'all'\n[decode]",
+            "client: must be one value",
+        ),
+        ('topics = ["flights"]', "topics = [5]", "source.topics: must be a list of texts"),
+        ('topics = ["flights"]', 'topics = ["a,b"]', "'a,b' is no name of a topic"),
+        ('topics = ["flights"]', 'topics = ["f"]\nmax_rows = nan', "max_rows: must be finite"),
+        ('topics = ["flights"]', 'topics = ["f"]\nmax_bytes = inf', "max_bytes: must be finite"),
+        ('topics = ["flights"]', 'topics = ["f"]\nmax_rows = 0.5', "max_rows: must be a whole"),
+        (
+            'path = "out"',
+            'path = "out"\n[run]\ninterval_seconds = inf',
+            "interval_seconds: must be",
+        ),
+        ('path = "out"', 'path = "out"\n[errors]\nrows_min = nan', "rows_min: must be finite"),
+        ('path = "out"', 'path = "out"\n[errors]\nshare_max = nan', "share_max: must be finite"),
+        ('path = "out"', 'path = "out"\n[metrics]\nlisten = "host"', "'host' has no port"),
+        (
+            'path = "out"',
+            'path = "out"\n[metrics]\nlisten = "host:65536"',
+            "'host:65536' has no port",
+        ),
     ],
 )
 def test_job_file_with_a_mistake_is_refused(
@@ -92,6 +117,67 @@ def test_job_file_with_a_checkpoint_that_is_a_link_to_the_table_is_refused(tmp_p
         load_job(write(tmp_path, GOOD + '[run]\ncheckpoint = "link/c"\n'))
     beside = load_job(write(tmp_path, GOOD + '[run]\ncheckpoint = "out-c"\n'))
     assert beside.checkpoint == str(tmp_path / "out-c")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("steps", '["select 1"]', "steps[1]: must be a table"),
+        ("steps", '[{sql = "select 1"}, 5]', "steps[2]: must be a table"),
+        ("steps", '[{sql = "select 1", nmae = "a"}]', "steps[1].nmae: there is no such setting"),
+        ("steps", "[{sql = 1}]", "steps[1].sql: must be text"),
+        ("steps", '[{name = 1, sql = "select 1"}]', "steps[1].name: must be text"),
+        ("tables", '{a = "x.csv"}', "tables.a: must be a table"),
+        ("tables", '{a = {fromat = "csv", path = "x"}}', "tables.a.fromat: there is no such"),
+        ("tables", '{a = {option = {}, path = "x"}}', "tables.a.option: there is no such setting"),
+        ("tables", '{a = {options = "header", path = "x"}}', "tables.a.options: must be a table"),
+        ("tables", '{a = {options = {b = [1]}, path = "x"}}', "tables.a.options.b: must be one"),
+        ("tables", "{a = {path = 5}}", "tables.a.path: must be text"),
+        ("tables", '{a = {format = "csv"}}', "tables.a: has no path"),
+    ],
+)
+def test_job_file_with_a_mistake_in_its_transformation_is_refused(
+    tmp_path: Path, key: str, value: str, problem: str
+) -> None:
+    """Rows that go past a step which is not read as one are wrong, and nobody is told."""
+    with pytest.raises(JobInvalid) as refused:
+        load_job(write(tmp_path, f"{GOOD}[transform]\n{key} = {value}\n"))
+    assert any(f"transform.{problem}" in one for one in refused.value.problems)
+
+
+def test_job_file_with_a_value_for_a_section_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobInvalid) as refused:
+        load_job(write(tmp_path, 'source = 5\nspark = "local"\n[job]\nname = "flights"\n'))
+    assert {"source: must be a table", "spark: must be a table"} <= set(refused.value.problems)
+
+
+def test_job_file_with_an_address_of_metrics_is_taken(tmp_path: Path) -> None:
+    """A port alone is one of this machine."""
+    for listen in ("", "9400", ":9400", "127.0.0.1:9400", "[::1]:65535"):
+        job = load_job(write(tmp_path, f'{GOOD}[metrics]\nlisten = "{listen}"\n'))
+        assert job.metrics_listen == listen
+
+
+def test_job_file_with_settings_that_librdkafka_does_not_take_is_refused(tmp_path: Path) -> None:
+    """Said before Spark is started, all of them; files on which they depend may be elsewhere."""
+    pytest.importorskip("confluent_kafka", reason="needs the `dev` or `spark` extra")
+    topic = GOOD.replace('path = "out"', 'path = "out"\nkind = "topic"\ntopic = "to"')
+    options = """
+[source.options]
+"client.fetch.min.bytes" = 5
+"client.nonsense" = 1
+"client.ssl.ca.location" = "/nowhere/ca.pem"
+[sink.options]
+"linger.ms" = "soon"
+"acks" = "all"
+"error_cb" = "print"
+"""
+    with pytest.raises(JobInvalid) as refused:
+        load_job(write(tmp_path, topic + options))
+    source, linger, callback = refused.value.problems
+    assert "source.options: client.nonsense: No such configuration property" in source
+    assert "sink.options: linger.ms: Invalid value" in linger
+    assert "sink.options: error_cb: cannot be set in a file" in callback
 
 
 def test_job_file_with_several_mistakes_tells_all(tmp_path: Path) -> None:

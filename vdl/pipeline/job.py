@@ -65,6 +65,7 @@ Must not know: Spark, Kafka clients.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -72,6 +73,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vdl.pipeline.client_settings import unfit
 from vdl.pipeline.errors import JobInvalid
 from vdl.pipeline.options import (
     MAX_BYTES_DEFAULT,
@@ -84,6 +86,8 @@ from vdl.pipeline.options import (
 from vdl.pipeline.windows import Window
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+LISTEN = re.compile(r"(?:.*:)?([0-9]{1,5})")
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SOURCES = ("vdl", "kafka")
 TOPIC = "topic"
@@ -211,22 +215,22 @@ def _read(r: _Reader, folder: Path) -> Job:
         bootstrap=r.text("source", "bootstrap"),
         topics=tuple(r.texts("source", "topics")),
         start=r.text("source", "start", "earliest"),
-        max_rows=int(r.number("source", "max_rows", MAX_ROWS_DEFAULT)),
-        max_bytes=int(r.number("source", "max_bytes", MAX_BYTES_DEFAULT)),
+        max_rows=r.count("source", "max_rows", MAX_ROWS_DEFAULT),
+        max_bytes=r.count("source", "max_bytes", MAX_BYTES_DEFAULT),
         segments=tuple(path_of(text) for text in r.texts("source", "segments", [])),
         options=r.mapping("source", "options"),
     )
     tables = {
         name: Table(
-            str(table.get("format", "parquet")),
-            path_of(str(table.get("path", ""))),
-            {str(k): str(v) for k, v in table.get("options", {}).items()},
+            r.text(table, "format", "parquet"),
+            path_of(r.text(table, "path", "")),
+            r.mapping(table, "options"),
         )
         for name, table in r.tables("transform", "tables").items()
     }
     steps = tuple(
-        Step(str(s.get("name", f"step{n}")), str(s.get("sql", "")))
-        for n, s in enumerate(r.rows("transform", "steps"), 1)
+        Step(r.text(step, "name", f"step{n}"), r.text(step, "sql", ""))
+        for n, step in enumerate(r.rows("transform", "steps"), 1)
     )
     return Job(
         name=name,
@@ -246,7 +250,7 @@ def _read(r: _Reader, folder: Path) -> Job:
         errors=Errors(
             path_of(r.text("errors", "path", "")) or f"{sink_path}-dead",
             r.number("errors", "share_max", 0.01),
-            int(r.number("errors", "rows_min", 1000)),
+            r.count("errors", "rows_min", 1000),
         ),
         interval_seconds=r.number("run", "interval_seconds", 1.0),
         checkpoint=path_of(r.text("run", "checkpoint", "")) or f"{sink_path}-checkpoint",
@@ -283,6 +287,8 @@ def _check(job: Job, problems: list[str]) -> None:
         job.sink.topic not in job.source.topics or job.sink.bootstrap != job.source.bootstrap,
         "sink.topic: is one of the source's",
     )
+    for topic in (*job.source.topics, *([job.sink.topic] if job.sink.topic else [])):
+        need(bool(TOPIC_NAME.fullmatch(topic)), f"topics: {topic!r} is no name of a topic")
     need(job.format in FORMATS, f"decode.format: {job.format!r} is none of {FORMATS}")
     need(bool(job.source.topics), "source.topics: at least one is needed")
     need(job.format != "json" or bool(job.schema), "decode.schema: is needed to decode JSON")
@@ -294,6 +300,7 @@ def _check(job: Job, problems: list[str]) -> None:
             f"run.checkpoint: must neither hold nor lie in {what}.path",
         )
     need(job.interval_seconds >= 0, "run.interval_seconds: must not be negative")
+    need(_is_address(job.metrics_listen), f"metrics.listen: {job.metrics_listen!r} has no port")
     need(
         job.source.kind == "vdl" or not job.source.segments,
         "source.segments: only with kind = 'vdl'",
@@ -311,9 +318,16 @@ def _check(job: Job, problems: list[str]) -> None:
         need(job.sink.kind in WINDOW_SINKS, f"window: only with sink.kind of {WINDOW_SINKS}")
     try:
         parse_where("source.start", job.source.start)
-        job.source.read_options()
+        client = job.source.read_options().client
+        problems += [f"source.options: client.{n}: {why}" for n, why in unfit(client).items()]
     except OptionError as error:
         problems.append(f"source: {error}")
+    problems += [f"sink.options: {name}: {why}" for name, why in unfit(job.sink.options).items()]
+
+
+def _is_address(listen: str) -> bool:
+    found = LISTEN.fullmatch(listen)
+    return not listen or (found is not None and int(found[1]) < 1 << 16)
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -329,7 +343,7 @@ class _Reader:
     """Takes values out of sections and notes what is missing, wrong or unknown."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
+        self._data = dict(data)
         self._taken: dict[str, set[str]] = {}
         self.problems: list[str] = []
 
@@ -340,7 +354,7 @@ class _Reader:
         self._taken.setdefault(section, set()).add(key)
         table = self._data.get(section, {})
         if not isinstance(table, Mapping):
-            return default
+            return kind() if default is None else default
         if key not in table:
             if default is None:
                 self.problems.append(f"{section}.{key}: is needed")
@@ -358,27 +372,66 @@ class _Reader:
         return str(self._take(section, key, default, str, "text"))
 
     def number(self, section: str, key: str, default: float) -> float:
-        return float(self._take(section, key, float(default), float, "a number"))
+        found = float(self._take(section, key, float(default), float, "a number"))
+        if math.isfinite(found):
+            return found
+        self.problems.append(f"{section}.{key}: must be finite")
+        return float(default)
+
+    def count(self, section: str, key: str, default: int) -> int:
+        found = self.number(section, key, default)
+        if not found.is_integer():
+            self.problems.append(f"{section}.{key}: must be a whole number")
+        return int(found)
 
     def texts(self, section: str, key: str, default: list[str] | None = None) -> list[str]:
         found = self._take(section, key, default, list, "a list of texts")
+        if not all(isinstance(value, str) for value in found):
+            self.problems.append(f"{section}.{key}: must be a list of texts")
         return [str(value) for value in found]
 
-    def rows(self, section: str, key: str) -> list[Mapping[str, Any]]:
+    def rows(self, section: str, key: str) -> list[str]:
+        """The tables of a list, each as the name of a section to read it by."""
         found = self._take(section, key, [], list, "a list of tables")
-        return [row for row in found if isinstance(row, Mapping)]
+        return [
+            place
+            for n, row in enumerate(found, 1)
+            for place in self._inner(f"{section}.{key}[{n}]", row)
+        ]
 
-    def tables(self, section: str, key: str) -> dict[str, Mapping[str, Any]]:
+    def tables(self, section: str, key: str) -> dict[str, str]:
+        """Name → the section to read that table by."""
         found = self._take(section, key, {}, dict, "a table")
-        return {str(name): row for name, row in found.items() if isinstance(row, Mapping)}
+        return {
+            str(name): place
+            for name, row in found.items()
+            for place in self._inner(f"{section}.{key}.{name}", row)
+        }
+
+    def _inner(self, place: str, row: Any) -> list[str]:
+        """A section made of what should be a table; none where it is none."""
+        if not isinstance(row, Mapping):
+            self.problems.append(f"{place}: must be a table")
+            return []
+        self._data[place] = row
+        return [place]
 
     def mapping(self, section: str, key: str) -> dict[str, str]:
         found = self._take(section, key, {}, dict, "a table")
-        return {str(name): _plain(value) for name, value in found.items()}
+        return self._settings(f"{section}.{key}", found)
 
     def whole(self, section: str) -> dict[str, str]:
         found = self._data.get(section, {})
-        self._taken[section] = set(found)
+        known = found if isinstance(found, Mapping) else {}
+        self._taken[section] = set(known)
+        return self._settings(section, known)
+
+    def _settings(self, place: str, found: Mapping[str, Any]) -> dict[str, str]:
+        for name, value in found.items():
+            if isinstance(value, Mapping | list):
+                self.problems.append(
+                    f"{place}.{name}: must be one value; a name that has dots wants quotes"
+                )
         return {str(name): _plain(value) for name, value in found.items()}
 
     def finish(self) -> None:
