@@ -17,6 +17,7 @@ Must not know: Spark, Kafka clients, the server.
 from __future__ import annotations
 
 import base64
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -32,6 +33,7 @@ from crc32c import crc32c
 from segments.api import CorruptRecord, StorageError, StoreOptions
 from segments.fs import RealFileSystem
 from segments.identity import read_identity
+from segments.meta_header import check_headers
 from segments.recovery import log_directory
 from segments.segment import LogFiles
 from vdl.pipeline.columns import Gathered, open_lane
@@ -46,6 +48,8 @@ TASKS_WANTED = 8
 is not known here how many cores the executors have."""
 _ITEM = struct.Struct("<IH")
 _TOPIC = b"t"
+_MALFORMED = (lmdb.Error, msgspec.MsgspecError, struct.error, LookupError, TypeError, ValueError)
+"""What reading a meta in any other form than a server's raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +106,35 @@ def find(directory: str, topic: str, topic_id: str, count: int) -> dict[int, lis
 
 def _groups(directory: str, log_id: int, topic: str, topic_id: str) -> list[int]:
     """The group ids of a topic's partitions, as the catalog's state in the meta has them; nothing
-    when it does not know the topic, or another of that name."""
+    when it does not know the topic, or another of that name. Raises StorageError, OSError."""
     name = _TOPIC + topic.encode()
-    key = log_id.to_bytes(4) + b"k" + name
+    try:
+        item = _stored(f"{directory}/meta", log_id.to_bytes(4) + b"k" + name)
+        if item is None:
+            return []
+        crc, length = _ITEM.unpack_from(item)
+        end = _ITEM.size + length
+        if crc32c(item[4:]) != crc or item[_ITEM.size : end] != name:
+            raise CorruptRecord("meta value", 0, expected=crc, actual=crc32c(item[4:]))
+        fields = msgspec.msgpack.decode(item[end:])
+        told = base64.urlsafe_b64encode(fields[1]).decode().rstrip("=")
+        return [int(group) for group in fields[2]] if told == topic_id else []
+    except _MALFORMED as error:
+        raise CorruptRecord("meta", 0) from error
+
+
+def _stored(meta: str, key: bytes) -> bytes | None:
+    """What the meta has at `key`. Raises StorageError, OSError, lmdb.Error."""
+    with Path(meta, "data.mdb").open("rb") as file:
+        fd = file.fileno()
+        # LMDB would act on them as they are, and end the process where the file is too short.
+        check_headers(lambda length, at: os.pread(fd, length, at), os.fstat(fd).st_size)
     with (
-        closing(lmdb.open(f"{directory}/meta", readonly=True, readahead=False)) as environment,
+        closing(lmdb.open(meta, readonly=True, readahead=False)) as environment,
         environment.begin() as transaction,
     ):
         stored = transaction.get(key)
-        item = None if stored is None else bytes(stored)
-    if item is None:
-        return []
-    crc, length = _ITEM.unpack_from(item)
-    end = _ITEM.size + length
-    if crc32c(item[4:]) != crc or item[_ITEM.size : end] != name:
-        raise CorruptRecord("meta value", 0, expected=crc, actual=crc32c(item[4:]))
-    fields = msgspec.msgpack.decode(item[end:])
-    told = base64.urlsafe_b64encode(fields[1]).decode().rstrip("=")
-    return [int(group) for group in fields[2]] if told == topic_id else []
+        return None if stored is None else bytes(stored)
 
 
 def _sealed(fs: RealFileSystem, directory: str, log_id: int, group_id: int) -> list[SealedSegment]:

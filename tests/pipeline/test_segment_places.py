@@ -1,0 +1,131 @@
+"""Which segments a data directory has of a topic, and that a bad one leaves all to the brokers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import msgspec
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pytest.importorskip("pyspark", reason="needs the `spark` extra")
+pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
+
+from segments.api import MetaBatch
+from segments.fs import RealFileSystem
+from segments.identity import Identity, LogIdentity, encode
+from segments.meta import Meta
+from segments.recovery import log_directory
+from segments.segment import SegmentInfo, encode_segment_header
+from vdl.pipeline.options import parse
+from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
+from vdl.pipeline.source import plan
+
+CATALOG_LOG, LOG, GROUP = 1, 2, 7
+TOPIC_ID = bytes(range(16))
+ID_TEXT = base64.urlsafe_b64encode(TOPIC_ID).decode().rstrip("=")
+EDGES = (0, 40, 100)
+"""Base offsets of three segments, two of which are sealed."""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """As a server leaves it: a catalog that knows one topic, and a log of its partition."""
+    path = tmp_path / "store"
+    path.mkdir()
+    identity = Identity(bytes(16), next_log_id=3)
+    for log_id, group_id in ((CATALOG_LOG, 0), (LOG, GROUP)):
+        identity.logs[log_id] = LogIdentity(log_id, group_id, 1, 1, 0, 0)
+    (path / "identity").write_bytes(encode(identity))
+    write_topic(path, msgspec.msgpack.encode(["t", TOPIC_ID, [GROUP]]))
+    logs = Path(log_directory(str(path), LOG))
+    logs.mkdir(parents=True)
+    for n, base in enumerate(EDGES, start=1):
+        header = encode_segment_header(SegmentInfo(n, base + 1, base), LOG, GROUP)
+        (logs / f"{n:010d}.log").write_bytes(header)
+    return path
+
+
+def write_topic(path: Path, value: bytes) -> None:
+    meta = Meta(RealFileSystem(), str(path / "meta"), 1 << 20)
+    meta.commit([MetaBatch(CATALOG_LOG, 1, [(b"tt", value)])])
+    meta.close()
+
+
+def put_raw(path: Path, item: bytes) -> None:
+    """In place of what a server would have written."""
+    with (
+        lmdb.open(str(path / "meta"), map_size=1 << 20) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(CATALOG_LOG.to_bytes(4) + b"ktt", item)
+
+
+def planned(path: Path) -> list[object]:
+    """What the tasks read of offsets [10, 150)."""
+    options = parse({"bootstrap": "nowhere:9092", "topics": "t", "segments": str(path)})
+    known = Positions({"t": TopicPositions(ID_TEXT, {0: 150})})
+    return [task.value for task in plan(options, [OffsetRange("t", 0, 10, 150)], known)]
+
+
+def test_plan_with_good_segments_reads_them_and_the_rest_from_brokers(directory: Path) -> None:
+    *files, rest = planned(directory)
+    assert rest == OffsetRange("t", 0, 100, 150)
+    assert [piece.wanted for task in files for piece in task.pieces] == [
+        OffsetRange("t", 0, 10, 40), OffsetRange("t", 0, 40, 100),
+    ]  # fmt: skip
+
+
+def no_meta(path: Path) -> None:
+    (path / "meta" / "data.mdb").unlink()
+    (path / "meta" / "lock.mdb").unlink()
+    (path / "meta").rmdir()
+
+
+def no_file_in_meta(path: Path) -> None:
+    (path / "meta" / "data.mdb").unlink()
+
+
+def noise(path: Path) -> None:
+    (path / "meta" / "data.mdb").write_bytes(b"\xa5" * 16384)
+
+
+def cut_short(path: Path) -> None:
+    file = path / "meta" / "data.mdb"
+    file.write_bytes(file.read_bytes()[:8192])
+
+
+def a_directory_for_a_file(path: Path) -> None:
+    no_file_in_meta(path)
+    (path / "meta" / "data.mdb").mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage", [no_meta, no_file_in_meta, noise, cut_short, a_directory_for_a_file]
+)
+def test_plan_with_a_bad_meta_has_all_from_brokers(
+    directory: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(directory)
+    assert planned(directory) == [OffsetRange("t", 0, 10, 150)]
+
+
+@pytest.mark.parametrize("item", [b"", b"\x01", bytes(6), bytes(40)])
+def test_plan_with_a_value_that_is_none_has_all_from_brokers(directory: Path, item: bytes) -> None:
+    put_raw(directory, item)
+    assert planned(directory) == [OffsetRange("t", 0, 10, 150)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [b"", b"\xc1", *map(msgspec.msgpack.encode, ([], ["t"], 5, {}, ["t", 1, 2], ["t", "x", [""]]))],
+)
+def test_plan_with_a_topic_in_another_form_has_all_from_brokers(
+    directory: Path, fields: bytes
+) -> None:
+    """Its CRC is good: a later version may have written it."""
+    write_topic(directory, fields)
+    assert planned(directory) == [OffsetRange("t", 0, 10, 150)]
