@@ -14,19 +14,19 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 
-from confluent_kafka import Producer  # noqa: E402
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition  # noqa: E402
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: E402
 
 from segments.recovery import log_directory  # noqa: E402
 from tests.chaos.harness.replica_set import ReplicaSet  # noqa: E402
 from vdl.kafka.client import Unreachable  # noqa: E402
 from vdl.pipeline import fetch, source  # noqa: E402
-from vdl.pipeline.errors import Stalled, TopicMissing  # noqa: E402
+from vdl.pipeline.errors import LogShrank, RowsGone, Stalled, TopicMissing  # noqa: E402
 from vdl.pipeline.fetch import NotFetched, read_batches  # noqa: E402
 from vdl.pipeline.inflated import Inflated  # noqa: E402
 from vdl.pipeline.options import COLUMNS, AtTime, parse  # noqa: E402
 from vdl.pipeline.positions import OffsetRange, ranges  # noqa: E402
-from vdl.pipeline.read import read_range  # noqa: E402
+from vdl.pipeline.read import _first_left, read_range  # noqa: E402
 from vdl.pipeline.segment_read import SealedSegment, divide, find, group, read_segment  # noqa: E402
 from vdl.pipeline.source import read_broker  # noqa: E402
 from vdl.pipeline.topics import ClusterUnreachable, Topics  # noqa: E402
@@ -97,6 +97,70 @@ def test_range_of_servers_that_are_away_stalls() -> None:
     wanted = OffsetRange("t", 0, 0, 5)
     with pytest.raises(Stalled):
         list(read_range(wanted, bootstrap="127.0.0.1:9", columns=EVERY, stall_seconds=1))
+
+
+@pytest.fixture(scope="module")
+def trimmed(bootstrap: str) -> str:
+    """A topic of which the first hundred records of a partition are gone."""
+    create(bootstrap, "trimmed")
+    produce(bootstrap, "trimmed", 400)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    where = TopicPartition("trimmed", 0, 100)
+    assert admin.delete_records([where])[where].result(timeout=30).low_watermark == 100
+    return "trimmed"
+
+
+def test_range_that_is_gone_in_part_says_how_much(bootstrap: str, trimmed: str) -> None:
+    with pytest.raises(RowsGone, match="the log begins at 100: 95 records are gone unread") as gone:
+        read(bootstrap, OffsetRange(trimmed, 0, 5, 150))
+    assert (gone.value.wanted, gone.value.first) == (5, 100)
+
+
+@pytest.mark.parametrize("client", ["", "client.check.crcs"])
+def test_range_that_is_gone_in_part_is_read_where_loss_is_allowed(
+    bootstrap: str, trimmed: str, client: str
+) -> None:
+    """What is left of it, and nothing of a range of which nothing is left."""
+    more = {client: "true"} if client else {}
+    options = parse({"bootstrap": bootstrap, "topics": trimmed, "allowLoss": "true", **more})
+    for end, left in ((150, list(range(100, 150))), (70, [])):
+        batches = read_broker(OffsetRange(trimmed, 0, 5, end), options)
+        assert [n for batch in batches for n in batch["offset"].to_pylist()] == left
+
+
+@pytest.mark.parametrize("allow_loss", [False, True])
+def test_range_that_begins_behind_the_end_of_a_log_says_so(
+    bootstrap: str, topic: str, *, allow_loss: bool
+) -> None:
+    """It was read up to there, so the log was longer."""
+    wanted = OffsetRange(topic, 0, RECORDS, RECORDS + 5)
+    with pytest.raises(LogShrank) as shrank:
+        list(
+            read_range(
+                wanted, bootstrap=bootstrap, columns=EVERY, stall_seconds=20, allow_loss=allow_loss
+            )
+        )
+    assert (shrank.value.known, shrank.value.end) == (RECORDS, RECORDS // 2)
+
+
+class Watermarks:
+    """A consumer that can only be asked where a log begins and ends."""
+
+    def __init__(self, answer: tuple[int, int] | KafkaException | None) -> None:
+        self.answer = answer
+
+    def get_watermark_offsets(self, where: TopicPartition, timeout: float) -> Any:
+        if isinstance(self.answer, KafkaException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [(0, 9), (7, 7), None, KafkaException(KafkaError(-195))])
+def test_range_that_is_there_after_all_is_asked_for_again(answer: Any) -> None:
+    """A server may have had less for a moment than the leader has, or be away by now."""
+    for allow_loss in (False, True):
+        found = _first_left(Watermarks(answer), OffsetRange("t", 0, 5, 9), 7, allow_loss=allow_loss)
+        assert found == 7
 
 
 def test_topics_of_servers_that_are_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ A consumer of an unmodified librdkafka is assigned to one partition, without a g
 with the record before `end`, or where the broker says that the partition ends: the last offsets of
 a range may be control records or compacted away, and then no record says so.
 
-A range that makes no progress for `stall_seconds` fails instead of waiting for ever: Spark tries
-the task again, and then the job stops with the reason.
+A range that makes no progress for `stall_seconds` fails instead of waiting for ever, and the job
+stops with the reason: with local cores at once, because there Spark tries a task once (with
+`local[2,4]` four times), on a cluster when the task has failed four times.
 
 Columns are made from lists that `map` fills from methods of C: no Python frame per record. Types
 are exactly those that Spark expects (`binary`, never `large_binary`).
@@ -21,9 +22,9 @@ from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from vdl.pipeline.errors import RowsGone, Stalled
+from vdl.pipeline.errors import LogShrank, RowsGone, Stalled
 from vdl.pipeline.positions import OffsetRange
 
 BATCH_ROWS = 10_000
@@ -32,6 +33,9 @@ POLL_SECONDS = 0.5
 QUEUE_KIBIBYTES = 64 << 10
 """Of memory for records that librdkafka has fetched ahead, per task."""
 FETCH_BYTES = 4 << 20
+WATERMARKS_SECONDS = 5.0
+GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+"""What librdkafka says of an offset that the broker does not have; it reads no further then."""
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES: dict[str, pa.DataType] = {
@@ -71,9 +75,11 @@ def read_range(
     stall_seconds: float,
     isolation: str = "read_committed",
     client: Mapping[str, str] | None = None,
+    allow_loss: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range. Raises RowsGone, Stalled."""
+    """The records of a range, with `allow_loss` those that are left of it. Raises RowsGone,
+    LogShrank, Stalled."""
     consumer = Consumer(_settings(wanted, bootstrap, isolation, client or {}))
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
@@ -97,7 +103,9 @@ def read_range(
                         return
                     continue  # The follower of a new leader: what is missing comes.
                 reason = str(problem)
-                _raise_if_gone(problem, wanted, position)
+                if problem.code() in GONE:
+                    position = _first_left(consumer, wanted, position, allow_loss=allow_loss)
+                    consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
             if clock() - heard > stall_seconds:
                 raise Stalled(
                     wanted.topic, wanted.partition,
@@ -156,11 +164,23 @@ def _end_of(messages: list[Message]) -> int:
     return max(ends, default=-1)
 
 
-def _raise_if_gone(problem: KafkaError, wanted: OffsetRange, position: int) -> None:
-    """Retention while the task was waiting: the offset is no longer there."""
-    gone = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
-    if problem.code() in gone:
-        raise RowsGone(wanted.topic, wanted.partition, wanted=position, first=position)
+def _first_left(consumer: Consumer, wanted: OffsetRange, position: int, *, allow_loss: bool) -> int:
+    """Where to go on when a broker has said that it does not have `position`: behind what retention
+    has removed while the task was waiting, with `allow_loss`; else there again, if the log has it
+    after all or cannot be asked. Raises RowsGone, LogShrank."""
+    where = TopicPartition(wanted.topic, wanted.partition)
+    try:
+        found = consumer.get_watermark_offsets(where, timeout=WATERMARKS_SECONDS)
+    except KafkaException:
+        return position
+    if found is None:
+        return position
+    first, end = found
+    if position > end:
+        raise LogShrank(wanted.topic, wanted.partition, known=position, end=end)
+    if position < first and not allow_loss:
+        raise RowsGone(wanted.topic, wanted.partition, wanted=position, first=first)
+    return max(position, first)
 
 
 class _Columns:

@@ -119,6 +119,7 @@ def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
         stall_seconds=options.stall_seconds,
         isolation=options.isolation,
         client=options.client,
+        allow_loss=options.allow_loss,
     )
 
 
@@ -245,8 +246,11 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._ask()
         ends = topics.ends()
         check_same_topics(begin, ends)
+        # Where logs begin is asked when a batch is planned: this is called far more often.
+        check_reachable(begin, Positions({}), ends)
         self._ends = ends
-        target = ends if self._target is None else capped(ends, self._target)
+        # A stream that begins at the end asks for it behind its target.
+        target = ends if self._target is None else later(capped(ends, self._target), begin)
         if isinstance(limit, ReadAllAvailable):
             return target.over(begin).to_json()
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.rows_max

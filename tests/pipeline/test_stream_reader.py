@@ -1,0 +1,103 @@
+"""Where a micro-batch ends, as the stream's reader tells Spark; without either."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs the `spark` extra")
+pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from vdl.pipeline.errors import LogShrank, RowsGone, TopicRecreated
+from vdl.pipeline.options import parse
+from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
+from vdl.pipeline.source import VdlStreamReader
+
+
+def at(offsets: dict[int, int], *, topic_id: str = "id") -> Positions:
+    return Positions({"t": TopicPositions(topic_id, offsets)})
+
+
+class Cluster:
+    """Where the logs of one topic begin and end; moved by tests."""
+
+    def __init__(self) -> None:
+        self.first, self.end = at({0: 0, 1: 0}), at({0: 20, 1: 20})
+        self.asked_for_begins = 0
+
+    def begins(self) -> Positions:
+        self.asked_for_begins += 1
+        return self.first
+
+    def ends(self) -> Positions:
+        return self.end
+
+    def row_bytes(self, where: object) -> dict[tuple[str, int], float]:
+        return {}
+
+
+def reader(cluster: Cluster, **more: str) -> VdlStreamReader:
+    made = VdlStreamReader(parse({"bootstrap": "nowhere:9092", "topics": "t", **more}))
+    made._topics = cluster
+    return made
+
+
+def latest(made: VdlStreamReader, start: Positions, limit: ReadLimit) -> Positions:
+    return Positions.from_json(made.latestOffset(start.to_json(), limit))
+
+
+LIMITS = [ReadMaxRows(10), ReadAllAvailable()]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("loss", ["false", "true"])
+def test_stream_of_a_log_that_shrank_stops(limit: ReadLimit, loss: str) -> None:
+    """Retention takes away beginnings: with whatever options, an end that is gone is no loss that
+    was allowed, and what comes to lie at these offsets is something else."""
+    cluster = Cluster()
+    made = reader(cluster, allowLoss=loss)
+    latest(made, at({0: 20, 1: 7}), limit)
+    cluster.end = at({0: 15, 1: 20})
+    with pytest.raises(LogShrank, match="t/0: read up to 20, but the log ends at 15"):
+        latest(made, at({0: 20, 1: 7}), limit)
+
+
+def test_stream_of_a_log_that_was_trimmed_goes_on_where_loss_is_allowed() -> None:
+    cluster = Cluster()
+    begin = at({0: 5, 1: 20})
+    end = latest(reader(cluster), begin, ReadMaxRows(100))
+    cluster.first = at({0: 8, 1: 0})
+    with pytest.raises(RowsGone, match="the log begins at 8: 3 records are gone unread"):
+        reader(cluster).partitions(begin.to_json(), end.to_json())
+    (task,) = reader(cluster, allowLoss="true").partitions(begin.to_json(), end.to_json())
+    assert task.value == OffsetRange("t", 0, 8, 20)
+
+
+def test_stream_that_has_nothing_new_asks_only_for_ends() -> None:
+    """Spark asks for them all the time."""
+    cluster = Cluster()
+    made = reader(cluster)
+    assert latest(made, cluster.end, ReadMaxRows(10)) == cluster.end
+    assert cluster.asked_for_begins == 0
+
+
+def test_stream_of_a_recreated_topic_stops() -> None:
+    cluster = Cluster()
+    cluster.end = at({0: 1, 1: 1}, topic_id="new")
+    with pytest.raises(TopicRecreated):
+        latest(reader(cluster), at({0: 20, 1: 7}), ReadMaxRows(10))
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_stream_of_what_is_there_now_ends_there(limit: ReadLimit) -> None:
+    """Also one that begins at the end, which was asked for a moment later than its target."""
+    cluster = Cluster()
+    made = reader(cluster)
+    made.prepareForTriggerAvailableNow()
+    cluster.end = at({0: 30, 1: 20})
+    begin = at({0: 18, 1: 20})
+    assert latest(made, begin, limit) == at({0: 20, 1: 20})
+    for start in (at({0: 20, 1: 20}), at({0: 25, 1: 20})):
+        assert latest(made, start, limit) == start
