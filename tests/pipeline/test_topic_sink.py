@@ -95,9 +95,10 @@ def test_batch_that_was_produced_and_not_committed_comes_again_and_is_told_apart
         assert (topic, int(partition)) == ("to-be-odd", 1)
         assert topic_id
         assert row["timestamp"].timestamp() * 1000 == 1_000_000 + value["n"]
-    # Only what its step keeps is to be there: of what the source has, the even ones are not.
     verdict = verify(job, spark)
+    assert verdict.is_good
     assert (verdict.rows, verdict.dead, verdict.duplicates) == (len(odd), len(BROKEN), 0)
+    assert verdict.absent == COUNT - len(odd)
 
 
 @pytest.mark.spark

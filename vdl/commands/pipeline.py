@@ -25,6 +25,7 @@ from vdl.pipeline.session import check_installed, make_session
 
 if TYPE_CHECKING:
     from vdl.pipeline.runner import BatchReport, Runner, Totals
+    from vdl.pipeline.verify import Verdict
 
 _job = click.argument(
     "job_file", metavar="JOB.toml", type=click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -178,16 +179,8 @@ def verify(*, job_file: Path, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(verdict), indent=2))
     else:
-        click.echo(
-            f"{verdict.source} records in the source: {verdict.rows} rows, {verdict.dead} dead "
-            f"letters, {verdict.lost} lost, {verdict.duplicates} duplicates"
-            + (f"; {verdict.gone} offsets are no longer in the source" if verdict.gone else "")
-        )
-        for one in verdict.differences:
-            click.echo(
-                f"  {one.topic}/{one.partition} [{one.start}, {one.end}): {one.source} records, "
-                f"{one.rows} rows; look at offsets {', '.join(map(str, one.examples))}"
-            )
+        for line in _verdict_lines(verdict):
+            click.echo(line)
     return int(not verdict.is_good)
 
 
@@ -413,6 +406,34 @@ def _runner(job: Job, spark: Any, on_batch: Callable[[BatchReport], None] | None
     from vdl.pipeline.runner import Runner
 
     return Runner(job, spark, on_batch)
+
+
+def _verdict_lines(verdict: Verdict) -> Iterator[str]:
+    """The numbers in one line, and one for each thing that is wrong."""
+    counts = f"{verdict.rows} rows, {verdict.dead} dead letters"
+    if verdict.is_by_counts:
+        yield f"{counts}; rows do not say what they were made of: only counts were compared"
+    else:
+        yield (
+            f"{verdict.source} records in the source: {counts}, {verdict.lost} lost, "
+            f"{verdict.duplicates} duplicates"
+            + (f", {verdict.invented} offsets that it does not have" if verdict.invented else "")
+            + (f"; {verdict.absent} are not in the table (filtered?)" if verdict.absent else "")
+            + (f"; {verdict.gone} offsets are no longer in the source" if verdict.gone else "")
+        )
+    if verdict.rows_committed not in {None, verdict.rows}:
+        yield f"  {verdict.rows_committed} rows have been committed, there are {verdict.rows}"
+    if verdict.dead_committed not in {None, verdict.dead}:
+        yield (
+            f"  {verdict.dead_committed} dead letters have been committed, there are {verdict.dead}"
+        )
+    for path in verdict.missing_files:
+        yield f"  {path} is missing"
+    for one in verdict.differences:
+        yield (
+            f"  {one.topic}/{one.partition} [{one.start}, {one.end}): {one.source} records, "
+            f"{one.rows} rows; look at offsets {', '.join(map(str, one.examples))}"
+        )
 
 
 def _number(known: object) -> object:

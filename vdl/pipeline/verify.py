@@ -1,10 +1,14 @@
 """Recounting a table against its source: for every range of offsets, is every record there, once?
 
-A record of the source is a row of the table or a dead letter. Rows carry `_partition` and `_offset`
-unless the job's steps drop them; then only the numbers that the commits say can be added up. What
-was compacted away or is a control record has an offset and no record, so the source is read, not
-subtracted. It is read and counted in ranges on the executors; only ranges that differ are looked at
-record by record.
+A record of the source is a row of the table or a dead letter, or several rows that a column `_row`
+numbers. What was compacted away or is a control record has an offset and no record, so the source
+is read, not subtracted. It is read and counted in ranges on the executors; only ranges that differ
+are looked at record by record.
+
+A job's steps may leave records out, and only they know which. So of a job with steps a record that
+is not in the table is no loss; that no row was lost is seen from what the commits say they wrote.
+Where the steps drop the columns that say what a row was made of, these numbers are all there is to
+compare.
 
 Must not know: the command line.
 """
@@ -12,9 +16,13 @@ Must not know: the command line.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import TOPIC, Job
 from vdl.pipeline.positions import Positions, TopicPositions
@@ -24,6 +32,10 @@ from vdl.pipeline.topics import Topics
 
 RANGE_OFFSETS = 100_000
 EXAMPLES_MAX = 20
+ROWS_DDL = "_partition int, _offset long"
+"""Of a table without files."""
+PLACES_DDL = "topic string, partition int, offset long, number string, is_row long"
+"""PLACES, of rows and dead letters: the record it was made of, and which of the rows made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,90 +50,132 @@ class RangeDifference:
     rows: int
     duplicates: int
     examples: tuple[int, ...]
-    """Offsets that are missing, or there more than once."""
+    """Offsets that are missing, or there more than once, or not in the source."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What was counted. `lost` and `duplicates` are 0 for a good table."""
+    """What was counted. `lost`, `duplicates` and `invented` are 0 for a good table."""
 
     source: int = 0
     rows: int = 0
     dead: int = 0
     duplicates: int = 0
     lost: int = 0
+    invented: int = 0
+    """Offsets in the table that the source has no record at."""
+    absent: int = 0
+    """Records that are not in the table of a job with steps: left out by these, it is supposed."""
     gone: int = 0
-    """Offsets that retention has removed from the source since: they cannot be recounted."""
+    """Offsets that retention has removed from the source since, or that are of a topic which is the
+    job's no more: they cannot be recounted."""
+    rows_committed: int | None = None
+    """What the commits say; None of a topic, whose retention takes rows away."""
+    dead_committed: int | None = None
+    is_by_counts: bool = False
+    """Rows do not say what they were made of, so only these numbers were compared."""
+    missing_files: list[str] = field(default_factory=list)
+    """Of the table, or of its dead letters."""
     differences: list[RangeDifference] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
-        return not self.lost and not self.duplicates and not self.differences
+        return (
+            not (self.lost or self.duplicates or self.invented or self.missing_files)
+            and self.rows_committed in {None, self.rows}
+            and self.dead_committed in {None, self.dead}
+        )
 
 
 def verify(job: Job, spark: Any) -> Verdict:
-    """Recount what the table has. Raises PipelineError where rows do not say their offsets."""
-    from pyspark.sql import functions as f
-
+    """Recount what the table has. Raises PipelineError where no verdict can be given."""
     if job.window is not None:
         raise PipelineError(
             f"{job.sink.path}: a row is a window of many records, so its rows cannot be told apart"
         )
-    topics = Topics(job.source.read_options())
-    ids = topics.ids()
+    with closing(Topics(job.source.read_options())) as topics:
+        ids, firsts = topics.ids(), topics.begins()
     table = open_table(job.sink.kind, job.sink.path, job.name)
     dead_table = open_table(job.sink.dead_kind, job.errors.path, job.name)
     end = table.open(ids)
     dead_table.open(ids)
     if not end:
         return Verdict()
-    begin = _begin(table)
-    firsts = topics.begins()
-    topics.close()
-    readable = _later(begin, firsts)
-    verdict = Verdict(gone=_distance(begin, readable))
-    placed = _places(spark, table, dead_table, job)
-    inside = placed.filter(_within(begin, end))
-    counted = inside.groupBy("topic", "partition", "offset").agg(
-        f.sum("is_row").alias("rows"), f.count(f.lit(1)).alias("times")
-    )
-    read = _source(spark, job, readable, end)
-    joined = read.join(counted, ["topic", "partition", "offset"], "full_outer")
-    joined = joined.select(
+    account = account_of(table)
+    if account is None:
+        raise PipelineError(
+            f"{table.path}: the commits that say where the job began are no longer in the table's "
+            "log, so nobody can tell what is missing"
+        )
+    begin, readable = account.begin, _readable(account.begin, firsts, end)
+    verdict = Verdict(gone=_gone(begin, readable, end), dead_committed=account.dead)
+    files, absent = _there(table.files())
+    letters, absent_letters = _there(dead_table.files())
+    inside = _within(begin, end)
+    dead = _dead_places(spark, letters).filter(inside)
+    if job.sink.kind == TOPIC:
+        rows, is_numbered = _records_of(spark, job, end), True
+    else:
+        verdict.rows_committed = account.rows
+        frame, is_numbered = spark.createDataFrame([], ROWS_DDL), False
+        if files:
+            frame = spark.read.option("mergeSchema", "true").parquet(*files)
+            is_numbered = "_row" in frame.columns
+        rows = _row_places(frame, only=_only_topic(job, account, end, frame.columns))
+        if rows is None:
+            verdict.is_by_counts = True
+            verdict.rows, verdict.dead = int(frame.count()), int(dead.count())
+            _check_at_rest(job, table, ids)
+    if rows is not None:
+        counted = _counted(rows.filter(inside).unionByName(dead), is_numbered=is_numbered)
+        known = _within(readable, end.of(readable.topics))
+        _compare(verdict, _source(spark, job, readable, end), counted, known, job)
+    # A commit that was made meanwhile may have named files just before they had their names.
+    verdict.missing_files = _there([*absent, *absent_letters])[1]
+    return verdict
+
+
+def _compare(verdict: Verdict, source: Any, counted: Any, is_readable: Any, job: Job) -> None:
+    """Both sides by ranges of offsets, into the verdict."""
+    from pyspark.sql import functions as f
+
+    joined = source.join(counted, ["topic", "partition", "offset"], "full_outer").select(
         "topic",
         "partition",
         "offset",
-        f.coalesce("is_source", f.lit(0)).alias("is_source"),
-        f.coalesce("rows", f.lit(0)).alias("rows"),
-        f.coalesce("times", f.lit(0)).alias("times"),
+        *[f.coalesce(n, f.lit(0)).alias(n) for n in ("is_source", "rows", "dead", "duplicates")],
     )
-    is_readable = _within(readable, end)
-    lost = (f.col("times") == 0) & (f.col("is_source") == 1)
-    invented = (f.col("is_source") == 0) & is_readable
+    is_absent = (f.col("rows") + f.col("dead") == 0) & (f.col("is_source") == 1)
+    is_invented = (f.col("is_source") == 0) & is_readable
+    is_wrong = is_invented | (f.col("duplicates") > 0)
+    if not job.steps:
+        is_wrong |= is_absent
     by_range = (
         joined.withColumn("start", f.expr(f"offset div {RANGE_OFFSETS} * {RANGE_OFFSETS}"))
         .groupBy("topic", "partition", "start")
         .agg(
+            *[f.sum(name).alias(name) for name in ("rows", "dead", "duplicates")],
             f.sum("is_source").alias("source"),
-            f.sum("rows").alias("rows"),
-            f.sum(f.col("times") - f.col("rows")).alias("dead"),
-            f.sum(f.greatest(f.col("times") - 1, f.lit(0))).alias("duplicates"),
-            f.sum(lost.cast("long")).alias("lost"),
-            f.sum(invented.cast("long")).alias("invented"),
+            f.sum(is_absent.cast("long")).alias("absent"),
+            f.sum(is_invented.cast("long")).alias("invented"),
+            f.sum(is_wrong.cast("long")).alias("wrong"),
             f.slice(
-                f.collect_list(f.when(lost | invented | (f.col("times") > 1), f.col("offset"))),
-                1, EXAMPLES_MAX,
+                f.sort_array(f.collect_list(f.when(is_wrong, f.col("offset")))), 1, EXAMPLES_MAX
             ).alias("examples"),
         )
         .orderBy("topic", "partition", "start")
-    )  # fmt: skip
+    )
     for row in by_range.collect():
         verdict.source += int(row["source"])
         verdict.rows += int(row["rows"])
         verdict.dead += int(row["dead"])
         verdict.duplicates += int(row["duplicates"])
-        verdict.lost += int(row["lost"])
-        if row["lost"] or row["duplicates"] or row["invented"]:
+        verdict.invented += int(row["invented"])
+        if job.steps:
+            verdict.absent += int(row["absent"])
+        else:
+            verdict.lost += int(row["absent"])
+        if row["wrong"]:
             verdict.differences.append(
                 RangeDifference(
                     row["topic"], int(row["partition"]), int(row["start"]),
@@ -129,58 +183,91 @@ def verify(job: Job, spark: Any) -> Verdict:
                     int(row["duplicates"]), tuple(row["examples"]),
                 )
             )  # fmt: skip
-    return verdict
 
 
-def _begin(table: TableSink) -> Positions:
-    """Where the table's first commit began; partitions that came later begin at 0."""
-    notes = table.notes()
-    return notes[0].start
-
-
-def _places(spark: Any, table: TableSink, dead_table: TableSink, job: Job) -> Any:
-    """(topic, partition, offset, is_row) of every row and every dead letter."""
+def _counted(placed: Any, *, is_numbered: bool) -> Any:
+    """(topic, partition, offset, rows, dead, duplicates) of places. Of the rows made of one record
+    each has another number."""
     from pyspark.sql import functions as f
 
-    files = table.files()
-    rows = spark.createDataFrame([], "topic string, partition int, offset long, is_row long")
-    if job.sink.kind == TOPIC:
-        rows = _records_of(spark, job)
-    elif files:
-        frame = spark.read.parquet(*files)
-        if "_offset" not in frame.columns or "_partition" not in frame.columns:
-            raise PipelineError(
-                f"{table.path}: the job's steps drop _partition and _offset, so its rows cannot be "
-                "told apart"
-            )
-        topic = f.col("_topic") if "_topic" in frame.columns else f.lit(job.source.topics[0])
-        rows = frame.select(
-            topic.alias("topic"),
-            f.col("_partition").alias("partition"),
-            f.col("_offset").alias("offset"),
-            f.lit(1).cast("long").alias("is_row"),
-        )
-    letters = dead_table.files()
-    if not letters:
-        return rows
-    dead = spark.read.parquet(*letters).select(
-        "topic", "partition", "offset", f.lit(0).cast("long").alias("is_row")
+    is_row = f.col("is_row") == 1
+    # Counting what is distinct costs a second shuffle.
+    number = f.when(is_row, f.coalesce("number", f.lit("")))
+    expected = f.greatest(f.count_distinct(number), f.lit(1)) if is_numbered else f.lit(1)
+    return placed.groupBy("topic", "partition", "offset").agg(
+        f.sum("is_row").alias("rows"),
+        f.sum(1 - f.col("is_row")).alias("dead"),
+        (f.count(f.lit(1)) - expected).alias("duplicates"),
     )
-    return rows.unionByName(dead)
 
 
-def _records_of(spark: Any, job: Job) -> Any:
-    """The same of a topic that the job writes: of records that came several times, one."""
+def _row_places(frame: Any, *, only: str) -> Any | None:
+    """PLACES of a table's rows; None where some do not say what they were made of. `only`: the
+    topic of rows that name none, "" where it is not known."""
+    from pyspark.sql import functions as f
+
+    names = frame.columns
+    if "_partition" not in names or "_offset" not in names:
+        return None
+    topic = f.lit(only or None).cast("string")
+    number = f.col("_row") if "_row" in names else f.lit(None)
+    placed = frame.select(
+        (f.coalesce("_topic", topic) if "_topic" in names else topic).alias("topic"),
+        f.col("_partition").cast("int").alias("partition"),
+        f.col("_offset").cast("long").alias("offset"),
+        number.cast("string").alias("number"),
+        f.lit(1).cast("long").alias("is_row"),
+    )
+    # Null in rows that are older than these columns.
+    nowhere = placed.filter("topic is null or partition is null or offset is null")
+    return placed if nowhere.isEmpty() else None
+
+
+def _only_topic(job: Job, account: Account, end: Positions, names: Sequence[str]) -> str:
+    """The topic of rows that name none. Rows of several topics name theirs unless a step drops it,
+    so those that do not are from when the job had only the topic it began with."""
+    if len(end.topics) == 1:
+        return next(iter(end.topics))
+    are_named = "_topic" in names or (not job.steps and len(job.source.topics) > 1)
+    if are_named and len(account.begin.topics) == 1:
+        return next(iter(account.begin.topics))
+    return ""
+
+
+def _dead_places(spark: Any, letters: Sequence[str]) -> Any:
+    """PLACES of dead letters."""
+    from pyspark.sql import functions as f
+
+    if not letters:
+        return spark.createDataFrame([], PLACES_DDL)
+    return spark.read.parquet(*letters).select(
+        "topic",
+        "partition",
+        "offset",
+        f.lit(None).cast("string").alias("number"),
+        f.lit(0).cast("long").alias("is_row"),
+    )
+
+
+def _records_of(spark: Any, job: Job, end: Positions) -> Any:
+    """PLACES of what the job has written to a topic: of records that came several times one, and
+    none of those made of another topic that had the name of the source before."""
     from pyspark.sql import functions as f
 
     client = {f"client.{name}": value for name, value in job.sink.options.items()}
     options = {"bootstrap": job.sink.bootstrap, "topics": job.sink.topic, "headers": "true"}
-    frame = deduplicated(spark.read.format("vdl").options(**options, **client).load())
+    frame = spark.read.format("vdl").options(**options, **client).load()
     place = f.split(header_text(SOURCE_HEADER), "/")
-    return frame.filter(header_text(JOB_HEADER) == job.name).select(
+    is_of_source = f.lit(False)
+    for topic, known in end.topics.items():
+        is_id = place[1] == known.topic_id if known.topic_id else f.lit(True)
+        is_of_source |= (place[0] == topic) & is_id
+    mine = frame.filter(header_text(JOB_HEADER) == job.name).filter(is_of_source)
+    return deduplicated(mine).select(
         place[0].alias("topic"),
         place[2].cast("int").alias("partition"),
         place[3].cast("long").alias("offset"),
+        f.get(place, f.lit(4)).alias("number"),
         f.lit(1).cast("long").alias("is_row"),
     )
 
@@ -199,8 +286,28 @@ def _source(spark: Any, job: Job, start: Positions, end: Positions) -> Any:
     return frame.withColumn("is_source", f.lit(1))
 
 
+def _there(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(those that there are, those that are missing)."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for path in paths:
+        found[not Path(path).exists()].append(path)
+    return found
+
+
+def _check_at_rest(job: Job, table: TableSink, ids: dict[str, tuple[str, int]]) -> None:
+    """That nothing was committed while rows were counted: which are new cannot be told."""
+    again = open_table(job.sink.kind, job.sink.path, job.name)
+    again.open(ids)
+    if again.sequence != table.sequence:
+        raise PipelineError(
+            f"{table.path}: the job has committed meanwhile; its rows do not say what they were "
+            "made of, so they can be counted only while it does not run"
+        )
+
+
 def _within(start: Positions, end: Positions) -> Any:
-    """Whether a row's place lies in [start, end)."""
+    """Whether a row's place lies in [start, end). A partition that `start` does not have begins at
+    0."""
     from pyspark.sql import functions as f
 
     found = f.lit(False)
@@ -215,19 +322,25 @@ def _within(start: Positions, end: Positions) -> Any:
     return found
 
 
-def _later(one: Positions, other: Positions) -> Positions:
-    topics = {
-        topic: TopicPositions(
-            known.topic_id,
-            {p: max(offset, one.offset(topic, p) or 0) for p, offset in known.offsets.items()},
-        )
-        for topic, known in other.topics.items()
-    }
-    return Positions(topics)
+def _readable(begin: Positions, firsts: Positions, end: Positions) -> Positions:
+    """From where on the source still has what the table was made of, by the topics it has now."""
+    found: dict[str, TopicPositions] = {}
+    for topic, known in end.of(firsts.topics).topics.items():
+        offsets = {
+            partition: max(
+                firsts.offset(topic, partition) or 0, begin.offset(topic, partition) or 0
+            )
+            for partition in known.offsets
+        }
+        found[topic] = TopicPositions(known.topic_id, offsets)
+    return Positions(found)
 
 
-def _distance(start: Positions, end: Positions) -> int:
-    return sum(
-        max(0, offset - (start.offset(topic, partition) or 0))
-        for topic, partition, offset in end.partitions()
-    )
+def _gone(begin: Positions, readable: Positions, end: Positions) -> int:
+    """Offsets of the table that the source does not have any more."""
+    gone = 0
+    for topic, partition, stop in end.partitions():
+        start = begin.offset(topic, partition) or 0
+        first = readable.offset(topic, partition)
+        gone += max(0, (stop if first is None else min(first, stop)) - start)
+    return gone
