@@ -146,7 +146,7 @@ def test_range_that_begins_behind_the_end_of_a_log_says_so(
 class Watermarks:
     """A consumer that can only be asked where a log begins and ends."""
 
-    def __init__(self, answer: tuple[int, int] | KafkaException | None) -> None:
+    def __init__(self, answer: tuple[int, int] | KafkaException) -> None:
         self.answer = answer
 
     def get_watermark_offsets(self, where: TopicPartition, timeout: float) -> Any:
@@ -155,7 +155,7 @@ class Watermarks:
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [(0, 9), (7, 7), None, KafkaException(KafkaError(-195))])
+@pytest.mark.parametrize("answer", [(0, 9), (7, 7), KafkaException(KafkaError(-195))])
 def test_range_that_is_there_after_all_is_asked_for_again(answer: Any) -> None:
     """A server may have had less for a moment than the leader has, or be away by now."""
     for allow_loss in (False, True):

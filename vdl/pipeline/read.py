@@ -170,12 +170,9 @@ def _first_left(consumer: Consumer, wanted: OffsetRange, position: int, *, allow
     after all or cannot be asked. Raises RowsGone, LogShrank."""
     where = TopicPartition(wanted.topic, wanted.partition)
     try:
-        found = consumer.get_watermark_offsets(where, timeout=WATERMARKS_SECONDS)
+        first, end = consumer.get_watermark_offsets(where, timeout=WATERMARKS_SECONDS)
     except KafkaException:
         return position
-    if found is None:
-        return position
-    first, end = found
     if position > end:
         raise LogShrank(wanted.topic, wanted.partition, known=position, end=end)
     if position < first and not allow_loss:
