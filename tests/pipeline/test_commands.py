@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.pipeline.test_job_file import GOOD
+from vdl.pipeline.errors import reason_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +53,24 @@ def test_run_without_java_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Spark needs Java" in done.stderr or "pip install" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_reason_of_an_exception_of_sparks_is_one_line() -> None:
+    """Ours where it quotes one, however deep; else its own."""
+    quoted = """
+    An exception was thrown from the Python worker:
+      Traceback (most recent call last):
+        File "read.py", line 1, in read
+      vdl.pipeline.errors.RowsGone: t/0: offset 3 is wanted, the log begins at 9
+
+        at org.apache.spark.api.python.BasePythonRunner
+    """
+    assert reason_of(ValueError(quoted)) == (
+        "vdl.pipeline.errors.RowsGone: t/0: offset 3 is wanted, the log begins at 9"
+    )
+    own = "An error occurred while calling o7.collect.\n: java.io.IOException: disk full\n\tat x"
+    assert reason_of(ValueError(own)) == "java.io.IOException: disk full"
+    assert reason_of(ValueError()) == "ValueError"
 
 
 def test_help_of_the_group_loads_neither_spark_nor_arrow() -> None:

@@ -16,6 +16,8 @@ pytest.importorskip("pyspark", reason="needs the `spark` extra")
 from confluent_kafka import Producer
 
 from tests.pipeline.test_reading import create
+from vdl.commands import pipeline as commands
+from vdl.commands.app import run_app
 from vdl.pipeline.errors import TooManyDeadLetters, TopicRecreated
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner, Totals
@@ -23,7 +25,7 @@ from vdl.pipeline.verify import verify
 
 pytestmark = pytest.mark.spark
 COUNT = 600
-BROKEN = (b"", None, b"\xff", b"{", b"[]", b'{"n":"x"}')
+BROKEN = (b"", None, b"\xff", b"{", b"[]", b'{"n":"x"}', b"[" * 1001)
 
 JOB = """
 [job]
@@ -153,6 +155,24 @@ steps = [
     errors = sorted(r["error"] for r in letters.values())
     assert "the record has no value" in errors
     assert any("n is str" in error for error in errors)
+    verdict = verify(job, spark)
+    assert verdict.is_good
+    assert (verdict.rows, verdict.dead) == (COUNT // 2, len(BROKEN))
+    assert (verdict.lost, verdict.absent) == (0, COUNT // 2)
+
+
+def test_command_that_spark_refuses_says_so_in_one_line(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Whoever wrote the SQL is to see what is wrong with it, and not where Spark found out."""
+    monkeypatch.setattr(commands, "_session", lambda job: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None, raising=False)
+    steps = '[transform]\nsteps = [{ name = "one", sql = "selec 1" }]\n'
+    job_of(tmp_path, bootstrap, topic, more=steps)
+    assert run_app(["pipeline", "plan", str(tmp_path / "job.toml")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Error: [PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'")
 
 
 def test_backfill_and_stream_meet_without_gap(spark: Any, bootstrap: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.errors import PipelineError, reason_of
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.session import check_installed, make_session
 
@@ -41,6 +41,8 @@ class _Group(click.Group):
             return self._invoke(ctx)
         except PipelineError as error:
             raise click.ClickException(str(error)) from error
+        except _spark_errors() as error:
+            raise click.ClickException(reason_of(error)) from error
 
     def _invoke(self, ctx: click.Context) -> Any:
         try:
@@ -48,6 +50,16 @@ class _Group(click.Group):
         except ModuleNotFoundError:
             check_installed()  # says what is missing and how to have it, whichever came first
             raise
+
+
+def _spark_errors() -> tuple[type[Exception], ...]:
+    """What Spark raises: nothing where it was not loaded."""
+    if "pyspark" not in sys.modules:
+        return ()
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -106,3 +106,12 @@ class SinkInconsistent(PipelineError):
 
 class UndecodableBatch(PipelineError):
     """Bytes that are no record batch, or one whose records must not be shown as they are."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of an exception of Spark's that says what went wrong: the last of ours in the Python
+    traceback that it quotes, or its own, without what only says that something did."""
+    lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("vdl.pipeline.")]
+    own = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return (told[-1:] or own[:1] or [type(error).__name__])[0]

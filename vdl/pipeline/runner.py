@@ -34,7 +34,7 @@ from typing import Any
 
 from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
-from vdl.pipeline.errors import PipelineError, TooManyDeadLetters
+from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.options import At, parse_where
@@ -149,7 +149,7 @@ class Runner:
                     raise self._failure from None
                 is_slow_start = NOT_CONNECTED in str(error) and not self.totals.batches
                 if not is_slow_start or attempt + 1 == START_ATTEMPTS:
-                    raise PipelineError(_reason(error)) from error
+                    raise PipelineError(reason_of(error)) from error
         return self.totals
 
     def _follow(self, checkpoint: str, *, once: bool) -> None:
@@ -588,10 +588,3 @@ def _kinds(schema: str) -> dict[str, str]:
     from pyspark.sql.types import StructType
 
     return {f.name: f.dataType.simpleString() for f in StructType.fromDDL(schema).fields}
-
-
-def _reason(error: BaseException) -> str:
-    """The line of Spark's exception that says what went wrong: the last of the Python traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("vdl.pipeline.")]
-    return told[-1] if told else (lines[0] if lines else type(error).__name__)
