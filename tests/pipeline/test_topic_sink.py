@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tests.pipeline.test_reading import create
 from tests.pipeline.test_spark import BROKEN, COUNT, fill, run_once
+from vdl.pipeline.dead_letters import read_letters
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.parquet_table import ParquetSink
@@ -64,12 +65,12 @@ def test_batch_that_was_produced_and_not_committed_comes_again_and_is_told_apart
     spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the last acknowledgement and the commit: the topic has the batch twice, a
-    reader of the headers once."""
+    reader of the headers once. Its dead letters, which are committed before, are there once."""
     job = job_of(tmp_path, bootstrap, "to-be-odd", "odd")
     commit = ParquetSink.commit
 
     def killed(sink: ParquetSink, *arguments: Any) -> None:
-        if sink.path == job.sink.path and sink.sequence == 1:
+        if sink.path == job.sink.path and sink.sequence == 2:
             raise PipelineError("killed")
         commit(sink, *arguments)
 
@@ -77,8 +78,10 @@ def test_batch_that_was_produced_and_not_committed_comes_again_and_is_told_apart
     with pytest.raises(PipelineError, match="killed"):
         run_once(job, spark)
     monkeypatch.undo()
+    assert len(list(read_letters(job))) == len(BROKEN)
     totals = run_once(job, spark)
     assert totals.dead == len(BROKEN)
+    assert len(list(read_letters(job))) == len(BROKEN)
     found = records(spark, bootstrap, "odd")
     odd = list(range(1, COUNT, 2))
     assert found.count() > len(odd)
