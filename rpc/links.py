@@ -161,11 +161,13 @@ class _Peer:
 
     __slots__ = (
         "address", "attempt", "attempt_timer", "confirming", "dial", "dial_timer", "failures",
-        "held", "is_up", "link", "quick_redials", "refusable", "report_timer", "server_id",
+        "heard_ns", "held", "is_up", "link", "quick_redials", "refusable", "report_timer",
+        "server_id",
     )  # fmt: skip
 
-    def __init__(self, server_id: int) -> None:
+    def __init__(self, server_id: int, now_ns: int) -> None:
         self.server_id = server_id
+        self.heard_ns = now_ns  # over the last link that ended; before the first, since known
         self.address: Address | None = None  # None: it dials us, we cannot dial it
         self.link: _Connection | None = None
         self.is_up = False  # as the handler was told
@@ -332,7 +334,7 @@ class Links:
     def _peer(self, server_id: int) -> _Peer:
         peer = self._peers.get(server_id)
         if peer is None:
-            peer = self._peers[server_id] = _Peer(server_id)
+            peer = self._peers[server_id] = _Peer(server_id, self._clock.now_ns())
         return peer
 
     # --- dialling -------------------------------------------------------------------------------
@@ -581,6 +583,7 @@ class Links:
         link = peer.link
         assert link is not None
         peer.link = None
+        peer.heard_ns = link.heard_ns
         del self._open[peer.server_id]
         return link
 
@@ -652,7 +655,7 @@ class Links:
             dialed_by_us=link is not None and link.engine.role is Role.DIALER,
             unsent_bytes=link.engine.unsent_bytes if link is not None else 0,
             round_trip_ns=link.round_trip_ns if link is not None else -1,
-            silent_ns=now_ns - link.heard_ns if link is not None else -1,
+            silent_ns=now_ns - (link or peer).heard_ns,
             dial_failures=peer.failures,
         )
 

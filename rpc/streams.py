@@ -131,7 +131,8 @@ class LinkStatus:
     round_trip_ns: int
     """Of the last PING answered, -1 before the first."""
     silent_ns: int
-    """Since bytes were last known to arrive, to the heartbeat interval."""
+    """Since bytes were last known to arrive, to the heartbeat interval; goes on while the link is
+    down. Of a peer that never had one: since this server has known of it."""
     dial_failures: int
 
 

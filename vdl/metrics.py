@@ -98,7 +98,10 @@ HELP: dict[str, str] = {
     "vdl_peer_up": "1 while the link to that server is up.",
     "vdl_peer_unsent_bytes": "Bytes that wait for the link to that server.",
     "vdl_peer_round_trip_seconds": "Last round trip to that server, -1 before the first.",
-    "vdl_peer_silent_seconds": "Time since something came from that server.",
+    "vdl_peer_silent_seconds": (
+        "Time since something came from that server, link or no link; since this server started if "
+        "nothing ever did."
+    ),
     "vdl_peer_dial_failures": "Dials that did not reach that server.",
 }
 """Metric → one sentence. A metric without one is described by its own name."""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from rpc.streams import LinkStatus
+from tests.unit.rpc.world import World, address_of
 from vdl.http import REQUEST_BYTES_MAX, HttpServer, Response, answer
 from vdl.kafka.frontend import ApiStats
 from vdl.log import EventLog
@@ -77,6 +78,26 @@ def test_metrics_of_apis_and_peers_are_labelled():
     assert "Fetch" not in body
     assert 'vdl_peer_up{server="2"} 1.0\n' in body
     assert 'vdl_peer_round_trip_seconds{server="2"} -1.0\n' in body
+
+
+def test_metrics_of_a_peer_that_is_down_count_its_silence():
+    """An alert on silence fires when the link is gone, and for a peer that never came at all."""
+    world = World(2)
+    world[1].links.set_peer(3, address_of(3))
+    world.run(4_000)
+    world.crash(2)
+    world.run(10_000)
+    silent = {
+        dict(sample.labels)["server"]: sample.value
+        for sample in peer_samples(world[1].links.links())
+        if sample.key == "silent_seconds"
+    }
+    assert silent == {"2": pytest.approx(10, abs=1), "3": 14}
+    world.restart(2)
+    world.run(4_000)
+    (back, _) = world[1].links.links()
+    assert back.is_up
+    assert 0 <= back.silent_ns < 2_000_000_000
 
 
 def test_metrics_of_a_store_have_counters_named_as_such():
