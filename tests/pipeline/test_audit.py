@@ -159,9 +159,17 @@ def test_audit_of_copies_that_differ_names_the_minority() -> None:
 
 
 @pytest.mark.spark
-def test_audit_on_spark_finds_the_same(spark: Any, copies: list[str]) -> None:
+def test_audit_on_spark_finds_the_same(
+    spark: Any, copies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, entries = found_in(copies)
     wanted = damage(copies)
     found = audit(copies, spark)
     assert sorted(found.findings, key=str) == sorted(wanted.values(), key=str)
     assert (found.directories, found.entries) == (3, entries - len(wanted))
+    entries_wrong = sorted({(one.group, one.index) for one in wanted.values()})
+    assert found.wrong == len(entries_wrong)
+    monkeypatch.setattr("vdl.pipeline.audit.TOLD_MAX", 1)
+    shortened = audit(copies, spark)
+    assert {(one.group, one.index) for one in shortened.findings} == {entries_wrong[0]}
+    assert shortened.wrong == found.wrong

@@ -264,7 +264,7 @@ def audit(*, directories: Sequence[Path], master: str, as_json: bool) -> int:
         )
     click.echo(
         f"{found.entries} entries, {found.bytes / 1e9:.2f} GB in {found.directories} directories: "
-        f"{len(found.findings)} copies are wrong"
+        f"{found.wrong} entries have a copy that is wrong"
     )
     return int(bool(found.findings))
 

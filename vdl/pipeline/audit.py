@@ -45,6 +45,8 @@ from segments.tool import INDEX_ENTRIES, Directory
 
 PIECE_ENTRIES = 20_000
 BATCH_ROWS = 10_000
+TOLD_MAX = 10_000
+"""Wrong entries that are told one by one: a copy may lack millions."""
 GOOD, DAMAGED, TORN, MISSING, MISPLACED = "", "damaged", "torn", "missing", "out of order"
 LOST = "the journal lost records of this log"
 GIVEN_UP = "given up by its server, which found it lost"
@@ -102,7 +104,10 @@ class Audit:
     directories: int
     entries: int
     bytes: int
+    wrong: int
+    """Entries with a copy that is wrong."""
     findings: list[Finding]
+    """Of the first TOLD_MAX of them."""
 
 
 def audit(directories: Sequence[str], spark: Any) -> Audit:
@@ -143,15 +148,17 @@ def audit(directories: Sequence[str], spark: Any) -> Audit:
         )
         copies.cache()
         try:
-            totals = copies.agg(f.sum("count"), f.sum("bytes")).first()
-            wrong = copies.filter("is_bad or kinds > 1").orderBy("group", "index").collect()
+            is_wrong = f.expr("is_bad or kinds > 1")
+            totals = copies.agg(f.sum("count"), f.sum("bytes"), f.count_if(is_wrong)).first()
+            told = copies.filter(is_wrong).orderBy("group", "index").limit(TOLD_MAX).collect()
         finally:
             copies.unpersist()
     finally:
         for directory in opened:
             directory.__exit__()
-    findings = [finding for row in wrong for finding in judge(row)]
-    return Audit(len(directories), int(totals[0] or 0), int(totals[1] or 0), findings)
+    findings = [finding for row in told for finding in judge(row)]
+    entries, size, wrong = (int(total or 0) for total in totals)
+    return Audit(len(directories), entries, size, wrong, findings)
 
 
 def judge(row: Any) -> list[Finding]:
