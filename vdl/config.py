@@ -140,7 +140,7 @@ def parse_config(text: str, *, source: str, folder: Path) -> Config:
     """Check a configuration given as text, relative paths below `folder`. Raises ConfigError."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also a number with more digits than Python reads
         raise ConfigError(source, "", f"is not valid TOML: {error}") from error
     listeners = document.pop("listeners", None)
     seeds = _take_seeds(document, source)
@@ -154,7 +154,7 @@ def parse_config(text: str, *, source: str, folder: Path) -> Config:
         try:
             values[name] = key.parse(raw)
         except ValueError as error:
-            raise ConfigError(source, name, f"expected {error}, found {raw!r}") from None
+            raise ConfigError(source, name, f"expected {error}, found {_show(raw)}") from None
     config = _build(values, seeds, source, folder)
     if listeners is not None:
         config = replace(config, listeners=_parse_listeners(listeners, source))
@@ -261,6 +261,8 @@ KEYS: dict[str, Key] = {
 """Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
 
 _OPTIONS = ("kafka", "host", "store", "log")
+_SHOWN_MAX = 100
+"""Characters of a wrong value that a message repeats."""
 
 
 # --- from a document to a Config ------------------------------------------------------------------
@@ -285,12 +287,18 @@ def _take_seeds(document: dict[str, object], source: str) -> dict[int, Address]:
     seeds: dict[int, Address] = {}
     for server_id, raw in raw_seeds.items():
         name = f"cluster.seeds.{server_id}"
-        if not server_id.isdecimal() or not 1 <= int(server_id) <= SERVER_ID_MAX:
+        # As it is written and no other way: 01 would be a second name of server 1.
+        if not re.fullmatch(r"[1-9][0-9]{0,4}", server_id) or int(server_id) > SERVER_ID_MAX:
             raise ConfigError(source, name, f"expected a server id from 1 to {SERVER_ID_MAX}")
         try:
-            seeds[int(server_id)] = parse_address(raw)
+            seed = parse_address(raw)
         except ValueError as error:
-            raise ConfigError(source, name, f"expected {error}, found {raw!r}") from None
+            raise ConfigError(source, name, f"expected {error}, found {_show(raw)}") from None
+        if not seed.is_reachable:
+            raise ConfigError(
+                source, name, f"expected an address others can connect to, found {seed}"
+            )
+        seeds[int(server_id)] = seed
     if len(set(seeds.values())) < len(seeds):
         raise ConfigError(source, "cluster.seeds", "two servers have the same address")
     return dict(sorted(seeds.items()))
@@ -343,10 +351,8 @@ def _endpoint(
     assert isinstance(chosen, Address), chosen
     told = settings.get("advertise", advertise) or chosen
     assert isinstance(told, Address), told
-    if told.is_wildcard:
-        raise ConfigError(
-            source, f"{name}.advertise", f"required, because nobody can connect to {chosen}"
-        )
+    if not told.is_reachable:
+        raise ConfigError(source, f"{name}.advertise", _required_instead_of(told))
     return Endpoint(chosen, told)
 
 
@@ -394,14 +400,12 @@ def _listener_addresses(
             parsed[key] = parse_address(table.get(key, ""))
         except ValueError as error:
             raise ConfigError(
-                source, f"{prefix}.{key}", f"expected {error}, found {table.get(key)!r}"
+                source, f"{prefix}.{key}", f"expected {error}, found {_show(table.get(key))}"
             ) from None
     listen = parsed["listen"]
     advertise = parsed.get("advertise", listen)
-    if advertise.is_wildcard:
-        raise ConfigError(
-            source, f"{prefix}.advertise", f"required, because nobody can connect to {listen}"
-        )
+    if not advertise.is_reachable:
+        raise ConfigError(source, f"{prefix}.advertise", _required_instead_of(advertise))
     return listen, advertise
 
 
@@ -474,6 +478,21 @@ def _listen_addresses(config: Config) -> Iterator[tuple[str, Address]]:
 def _suggest(name: str, known: tuple[str, ...] = ()) -> str:
     close = difflib.get_close_matches(name, known or (*KEYS, "cluster.seeds", "listeners"), n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _required_instead_of(address: Address) -> str:
+    return f"required, because nobody can be told to connect to {address}"
+
+
+def _show(raw: object) -> str:
+    """A value for a message. A whole number of TOML has 64 bits; Python reads, and will not print,
+    ones that have far more."""
+    if isinstance(raw, int) and raw.bit_length() > INT64_MAX.bit_length():
+        return "a number of more than 64 bits"
+    if isinstance(raw, list | dict):
+        return _describe(raw)
+    shown = repr(raw)
+    return shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}..."
 
 
 def _describe(raw: object) -> str:

@@ -9,6 +9,7 @@ Must not know: keys and files.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,19 +37,26 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def is_wildcard(self) -> bool:
-        """Whether it means every interface, so that nobody can be told to connect to it."""
-        return self.host in {"0.0.0.0", "::", ""}  # noqa: S104 - recognised, not bound
+    def is_reachable(self) -> bool:
+        """Whether somebody can be told to connect to it: to one interface, to a port that is known
+        beforehand."""
+        if not self.port:
+            return False
+        if ":" in self.host:
+            return not ipaddress.IPv6Address(self.host).is_unspecified
+        return self.host not in {"0.0.0.0", ""}  # noqa: S104 - recognised, not bound
 
 
-_SIZE = re.compile(r"(\d+)\s*([KMGT]i?B|B)?")
+# 18 digits are more than any range holds and less than Python refuses to read.
+_SIZE = re.compile(r"([0-9]{1,18})\s*([KMGT]i?B|B)?")
 _SIZE_UNITS = {
     None: 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
     "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB,
 }  # fmt: skip
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|s|m|h|d)")
 _DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
+_ADDRESS = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):([0-9]{1,5})")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 def parse_size(raw: Scalar) -> int:
@@ -72,9 +80,31 @@ def parse_duration_ms(raw: Scalar) -> int:
 def parse_address(raw: Scalar) -> Address:
     """An address, "host:port" or "[IPv6]:port". Raises ValueError(what was expected)."""
     match = _ADDRESS.fullmatch(raw) if isinstance(raw, str) else None
-    if match is None or int(match[3]) > 65_535:
+    if (
+        match is None
+        or int(match[3]) > 65_535
+        or not (_is_ipv6(match[1]) if match[1] else _is_host(match[2]))
+    ):
         raise ValueError('an address such as "127.0.0.1:9092" or "[::1]:9092"')
     return Address(match[1] or match[2], int(match[3]))
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_host(host: str) -> bool:
+    """Whether the host may be asked for: a label that is empty or longer than 63 bytes is an
+    exception of Python's own at every look-up."""
+    try:
+        name = host.encode("idna").decode("ascii")
+    except UnicodeError:
+        return False
+    return _HOST.fullmatch(name) is not None
 
 
 def integer(low: int, high: int) -> Parse:

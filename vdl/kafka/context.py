@@ -34,7 +34,8 @@ class ListenerOptions:
     advertised_host: str = ""
     """Empty: `host`."""
     advertised_port: int = 0
-    """0: the port that was bound."""
+    """0: `port`, which is then not 0 itself: a configuration has no address that the system
+    chooses and clients are told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _GATHER_MAX = 512
 """Buffers one gather write may take; the system's limit is 1,024."""
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ACCEPT_RETRY_S = 0.1
+_WARNING_S = 60.0
+"""So long does one word about missing descriptors stand for all that follow."""
 _LINGER_S = 10.0
 """So long may the last bytes to a client take when its connection is being closed."""
 _LINGERING_MAX = 128
@@ -189,6 +191,7 @@ class Listener:
         self._lingering: set[ClientProtocol] = set()
         self._retry: asyncio.TimerHandle | None = None
         self.refused_without_descriptor = 0
+        self._next_warning_s = 0.0
 
     def open(self) -> int:
         """Bind and listen; the port. Raises OSError. No connection is accepted yet."""
@@ -213,12 +216,6 @@ class Listener:
         assert self._socket is not None, "not open"
         port: int = self._socket.getsockname()[1]
         return port
-
-    @property
-    def advertised(self) -> tuple[str, int]:
-        """Where clients are told to connect; only while open."""
-        options = self.options
-        return options.advertised_host or options.host, options.advertised_port or self.port
 
     def start(self) -> None:
         """Accept connections from now on."""
@@ -285,8 +282,11 @@ class Listener:
         """No descriptor is left: close the connection that waits longest, then rest a little."""
         assert self._socket is not None, "not open"
         self.refused_without_descriptor += 1
-        if self.refused_without_descriptor == 1:
-            self._log.warning("out_of_file_descriptors")
+        now_s = self._loop.time()
+        if now_s >= self._next_warning_s:
+            self._next_warning_s = now_s + _WARNING_S
+            fields = {"listener": self.options.name, "refused": self.refused_without_descriptor}
+            self._log.warning("out_of_file_descriptors", extra={"fields": fields})
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1

@@ -108,18 +108,33 @@ def test_config_peer_without_section_listens_at_its_seed_address():
         ('[storage]\ncache_bytes = "1MiB"', "storage.cache_bytes", "from 8MiB"),
         ('[raft]\nelection_timeout = "605ms"', "raft.election_timeout", "a multiple of 10ms"),
         ("[raft]\nelection_timeout = 600", "raft.election_timeout", "a duration"),
+        (f'[raft]\nelection_timeout = "{"9" * 400}s"', "raft.election_timeout", "a duration"),
+        (f'[storage]\ncache_bytes = "{"9" * 5_000}B"', "storage.cache_bytes", "a size"),
+        (f"[server]\nid = 0x{'f' * 5_000}", "server.id", "found a number of more than 64 bits"),
+        (f"[server]\nid = {'9' * 5_000}", "", "not valid TOML"),
         ('[raft]\nheartbeat_interval = "500ms"', "raft.election_timeout", "three times"),
         ('[raft]\ninflight_bytes = "512KiB"', "raft.inflight_bytes", "raft.message_bytes"),
         ('[raft]\nmessage_bytes = "64MiB"', "raft.message_bytes", "to 16MiB"),
         ('[http]\nlisten = "nowhere"', "http.listen", 'or "off"'),
         ('[log]\nformat = "xml"', "log.format", '"logfmt" or "json"'),
         ('[[listeners]]\nlisten = "0.0.0.0:9092"', "listeners[0].advertise", "required"),
+        ('[[listeners]]\nlisten = "[0::0]:9092"', "listeners[0].advertise", "required"),
+        ('[[listeners]]\nlisten = "127.0.0.1:0"', "listeners[0].advertise", "required"),
+        ('[[listeners]]\nlisten = "a:1"\nadvertise = "b:0"', "listeners[0].advertise", "to b:0"),
+        ('[admin]\nlisten = "127.0.0.1:0"', "admin.advertise", "required"),
         ('[[listeners]]\nname = "X"', "listeners[0].listen", "an address"),
+        (f"[[listeners]]\nlisten = [0x{'f' * 5_000}]", "listeners[0].listen", "found a list"),
         ('[[listeners]]\nlisen = "a:1"', "listeners[0].lisen", "did you mean listen"),
         ('[[listeners]]\nname = "x"\nlisten = "a:1"', "listeners[0].name", "capital letters"),
         ("listeners = []", "listeners", "one or more"),
         ('[cluster.seeds]\nx = "a:1"', "cluster.seeds.x", "a server id"),
         ('[cluster.seeds]\n1 = "a"', "cluster.seeds.1", "an address"),
+        ('[cluster.seeds]\n1 = "vdl-1..internal:1"', "cluster.seeds.1", "an address"),
+        ('[cluster.seeds]\n1 = "a:0"', "cluster.seeds.1", "others can connect to"),
+        ('[cluster.seeds]\n1 = "0.0.0.0:1"', "cluster.seeds.1", "others can connect to"),
+        ('[cluster.seeds]\n1 = "a:1"\n01 = "b:1"', "cluster.seeds.01", "a server id"),
+        ('[cluster.seeds]\n"\u0663" = "a:1"', "cluster.seeds.\u0663", "a server id"),
+        (f'[cluster.seeds]\n{"9" * 5_000} = "a:1"', f"cluster.seeds.{'9' * 5_000}", "a server id"),
         ('[cluster.seeds]\n1 = "a:1"\n2 = "a:1"', "cluster.seeds", "same address"),
         ('[server]\nid = 4\n[cluster.seeds]\n1 = "a:1"', "peer.listen", "required"),
         ('[peer]\nlisten = "0.0.0.0:1"', "peer.advertise", "required"),
@@ -135,6 +150,18 @@ def test_config_wrong_value_names_file_key_and_expectation(text, key, words):
     assert error.key == key
     assert words in error.problem
     assert str(error).startswith("vdl.toml: ")
+
+
+def test_config_port_of_the_system_s_choice_may_be_bound_where_another_is_told():
+    """Behind a forwarder nobody has to know the port; and nobody is told of that of the metrics."""
+    config = parse("""
+        [[listeners]]
+        listen = "127.0.0.1:0"
+        advertise = "kafka.example.org:9092"
+        [http]
+        listen = "127.0.0.1:0"
+    """)
+    assert (config.listeners[0].port, config.listeners[0].advertised_port) == (0, 9092)
 
 
 def test_config_missing_file_is_named(tmp_path):
@@ -191,14 +218,44 @@ def test_duration_without_unit_is_refused(raw):
         parse_duration_ms(raw)
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:9092", "[::1]:9092", "host.example:0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "127.0.0.1:9092",
+        "[::1]:9092",
+        "[fe80::1%eth0]:9092",
+        "host.example:0",
+        "a_b-c.:1",
+        "b\u00fccher.example:1",
+    ],
+)
 def test_address_round_trip_is_the_same_text(text):
     """What is parsed prints as it was written."""
     assert str(parse_address(text)) == text
 
 
 @pytest.mark.parametrize(
-    "raw", ["", "host", "host:", ":9092", "host:99999", "::1:9092", "a b:1", 1]
+    "raw",
+    [
+        "",
+        "host",
+        "host:",
+        ":9092",
+        "host:99999",
+        "::1:9092",
+        "a b:1",
+        1,
+        "a..b:1",
+        ".a:1",
+        "a/b:1",
+        "a,b:1",
+        "a\0b:1",
+        "[1.2.3.4]:1",
+        "[:::]:1",
+        "host:\u0663",
+        f"{'a' * 64}.internal:1",
+        f"{'a.' * 200}:1",
+    ],
 )
 def test_address_without_host_or_port_is_refused(raw):
     """Both parts are needed; an IPv6 address needs its brackets."""
