@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from rpc.admin import AdminBackend, TransferResult
@@ -61,12 +62,19 @@ class AdminService:
 
     def _methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         def method(
-            handle: Callable[[Any, aio.ServicerContext[Any, Any]], Awaitable[Any]], request: Any
+            answer: Callable[[Any], Awaitable[Any]], request_type: Any
         ) -> grpc.RpcMethodHandler[Any, Any]:
+            async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
+                # Decoded here, because gRPC itself would log a traceback for what a stranger sent.
+                try:
+                    request = request_type.FromString(data)
+                except DecodeError:
+                    name = request_type.DESCRIPTOR.name
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {name}")
+                return await answer(request)
+
             return grpc.unary_unary_rpc_method_handler(
-                handle,
-                request_deserializer=request.FromString,
-                response_serializer=lambda reply: reply.SerializeToString(),
+                handle, response_serializer=lambda reply: reply.SerializeToString()
             )
 
         return {
@@ -77,16 +85,12 @@ class AdminService:
             "HintStop": method(self._hint_stop, admin_pb2.HintStopRequest),
         }
 
-    async def _status(
-        self, request: admin_pb2.StatusRequest, _context: aio.ServicerContext[Any, Any]
-    ) -> admin_pb2.ServerStatus:
+    async def _status(self, request: admin_pb2.StatusRequest) -> admin_pb2.ServerStatus:
         # Field names are the same on both sides; a test compares them.
         return admin_pb2.ServerStatus(**asdict(self._backend.status(list(request.group_ids))))
 
     async def _transfer_leadership(
-        self,
-        request: admin_pb2.TransferLeadershipRequest,
-        _context: aio.ServicerContext[Any, Any],
+        self, request: admin_pb2.TransferLeadershipRequest
     ) -> admin_pb2.TransferLeadershipReply:
         future: asyncio.Future[TransferResult] = asyncio.get_running_loop().create_future()
 
@@ -98,8 +102,6 @@ class AdminService:
         self._backend.transfer_leadership(request.group_id, request.to_server, done)
         return admin_pb2.TransferLeadershipReply(**asdict(await future))
 
-    async def _hint_stop(
-        self, request: admin_pb2.HintStopRequest, _context: aio.ServicerContext[Any, Any]
-    ) -> admin_pb2.HintStopReply:
+    async def _hint_stop(self, request: admin_pb2.HintStopRequest) -> admin_pb2.HintStopReply:
         self._backend.hint_stop(whole_cluster=request.whole_cluster)
         return admin_pb2.HintStopReply()

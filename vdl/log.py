@@ -12,7 +12,8 @@ Rules:
 * `info` is for what happens a few times a day: started, leadership moved, stopped. `warning` is for
   what an operator may have to look at, `error` for what they must. Nothing is logged per request.
 * At most `lines_per_second_max` lines leave in a second; the next line that leaves says how many
-  were dropped. An error storm must not become a full disk. Errors themselves are never dropped.
+  were dropped. An error storm must not become a full disk. Our own errors are never dropped; those
+  of libraries are, for strangers can cause them.
 * A value from outside can neither start a new line nor a new field.
 * A line that cannot be written is lost: a full log disk does not stop a server.
 
@@ -34,6 +35,9 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+_OWN_LOGGER = "vdl"
+"""Whose errors always pass, and whose name no line has to carry."""
 
 Line = dict[str, object]
 
@@ -62,7 +66,7 @@ def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger
     handler.addFilter(RateLimit(options.lines_per_second_max))
     logging.basicConfig(level=LEVELS[options.level], handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
-    return logging.getLogger("vdl")
+    return logging.getLogger(_OWN_LOGGER)
 
 
 class Log(Protocol):
@@ -108,7 +112,7 @@ class LineHandler(logging.Handler):
 
 
 class RateLimit(logging.Filter):
-    """Lets `limit` records below `error` pass in each second of wall time."""
+    """Lets `limit` records pass in each second of wall time, and all of our own errors."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -122,7 +126,8 @@ class RateLimit(logging.Filter):
         if second != self._second:
             self._second = second
             self._used = 0
-        if self._used >= self._limit and record.levelno < logging.ERROR:
+        is_kept = record.name == _OWN_LOGGER and record.levelno >= logging.ERROR
+        if self._used >= self._limit and not is_kept:
             self._dropped += 1
             return False
         self._used += 1
@@ -146,7 +151,7 @@ class LineFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        if record.name != "vdl":
+        if record.name != _OWN_LOGGER:
             line["logger"] = record.name
         # Under one attribute of the record: as attributes of their own, as `logging` would have it,
         # a field could not be called `name` or `module`.

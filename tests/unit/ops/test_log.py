@@ -9,8 +9,10 @@ import pytest
 from vdl.log import EventLog, LineFormatter, LineHandler, RateLimit
 
 
-def record_of(message="started", level=logging.INFO, *, created=1_772_366_400.25, **fields):
-    record = logging.LogRecord("vdl", level, "x.py", 1, message, (), None)
+def record_of(
+    message="started", level=logging.INFO, *, created=1_772_366_400.25, logger="vdl", **fields
+):
+    record = logging.LogRecord(logger, level, "x.py", 1, message, (), None)
     record.created = created
     record.fields = fields
     return record
@@ -81,6 +83,19 @@ def test_log_rate_errors_always_pass():
     assert gate.filter(record_of(created=7.1))
     assert not gate.filter(record_of(level=logging.WARNING, created=7.2))
     assert gate.filter(record_of(level=logging.ERROR, created=7.3))
+
+
+def test_log_rate_holds_for_errors_of_libraries():
+    """What a stranger can make a library log, it logs again and again: 500 become 3 lines."""
+    gate = RateLimit(3)
+    storm = [
+        record_of("decoding failed", logging.ERROR, created=7.1, logger="grpc._cython.cygrpc")
+        for _ in range(500)
+    ]
+    assert sum(map(gate.filter, storm)) == 3
+    own = record_of(level=logging.ERROR, created=7.2)
+    assert gate.filter(own)
+    assert own.dropped_lines == 497
 
 
 def test_log_event_fields_may_have_any_name():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+import grpc
 import pytest
 
 from rpc.admin import (
@@ -141,6 +143,28 @@ def test_admin_stop_hint_arrives(whole_cluster: bool) -> None:
     backend = Backend()
     run(lambda client: client.hint_stop(whole_cluster=whole_cluster), backend)
     assert backend.asked == [whole_cluster]
+
+
+@pytest.mark.parametrize("method", ["Status", "TransferLeadership", "HintStop"])
+def test_admin_malformed_request_is_refused_without_a_line_in_the_log(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who sends garbage is told so, and adds nothing to the server's log, however often."""
+    backend = Backend()
+
+    def send(client: AdminClient) -> list[str]:
+        call = client._channel.unary_unary(f"/vdl.admin.v1.Admin/{method}")
+        codes = []
+        for _ in range(20):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"\xff", timeout=5.0)
+            codes.append(caught.value.code().name)
+        return codes
+
+    with caplog.at_level(logging.DEBUG):
+        assert run(send, backend) == ["INVALID_ARGUMENT"] * 20
+    assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
+    assert backend.asked == []
 
 
 def test_admin_nobody_there_is_an_admin_error() -> None:
