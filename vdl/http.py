@@ -1,8 +1,8 @@
 """The operations port: `/metrics` and `/health` over the least HTTP that scrapers need.
 
 One request a connection, answered from memory and closed. GET and HEAD only, no body is read, and
-everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections. It listens on loopback
-unless configured otherwise, because it asks nobody who they are.
+everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections, and 32 more that wait. It
+listens on loopback unless configured otherwise, because it asks nobody who they are.
 
 Must not know: what the routes tell. They are plain functions that return at once.
 """
@@ -10,6 +10,7 @@ Must not know: what the routes tell. They are plain functions that return at onc
 from __future__ import annotations
 
 import asyncio
+import socket
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -84,10 +85,14 @@ class HttpServer:
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was bound. Raises OSError."""
         loop = asyncio.get_running_loop()
+        listening = listening_socket(host, port)
+        bound: int = listening.getsockname()[1]
+        # asyncio accepts as many in one go as may wait, before any of them can be turned away.
         self._server = await loop.create_server(
-            lambda: _Connection(self._routes, self._log, self._connections), host, port
+            lambda: _Connection(self._routes, self._log, self._connections),
+            sock=listening,
+            backlog=CONNECTIONS_MAX,
         )
-        bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     def close(self) -> None:
@@ -96,6 +101,21 @@ class HttpServer:
             self._server.close()
         for connection in list(self._connections):
             connection.abort()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bound as the listeners for clients are: `::` takes IPv4 as well, which asyncio and
+    `socket.create_server` keep out. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(CONNECTIONS_MAX)
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from error
+    return listening
 
 
 class _Connection(asyncio.Protocol):

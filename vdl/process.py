@@ -12,11 +12,11 @@ disk again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from segments.store import DiskStore
 from segments.workers import ThreadWorkers
 from vdl.administration import Administration
 from vdl.config import ADMIN_LISTENER, Config
-from vdl.http import HttpServer
+from vdl.http import HttpServer, listening_socket
 from vdl.kafka.listener import Listener
 from vdl.log import EventLog, start_logging
 from vdl.loop import Doorbell, LoopClock, TurnLoop
@@ -54,6 +54,9 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 
 _STOP_SECONDS_MAX = 2.0
+_OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_WARNING_SECONDS = 60
+"""So long does one word about missing descriptors stand for all that follow."""
 GC_THRESHOLDS = (2_000, 5, 1_000_000)
 """Young objects are looked through often, which costs little; old ones only from time to time. What
 a server keeps is the entries of its cache, hundreds of thousands: to look through them stops it for
@@ -83,6 +86,7 @@ class Process:
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
         self._admin: AdminService | None = None
+        self._next_warning = 0.0
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""
@@ -133,8 +137,7 @@ class Process:
         for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
             loop.add_signal_handler(number, self._stop, transfer)
         await self._open_operations(server, store)
-        if config.admin is not None:
-            _check_free((config.admin.listen.host, config.admin.listen.port))
+        self._check_ports()
         server.start()
 
     def _collect_later(self) -> None:
@@ -147,6 +150,15 @@ class Process:
         self._collect_later()
 
     # --- ports ---------------------------------------------------------------------------------
+    def _check_ports(self) -> None:
+        """Raises OSError if nobody could listen on a port that is opened later: to be found out
+        before the others hear of this server, and clients of the others."""
+        wanted = [(listener.host, listener.port) for listener in self._config.listeners]
+        if self._config.admin is not None:
+            wanted.append((self._config.admin.listen.host, self._config.admin.listen.port))
+        for host, port in wanted:
+            listening_socket(host, port).close()
+
     def _advertised(self) -> dict[str, tuple[str, int]]:
         """What the catalog is told of this server's addresses."""
         config = self._config
@@ -234,10 +246,12 @@ class Process:
             self._ended.set_result(EXIT_OK)
 
     def _stop_timed_out(self) -> None:
-        """A disk that hangs must not keep a process: what a clean stop saves is only time."""
-        if not self._ended.done():
-            self._log.error("stop_timed_out")
-            os._exit(EXIT_FAILED)
+        """A disk that hangs must not keep a process: what a clean stop saves is only time. Nor may
+        what asyncio waits for behind a stop that is done: the jobs of its own threads."""
+        if self._ended.done():
+            os._exit(self._ended.result())
+        self._log.error("stop_timed_out")
+        os._exit(EXIT_FAILED)
 
     def _disk_failed(self, error: BaseException) -> None:
         """Nothing may be acknowledged after a failed sync: end before anything else can run."""
@@ -250,17 +264,23 @@ class Process:
         error = context.get("exception")
         if isinstance(error, OSError) and "transport" in context:
             return  # a socket died while asyncio was closing it
+        if isinstance(error, OSError) and error.errno in _OUT_OF_RESOURCES and "socket" in context:
+            self._cannot_accept()  # asyncio tries again in a second
+            return
         self._logger.error(
             str(context.get("message")),
             exc_info=error if isinstance(error, BaseException) else None,
         )
         os._exit(EXIT_FAILED)
 
+    def _cannot_accept(self) -> None:
+        """Nobody is served on the metrics port for lack of a descriptor; the server is all right.
+        asyncio says so once for each connection that may wait."""
+        now = self._loop.time()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARNING_SECONDS
+            self._log.warning("out_of_file_descriptors", listener="http")
 
-def _check_free(address: Address) -> None:
-    """Raises OSError if nobody could listen there: to be found out before clients come in."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    socket.create_server(address, family=family).close()
 
 
 def _health(server: Server) -> Health:

@@ -216,10 +216,16 @@ def test_listener_waits_for_a_few_clients_that_do_not_read_and_no_more(
     run(scenario)
 
 
+@pytest.mark.parametrize(("silent_seconds", "warnings"), [(60.0, 1), (0.0, 3)])
 def test_listener_without_descriptors_refuses_instead_of_hanging(
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    silent_seconds: float,
+    warnings: int,
 ) -> None:
-    """EMFILE: the spare descriptor is given up to close the connection that waits longest."""
+    """EMFILE: the spare descriptor is given up to close the connection that waits longest. It is
+    told again and again, but not each time."""
+    monkeypatch.setattr(listener_module, "_WARNING_S", silent_seconds)
 
     async def scenario() -> None:
         edge = Edge()
@@ -248,6 +254,7 @@ def test_listener_without_descriptors_refuses_instead_of_hanging(
                 await ask(reader, writer)
             writer.close()
         assert edge.listener.refused_without_descriptor == 3
+        assert caplog.messages.count("out_of_file_descriptors") == warnings
         reader, writer = await edge.connect()
         await ask(reader, writer)
         writer.close()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 import subprocess
 import sys
 
@@ -10,7 +11,8 @@ import pytest
 
 from rpc.streams import LinkStatus
 from tests.unit.rpc.world import World, address_of
-from vdl.http import REQUEST_BYTES_MAX, HttpServer, Response, answer
+from vdl import http
+from vdl.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpServer, Response, answer
 from vdl.kafka.frontend import ApiStats
 from vdl.log import EventLog
 from vdl.metrics import (
@@ -182,6 +184,55 @@ def test_http_server_answers_and_closes():
 
     for received in asyncio.run(run()):
         assert received.endswith(b"\r\n\r\nhello")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6")
+def test_http_server_on_every_address_takes_both_kinds():
+    """`[::]` is all there is, as it is for a listener of Kafka clients."""
+
+    async def run():
+        server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)
+        port = await server.start("::", 0)
+        answers = []
+        for host in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET /x HTTP/1.1\r\n\r\n")
+            answers.append(await reader.read())
+            writer.close()
+            await writer.wait_closed()
+        server.close()
+        return answers
+
+    assert [received.endswith(b"hello") for received in asyncio.run(run())] == [True, True]
+
+
+def test_http_server_accepts_few_in_one_go(monkeypatch):
+    """Each takes a descriptor until it is turned away: a flood must not take them all."""
+    accepted = []
+    connection = http._Connection
+    monkeypatch.setattr(
+        http, "_Connection", lambda *given: accepted.append(1) or connection(*given)
+    )
+
+    async def run():
+        server = HttpServer({}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        clients = [socket.socket() for _ in range(3 * CONNECTIONS_MAX)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        while not accepted:  # noqa: ASYNC110 - one turn of the loop accepts
+            await asyncio.sleep(0)
+        in_one_go = len(accepted)
+        await asyncio.sleep(0)
+        server.close()
+        for client in clients:
+            client.close()
+        while server._connections:  # noqa: ASYNC110 - until the loop has closed them
+            await asyncio.sleep(0)
+        return in_one_go
+
+    assert 0 < asyncio.run(run()) <= CONNECTIONS_MAX
 
 
 def test_http_endless_request_is_cut_off():

@@ -1,11 +1,13 @@
 """What `vdl serve` prepares before a server begins."""
 
 import contextlib
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -50,14 +52,20 @@ def refused(command):
     return ended.returncode, words
 
 
-@pytest.mark.parametrize("service", ["http", "admin"])
+@pytest.mark.parametrize("service", ["clients", "http", "admin"])
 def test_server_whose_port_is_taken_says_so_before_clients_come(service, tmp_path):
+    """And before it has said anywhere that it serves."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = "{}:{}".format(*taken.getsockname())
-        code, words = refused(serve(tmp_path, free_port(), **{service: address}))
+        host, port = taken.getsockname()
+        if service == "clients":
+            command = serve(tmp_path, port)
+        else:
+            command = serve(tmp_path, free_port(), **{service: f"{host}:{port}"})
+        code, words = refused(command)
     assert code == 1
     assert "cannot_start" in words
-    assert "in use" in words
+    assert f"in use: {host} port {port}" in words
+    assert "event=serving" not in words
 
 
 def test_data_directory_has_one_server(tmp_path):
@@ -115,3 +123,43 @@ def test_server_outlives_more_clients_than_it_has_descriptors(tmp_path):
             time.sleep(0.05)
         assert not answer.topics[0].error_code
         assert server.poll() is None
+
+
+def open_files(server):
+    return sum(1 for _ in Path(f"/proc/{server.pid}/fd").iterdir())
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="takes descriptors from a process")
+def test_server_outlives_a_metrics_port_without_descriptors(tmp_path):
+    """What asyncio says of a connection that it cannot accept is no fault of the server."""
+    port, metrics = free_port(), free_port()
+    command = serve(tmp_path, port, http=f"127.0.0.1:{metrics}")
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    with contextlib.ExitStack() as ends:
+        ends.callback(server.wait, 30)
+        ends.callback(server.send_signal, signal.SIGKILL)
+        reachable(port)
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        with contextlib.ExitStack() as idle:
+            few = (open_files(server) + 8, before[1])
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, few)
+            for _ in range(20):
+                idle.enter_context(socket.create_connection(("127.0.0.1", metrics)))
+            wait_for(lambda: b"out_of_file_descriptors" in log.read_bytes(), server)
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/health", timeout=10) as health:
+            assert health.status == 200
+        assert server.poll() is None
+    assert log.read_bytes().count(b"out_of_file_descriptors") == 1
+
+
+def wait_for(condition, server):
+    """Until it is met; the server may not end before."""
+    for _ in range(400):
+        if condition():
+            return
+        assert server.poll() is None
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
