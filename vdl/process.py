@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_FAILED = 1
 
-_STOP_SECONDS_MAX = 2.0
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _WARNING_SECONDS = 60
 """So long does one word about missing descriptors stand for all that follow."""
@@ -236,7 +235,7 @@ class Process:
         if self.server.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         self._log.info("stopping", transfer=transfer)
-        self._loop.call_later(_STOP_SECONDS_MAX, self._stop_timed_out)
+        self._loop.call_later(stop_seconds_max(self._config), self._stop_timed_out)
         self.server.stop(self._stopped, transfer=transfer)
 
     def _stopped(self) -> None:
@@ -281,6 +280,11 @@ class Process:
             self._next_warning = now + _WARNING_SECONDS
             self._log.warning("out_of_file_descriptors", listener="http")
 
+
+def stop_seconds_max(config: Config) -> float:
+    """After which a stop is given up: what leaderships and clients are waited for, then a second
+    for the disk."""
+    return max(2.0, config.host.transfer_stop_ms / 1_000 + 1.0)
 
 
 def _health(server: Server) -> Health:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vdl.config import KEYS, Config, load_config, parse_config
+from vdl.process import stop_seconds_max
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTENERS = {"listeners.name", "listeners.listen", "listeners.advertise"}
@@ -82,3 +83,23 @@ def test_documented_defaults_are_the_real_defaults():
     assert (found.name, found.host, found.port) == (default.name, default.host, default.port)
     without = set(KEYS) - set(documented)
     assert without == {"peer.listen", "peer.advertise", "admin.advertise"}
+
+
+@pytest.mark.parametrize("transfer_stop", ["0s", "1200ms", "2s", "10s", "60s"])
+def test_stop_is_not_given_up_before_its_leaderships_may_have_moved(transfer_stop):
+    """Whatever the file allows for that, a second is left to close the store."""
+    text = f'[raft]\ntransfer_stop = "{transfer_stop}"\n'
+    config = parse_config(text, source="test", folder=Path.cwd())
+    waited_seconds = config.host.transfer_stop_ms / 1_000
+    assert stop_seconds_max(config) >= max(2, waited_seconds + 1)
+
+
+def test_deploy_supervisors_wait_until_a_stop_is_given_up():
+    """A server is killed only when it has failed to end itself."""
+    unit = next((ROOT / "deploy" / "systemd").glob("*.service")).read_text()
+    compose = (ROOT / "deploy" / "compose.yaml").read_text()
+    patience = [
+        int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1]),
+        int(re.search(r"^ +stop_grace_period: (\d+)s$", compose, re.MULTILINE)[1]),
+    ]
+    assert min(patience) > stop_seconds_max(Config()) + 1
