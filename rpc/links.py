@@ -198,13 +198,16 @@ class Links:
         rng: random.Random,
         handler: PeerHandler,
         options: LinkOptions = DEFAULT_OPTIONS,
+        dial_failed: Callable[[int, Address, str], None] | None = None,
     ) -> None:
+        """`dial_failed`: told the server id, the address and the cause of each, for the log."""
         self._local = local
         self._dialer = dialer
         self._clock = clock
         self._rng = rng
         self._handler = handler
         self._options = options
+        self._tell_dial_failed = dial_failed
         self._peers: dict[int, _Peer] = {}
         self._open: dict[int, _Connection] = {}  # the links that are up, by server id
         # Streams that have not said who they are: a set, but in the order they came.
@@ -361,6 +364,7 @@ class Links:
         assert peer.dial is not None
         peer.dial = None
         if isinstance(result, DialFailed):
+            self._dial_failed(peer, result.cause)
             self._attempt_failed(peer, refused=result.refused)
             return
         engine = PeerEngine(
@@ -372,7 +376,12 @@ class Links:
         result.start(connection)
         connection.flush()
 
+    def _dial_failed(self, peer: _Peer, cause: str) -> None:
+        if self._tell_dial_failed is not None and peer.address is not None:
+            self._tell_dial_failed(peer.server_id, peer.address, cause)
+
     def _attempt_timed_out(self, peer: _Peer) -> None:
+        self._dial_failed(peer, "timed out" if peer.attempt is None else "no HELLO in time")
         self._end_attempt(peer, None)
         self._attempt_failed(peer, refused=False)
 
@@ -541,6 +550,8 @@ class Links:
             self._lost(peer, reason)
         elif connection is peer.attempt:
             peer.attempt = None
+            if reason is None:
+                self._dial_failed(peer, text)
             self._attempt_failed(
                 peer,
                 refused=reason is RejectReason.STOPPING,

@@ -22,18 +22,19 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rpc.hello import Hello
 from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
 from rpc.links import Links
 from rpc.reader import Buffer
-from rpc.streams import Address, Clock, Dialer, DialFailed, PeerHandler, Stream, StreamOwner, Timer
+from rpc.resolver import Answer, Candidate, Resolver, numeric, resolve
+from rpc.streams import Address, Clock, DialFailed, PeerHandler, Stream, StreamOwner, Timer
 
 _READ_BYTES_PER_TURN = 1 << 20
 _BACKLOG = 128
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 _ACCEPTS_PER_TURN = 32
+_NEWS_NS = 10_000_000_000
 # Nothing is lost when the kernel has no descriptor or memory for a stream: its peer dials again.
 _ACCEPT_PAUSE_S = 0.1
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -134,61 +135,61 @@ class SocketStream:
 
 
 class SocketDialer:
-    """`rpc.streams.Dialer` over TCP. Names are looked up in the loop's default executor, numeric
-    addresses are not; the addresses of a name are tried in turn."""
+    """`rpc.streams.Dialer` over TCP. The addresses of a name are tried in turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.resolver = Resolver(loop.call_soon_threadsafe)
 
     def dial(
         self, address: Address, on_result: Callable[[Stream | DialFailed], None]
     ) -> SocketDial:
-        return SocketDial(self._loop, address, on_result)
-
-
-_Candidate = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
-"""(address family, socket address)"""
+        return SocketDial(self._loop, self.resolver, address, on_result)
 
 
 class SocketDial:
     """One attempt to connect."""
 
-    __slots__ = ("_all_refused", "_candidates", "_fd", "_is_over", "_loop", "_on_result", "_socket")
+    __slots__ = (
+        "_address", "_all_refused", "_candidates", "_fd", "_is_over", "_loop", "_on_result",
+        "_resolver", "_socket",
+    )  # fmt: skip
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        resolver: Resolver,
         address: Address,
         on_result: Callable[[Stream | DialFailed], None],
     ) -> None:
         self._loop = loop
+        self._resolver = resolver
+        self._address = address
         self._on_result = on_result
         self._socket: socket.socket | None = None
         self._fd = -1  # registered with the loop, else -1
-        self._candidates: list[_Candidate] = []
+        self._candidates: list[Candidate] = []
         self._all_refused = True  # of those tried so far
         self._is_over = False
-        numeric = _numeric(address)
-        if numeric is not None:
-            self._candidates = [numeric]
+        known = numeric(address)
+        if known is not None:
+            self._candidates = [known]
             loop.call_soon(self._try_next, "")
         else:
-            lookup = loop.run_in_executor(None, partial(_resolve, address))
-            lookup.add_done_callback(self._resolved)
+            resolver.ask(address, self._resolved)
 
     def cancel(self) -> None:
         self._is_over = True
+        self._resolver.withdraw(self._address, self._resolved)
         self._release()
 
-    def _resolved(self, lookup: asyncio.Future[list[_Candidate] | str]) -> None:
-        if self._is_over or lookup.cancelled():
+    def _resolved(self, answer: Answer) -> None:
+        if self._is_over:
             return
-        found = lookup.result()
-        if isinstance(found, str):
-            self._finish(DialFailed(refused=False, cause=found))
+        if isinstance(answer, str):
+            self._finish(DialFailed(refused=False, cause=answer))
         else:
-            assert found, "a name that resolves has an address"
-            self._candidates = found
+            self._candidates = answer
             self._try_next("")
 
     def _try_next(self, cause: str) -> None:
@@ -196,7 +197,8 @@ class SocketDial:
         if self._is_over:
             return
         if not self._candidates:
-            # Only when every address of the name refuses is the process known to be gone.
+            # Only when every address of the name refuses is the process known to be gone. They may
+            # be those of the lookup before: where the peer was dialled last.
             self._finish(DialFailed(refused=self._all_refused, cause=cause))
             return
         family, target = self._candidates.pop(0)
@@ -274,7 +276,7 @@ class SocketListener:
         self._on_stream = on_stream
         self._resume: asyncio.TimerHandle | None = None
         self._is_closed = False
-        found = _resolve(address)
+        found = resolve(address)
         if isinstance(found, str):
             raise OSError(f"cannot listen on {address[0]}:{address[1]}: {found}")
         family, target = found[0]
@@ -327,6 +329,37 @@ class SocketListener:
             self._on_stream(SocketStream(self._loop, accepted))
 
 
+class DialTroubles:
+    """Which failed dials are news: a peer that is gone is dialled every second, for as long as it
+    is away. A peer's first failure is told, another cause than the one told is, and the same one
+    only if no dial failed for a while. Never two of one peer within `_NEWS_NS`."""
+
+    def __init__(
+        self, resolver: Resolver, clock: Clock, tell: Callable[[int, Address, str], None]
+    ) -> None:
+        self._resolver = resolver
+        self._clock = clock
+        self._tell = tell
+        # By server id: the cause told, when, and when a dial failed last. Only those that `Links`
+        # dials are in it.
+        self._told: dict[int, tuple[str, int, int]] = {}
+
+    def dial_failed(self, server_id: int, address: Address, cause: str) -> None:
+        """A dial failed, which may be no news."""
+        # An attempt that times out while its name is looked up knows nothing of that.
+        cause = self._resolver.trouble(address[0]) or cause
+        now_ns = self._clock.now_ns()
+        known = self._told.get(server_id)
+        if known is not None:
+            told, told_ns, failed_ns = known
+            goes_on = cause == told and now_ns - failed_ns < _NEWS_NS
+            if goes_on or now_ns - told_ns < _NEWS_NS:
+                self._told[server_id] = told, told_ns, now_ns
+                return
+        self._told[server_id] = cause, now_ns, now_ns
+        self._tell(server_id, address, cause)
+
+
 class SocketTransport(Links):
     """`Links` over TCP, with its listener. Made and used on the loop's thread."""
 
@@ -340,11 +373,19 @@ class SocketTransport(Links):
         rng: random.Random,
         options: LinkOptions = DEFAULT_OPTIONS,
         clock: Clock | None = None,
+        on_trouble: Callable[[int, Address, str], None] | None = None,
     ) -> None:
-        """Listens at once (raises OSError if it cannot); dials what `set_peer` names."""
-        dialer: Dialer = SocketDialer(loop)
+        """Listens at once (raises OSError if it cannot); dials what `set_peer` names.
+
+        `on_trouble`: told why a server, by its id, cannot be dialled at its address, when it is
+        news; see `DialTroubles`."""
+        dialer = SocketDialer(loop)
+        clock = clock or LoopClock(loop)
+        dial_failed = None
+        if on_trouble is not None:
+            dial_failed = DialTroubles(dialer.resolver, clock, on_trouble).dial_failed
         self._listener = SocketListener(loop, listen, self.accepted)
-        super().__init__(local, dialer, clock or LoopClock(loop), rng, handler, options)
+        super().__init__(local, dialer, clock, rng, handler, options, dial_failed)
         self._listener.start()
 
     @property
@@ -356,44 +397,6 @@ class SocketTransport(Links):
         # First the port, so that a peer that is told STOPPING finds nobody when it dials again.
         self._listener.close()
         super().close()
-
-
-def _numeric(address: Address) -> _Candidate | None:
-    """The socket address of a numeric host, None for a name."""
-    try:
-        found = socket.getaddrinfo(
-            *address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        )
-    except OSError:
-        return None
-    return _candidate(found[0])
-
-
-def _resolve(address: Address) -> list[_Candidate] | str:
-    """All socket addresses of a host, or why there are none. Blocks."""
-    try:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    except OSError as error:
-        return _cause(error)
-    return [_candidate(info) for info in found]
-
-
-_AddressInfo = tuple[
-    socket.AddressFamily,
-    socket.SocketKind,
-    int,
-    str,
-    tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes],
-]
-
-
-def _candidate(info: _AddressInfo) -> _Candidate:
-    family, _, _, _, target = info
-    host = target[0]
-    assert isinstance(host, str), info  # the other shape is for families we did not ask for
-    if len(target) == 4:
-        return family, (host, int(target[1]), target[2], target[3])
-    return family, (host, int(target[1]))
 
 
 def _cause(error: OSError) -> str:

@@ -178,7 +178,18 @@ class Process:
         if peer is None:
             return Links(local, NoDialer(), self._clock, self._rng, handler)
         listen = (peer.listen.host, peer.listen.port)
-        return SocketTransport(local, listen, handler, loop=self._loop, rng=self._rng)
+        return SocketTransport(
+            local,
+            listen,
+            handler,
+            loop=self._loop,
+            rng=self._rng,
+            on_trouble=self._cannot_dial,
+        )
+
+    def _cannot_dial(self, server_id: int, address: Address, cause: str) -> None:
+        host, port = address
+        self._log.warning("dial_failed", peer=server_id, address=f"{host}:{port}", cause=cause)
 
     def _open_listeners(self) -> None:
         """Clients may come in."""

@@ -1,0 +1,176 @@
+"""Names to addresses, without waiting for the system's resolver longer than for its first answer.
+
+The system may take seconds for a name (a name server that is dead is waited for five), which is
+longer than an attempt to link may last. So a lookup belongs to its host, not to who asked: one at a
+time for a host, it goes on when the one who asked has given up, and what it finds is kept. A host
+that is known is answered at once, and looked up again behind that, so that an address that changed
+is found by the next who asks; a lookup that fails takes nothing away from what is known.
+
+Each lookup is a daemon thread. asyncio's own pool has few, so that those that hang hold up the
+others, and the end of a process waits for all of them, also for those that have yet to begin.
+
+Bounds: a thread for each host under way, `HOSTS_MAX` hosts. Everything but the lookup itself
+happens on the thread that `post` leads to.
+
+Must not know: sockets that are connected, asyncio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from rpc.streams import Address
+
+HOSTS_MAX = 64
+"""Hosts remembered. More can be asked for, only not that many at one time."""
+
+Candidate = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
+"""(address family, socket address)"""
+
+Answer = list[Candidate] | str
+"""All socket addresses, in the system's order and at least one, or why there are none."""
+
+
+class _Host:
+    """What is known about one name."""
+
+    __slots__ = ("failure", "found", "is_under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.found: list[Candidate] = []  # by the last lookup that found any; their port is 0
+        self.failure = ""  # of the last lookup, if it found none
+        self.is_under_way = False
+        # Invariant: none while something is found. Who waits, and for which port.
+        self.waiting: dict[Callable[[Answer], None], int] = {}
+
+
+class Resolver:
+    """See the module. One for all dials of a server."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
+        """`post`: call this soon, on the owner's thread; called from any. It may raise RuntimeError
+        once the owner is gone."""
+        self._post = post
+        self._hosts: dict[str, _Host] = {}
+
+    def ask(self, address: Address, on_answer: Callable[[Answer], None]) -> None:
+        """One answer follows, never from within this call, unless withdrawn."""
+        name, port = address
+        host = self._host(name)
+        if host is None:
+            self._post(partial(on_answer, "too many names are being looked up"))
+            return
+        if host.found:
+            self._post(partial(on_answer, _at_port(host.found, port)))
+        else:
+            host.waiting[on_answer] = port
+        if not host.is_under_way:
+            host.is_under_way = True
+            self._begin(name)
+
+    def withdraw(self, address: Address, on_answer: Callable[[Answer], None]) -> None:
+        """Wait no longer. An answer that was on its way still comes."""
+        host = self._hosts.get(address[0])
+        if host is not None:
+            host.waiting.pop(on_answer, None)
+
+    def trouble(self, name: str) -> str:
+        """Why this name has no address so far; "" if it has one, or nobody asked."""
+        host = self._hosts.get(name)
+        if host is None or host.found:
+            return ""
+        return host.failure or "the name is still being looked up"
+
+    def _host(self, name: str) -> _Host | None:
+        """The host, from now on the one asked for last. None: there is no room for it."""
+        host = self._hosts.pop(name, None)
+        if host is None:
+            if len(self._hosts) >= HOSTS_MAX:
+                idle = (known for known, host in self._hosts.items() if not host.is_under_way)
+                oldest = next(idle, None)
+                if oldest is None:
+                    return None
+                del self._hosts[oldest]
+            host = _Host()
+        self._hosts[name] = host
+        return host
+
+    def _begin(self, name: str) -> None:
+        thread = threading.Thread(
+            target=self._look_up, args=(name,), name=f"lookup of {name}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            self._post(partial(self._looked_up, name, str(error)))
+
+    def _look_up(self, name: str) -> None:
+        """On the lookup's own thread."""
+        answer = resolve((name, 0))
+        with contextlib.suppress(RuntimeError):
+            self._post(partial(self._looked_up, name, answer))
+
+    def _looked_up(self, name: str, answer: Answer) -> None:
+        host = self._hosts[name]  # which is not forgotten while it is looked up
+        assert host.is_under_way
+        host.is_under_way = False
+        if isinstance(answer, str):
+            host.failure = answer
+        else:
+            host.found, host.failure = answer, ""
+        waiting, host.waiting = host.waiting, {}
+        for on_answer, port in waiting.items():
+            on_answer(answer if isinstance(answer, str) else _at_port(answer, port))
+
+
+def numeric(address: Address) -> Candidate | None:
+    """The socket address of a numeric host, None for a name."""
+    try:
+        found = socket.getaddrinfo(
+            *address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        )
+    except (OSError, ValueError):
+        return None
+    return _candidate(found[0])
+
+
+def resolve(address: Address) -> Answer:
+    """All socket addresses of a host, or why there are none. Blocks."""
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError as error:  # what cannot be a name at all: a label of 64 letters
+        return f"not a host's name: {error}"
+    assert found, "a name that resolves has an address"
+    return [_candidate(info) for info in found]
+
+
+_AddressInfo = tuple[
+    socket.AddressFamily,
+    socket.SocketKind,
+    int,
+    str,
+    tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes],
+]
+
+
+def _candidate(info: _AddressInfo) -> Candidate:
+    family, _, _, _, target = info
+    host = target[0]
+    assert isinstance(host, str), info  # the other shape is for families we did not ask for
+    if len(target) == 4:
+        return family, (host, int(target[1]), target[2], target[3])
+    return family, (host, int(target[1]))
+
+
+def _at_port(found: list[Candidate], port: int) -> list[Candidate]:
+    """The same addresses, with their port."""
+    return [
+        (family, (target[0], port, *target[2:]) if len(target) == 4 else (target[0], port))
+        for family, target in found
+    ]
