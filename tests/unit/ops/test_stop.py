@@ -1,0 +1,77 @@
+"""How `vdl serve` ends when something it does not need hangs."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.unit.ops.test_serve import free_port
+
+# The command line, in a process where a name takes as long as a test may never wait.
+LAUNCHER = """
+import os, socket, sys, time
+from vdl.cli import main
+from vdl.process import Process
+
+real = socket.getaddrinfo
+
+def getaddrinfo(host, port, *args, flags=0, **kwargs):
+    if not str(host).endswith(".test"):
+        return real(host, port, *args, flags=flags, **kwargs)
+    if flags & socket.AI_NUMERICHOST:
+        raise socket.gaierror(socket.EAI_NONAME, "not numeric")
+    os.write(2, b"hanging on " + host.encode() + b"\\n")
+    time.sleep(120)
+    raise socket.gaierror(socket.EAI_AGAIN, "at last")
+
+collect_later = Process._collect_later
+
+def hang(process):
+    collect_later(process)
+    process._loop.run_in_executor(None, time.sleep, 120)
+
+socket.getaddrinfo = getaddrinfo
+if sys.argv.pop(1) == "executor":
+    Process._collect_later = hang
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("hangs", ["names", "executor"])
+def test_stopped_server_ends_whatever_still_hangs(hangs, tmp_path):
+    """SIGTERM while names are looked up, and with a job in asyncio's own pool, which asyncio would
+    wait for."""
+    peers = '2 = "two.test:7"\n3 = "three.test:7"\n' if hangs == "names" else ""
+    settings = tmp_path / "server.toml"
+    settings.write_text(
+        f'[[listeners]]\nlisten = "127.0.0.1:{free_port()}"\n'
+        '[admin]\nlisten = "off"\n[http]\nlisten = "off"\n'
+        f'[cluster.seeds]\n1 = "127.0.0.1:{free_port()}"\n{peers}',
+        encoding="utf-8",
+    )
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", LAUNCHER, hangs, "serve", "--config", str(settings)]
+    wanted = (
+        {b"hanging on two.test", b"hanging on three.test", b"dial_failed peer=2"}
+        if hangs == "names"
+        else {b"event=serving"}
+    )
+    with contextlib.ExitStack() as ends:
+        stderr = ends.enter_context(log.open("wb"))
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+        ends.callback(server.wait, 30)
+        ends.callback(server.kill)
+        for _ in range(600):
+            if all(words in log.read_bytes() for words in wanted):
+                break
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.05)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0, log.read_text()
+    words = log.read_text()
+    assert "Traceback" not in words
+    assert "stop_timed_out" not in words
+    assert words.count("hanging on two.test") == (1 if hangs == "names" else 0)
