@@ -7,7 +7,7 @@ gRPC. `admin_service` and `admin_client` translate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -105,8 +105,10 @@ class TransferResult:
 class AdminBackend(Protocol):
     """The server behind the admin plane. Plain functions, called on its loop."""
 
-    def status(self, groups: Sequence[int]) -> ServerStatus:
-        """Its state now; only these groups, all if there are none."""
+    def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
+        """Its state; only these groups, all if there are none. In parts that are to be put
+        together: the first has what is no list, each has a bounded number of groups. The loop may
+        go on between two; a group is told as it is when its part is taken, or not at all."""
 
     def transfer_leadership(
         self, group: int, to_server: int, done: Callable[[TransferResult], None]

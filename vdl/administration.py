@@ -5,7 +5,7 @@ Read from memory, never wrong about this server, however many others are down. M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from raft.progress import ProgressState as RaftProgressState
 from rpc.admin import (
@@ -20,12 +20,15 @@ from rpc.admin import (
 from vdl import __version__
 from vdl.clock import MS
 from vdl.logstream.group import Group
+from vdl.logstream.host import Host
 from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.turn import server_of
 from vdl.server import Server, ServerState
 
 TRANSFER_PATIENCE_MS = 2_000
 TRANSFER_POLL_MS = 5
+GROUPS_PER_PART = 100
+"""What a status tells in one turn of the loop: a few ms, whatever the server holds."""
 
 _PROGRESS_STATES = {
     RaftProgressState.PROBE: ProgressState.PROBE,
@@ -41,57 +44,55 @@ class Administration:
         self._server = server
         self._started_ns = server.clock.now_ns()
 
-    def status(self, groups: Sequence[int]) -> ServerStatus:
+    def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
         """See `AdminBackend.status`."""
         server = self._server
         host = server.host
-        wanted = frozenset(groups)
-        clock = server.clock
-        return ServerStatus(
+        links = server.links.links()
+        problems = []
+        if server.state is not ServerState.SERVING:
+            problems.append(f"server is {server.state.value}")
+        problems += [
+            f"server {link.server_id} is not reachable" for link in links if not link.is_up
+        ]
+        yield ServerStatus(
             server_id=server.config.server_id,
             cluster_id=host.cluster_id if host is not None else "",
             directory_id=server.store.directory_id,
             incarnation=server.incarnation,
             version=__version__,
-            uptime_ms=(clock.now_ns() - self._started_ns) // MS,
-            problems=self._problems(),
-            links=server.links.links(),
-            groups=[
-                self._group_status(group)
-                for group_id, group in sorted(host.groups.items())
-                if not wanted or group_id in wanted
-            ]
-            if host is not None
-            else [],
+            uptime_ms=(server.clock.now_ns() - self._started_ns) // MS,
+            problems=problems,
+            links=links,
         )
-
-    def _problems(self) -> list[str]:
-        server = self._server
-        problems = []
-        if server.state is not ServerState.SERVING:
-            problems.append(f"server is {server.state.value}")
-        problems += [
-            f"server {link.server_id} is not reachable"
-            for link in server.links.links()
-            if not link.is_up
-        ]
-        host = server.host
         if host is not None:
-            problems += [
-                f"the replica of {self._name(group_id)} here lost data and waits for its successor"
-                for group_id in host.lost_groups
-            ]
-            problems += [
-                f"a replica of {self._name(group_id)} is being replaced"
-                for group_id, group in sorted(host.groups.items())
-                if group.serving and not group.is_settled
-            ]
-            problems += [
-                f"group {group_id} has no leader"
-                for group_id in sorted(host.groups)
-                if host.leader_of(group_id)[0] < 0
-            ]
-        return problems
+            wanted = frozenset(groups)
+            lost = frozenset(host.lost_groups)
+            ids = sorted(lost.union(host.groups))
+            for start in range(0, len(ids), GROUPS_PER_PART):
+                yield self._part(host, ids[start : start + GROUPS_PER_PART], lost, wanted)
+
+    def _part(
+        self, host: Host, ids: Sequence[int], lost: frozenset[int], wanted: frozenset[int]
+    ) -> ServerStatus:
+        """What is wrong with these groups, and those of `wanted` that are still here."""
+        part = ServerStatus(self._server.config.server_id)
+        for group_id in ids:
+            if group_id in lost:
+                part.problems.append(
+                    f"the replica of {self._name(group_id)} here lost data and waits for its"
+                    " successor"
+                )
+            group = host.groups.get(group_id)
+            if group is None:
+                continue
+            if group.serving and not group.is_settled:
+                part.problems.append(f"a replica of {self._name(group_id)} is being replaced")
+            if host.leader_of(group_id)[0] < 0:
+                part.problems.append(f"group {group_id} has no leader")
+            if not wanted or group_id in wanted:
+                part.groups.append(self._group_status(group))
+        return part
 
     def _group_status(self, group: Group) -> GroupStatus:
         node, log = group.node, group.log

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from pathlib import Path
 
 import grpc
@@ -37,7 +38,7 @@ STATUS = ServerStatus(
     incarnation=1 << 40,
     version="0.1.0",
     uptime_ms=12_345,
-    problems=["disk full"],
+    problems=["disk full", "group 9 has no leader"],
     links=[LinkStatus(2, True, False, 100, -1, 5_000_000, 3)],
     groups=[
         GroupStatus(
@@ -70,9 +71,11 @@ class Backend:
         self.asked: list[object] = []
         self.unanswered: list[Callable[[TransferResult], None]] = []
 
-    def status(self, groups: Sequence[int]) -> ServerStatus:
+    def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
         self.asked.append(list(groups))
-        return STATUS
+        yield replace(STATUS, problems=STATUS.problems[:1], groups=[])
+        yield ServerStatus(1, problems=STATUS.problems[1:], groups=STATUS.groups[:1])
+        yield ServerStatus(1, groups=STATUS.groups[1:])
 
     def transfer_leadership(
         self, group: int, to_server: int, done: Callable[[TransferResult], None]
@@ -116,6 +119,39 @@ def test_admin_status_arrives_whole() -> None:
     assert run(lambda client: client.status(), backend) == STATUS
     assert run(lambda client: client.status([9, 10]), backend) == STATUS
     assert backend.asked == [[], [9, 10]]
+
+
+def test_admin_status_of_many_groups_lets_the_loop_go_on() -> None:
+    """A server with thousands of partitions serves while it tells of them: between two parts of an
+    answer, and of all answers under way, there is a turn of the loop."""
+    parts_in_turn = 0
+    most = 0
+
+    class Many(Backend):
+        def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
+            nonlocal parts_in_turn, most
+            loop = asyncio.get_running_loop()
+
+            def turn() -> None:
+                nonlocal parts_in_turn
+                parts_in_turn = 0
+
+            for first in range(0, 3_000, 100):
+                parts_in_turn += 1
+                most = max(most, parts_in_turn)
+                loop.call_soon(turn)
+                ids = range(first, first + 100)
+                yield ServerStatus(
+                    1, groups=[GroupStatus(i, f"t-{i}", i, Role.LEADER, 1, i) for i in ids]
+                )
+
+    def ask(client: AdminClient) -> list[list[int]]:
+        with ThreadPoolExecutor(3) as callers:
+            answers = [callers.submit(client.status) for _ in range(3)]
+            return [[group.group_id for group in answer.result().groups] for answer in answers]
+
+    assert run(ask, Many()) == [list(range(3_000))] * 3
+    assert most == 1
 
 
 def test_admin_transfer_answers_now_or_later() -> None:

@@ -1,0 +1,121 @@
+"""What a server tells of itself, against stand-ins: in bounded parts, while groups come and go."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rpc.admin import Role
+from rpc.streams import LinkStatus
+from vdl.administration import GROUPS_PER_PART, Administration
+from vdl.server import ServerState
+
+GROUPS = 3_000
+FIRST_PARTITION = 9
+"""Behind the catalog and eight coordinators."""
+
+
+class Host:
+    """As much of a host as a status reads; counts the groups that were looked at."""
+
+    def __init__(self, count: int) -> None:
+        self.cluster_id = "cluster"
+        self.coordinator_count = 8
+        self.lost_groups: list[int] = []
+        self.leaderless: set[int] = set()
+        self.groups = {group_id: group_of(group_id) for group_id in range(count)}
+        self.catalog = SimpleNamespace(
+            groups={
+                group_id: SimpleNamespace(topic="orders", partition=group_id - FIRST_PARTITION)
+                for group_id in range(FIRST_PARTITION, count)
+            }
+        )
+        self.looked_at = 0
+
+    def leader_of(self, group_id: int) -> tuple[int, int]:
+        self.looked_at += 1
+        return (-1, -1) if group_id in self.leaderless else (1, 1)
+
+    def stream(self, group_id: int) -> SimpleNamespace | None:
+        if group_id < FIRST_PARTITION:
+            return None
+        return SimpleNamespace(log_start_offset=0, high_watermark=group_id, end_offset=group_id)
+
+
+def group_of(group_id: int) -> SimpleNamespace:
+    node = SimpleNamespace(
+        state=Role.FOLLOWER, term=1, lead=1 << 16 | 1, last_index=5, commit=5, is_leader=False,
+        membership=SimpleNamespace(voters=lambda: {1 << 16 | 1}, learners=set()),
+    )  # fmt: skip
+    return SimpleNamespace(
+        group_id=group_id, replica_id=1 << 16 | 1, node=node, log=SimpleNamespace(first_index=1),
+        applied=5, serving=True, is_settled=True, members=[1 << 16 | 1],
+    )  # fmt: skip
+
+
+def administration_of(host: Host | None) -> Administration:
+    server = SimpleNamespace(
+        host=host,
+        config=SimpleNamespace(server_id=1),
+        clock=SimpleNamespace(now_ns=lambda: 0),
+        links=SimpleNamespace(links=lambda: [LinkStatus(2, False, False, 0, -1, 5, 1)]),
+        store=SimpleNamespace(directory_id=b"d" * 16),
+        incarnation=3,
+        state=ServerState.SERVING if host is not None else ServerState.WAITING,
+    )
+    return Administration(server)  # type: ignore[arg-type]  # stand-ins
+
+
+@pytest.mark.parametrize("wanted", [(), (17,)])
+def test_administration_status_looks_at_a_bounded_number_of_groups_at_a_time(wanted):
+    """However many partitions a server has, a part of its status is the work of a few."""
+    host = Host(GROUPS)
+    looked_at, found = [], []
+    for part in administration_of(host).status(wanted):
+        looked_at.append(host.looked_at)
+        host.looked_at = 0
+        found += [group.group_id for group in part.groups]
+    assert sum(looked_at) == GROUPS
+    assert max(looked_at) == GROUPS_PER_PART
+    assert found == list(wanted or range(GROUPS))
+
+
+def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
+    """Of all groups, also when only some were asked for."""
+    host = Host(12)
+    host.lost_groups = [11, 40]
+    del host.groups[11]
+    host.leaderless = {1}
+    host.groups[9].is_settled = False
+    parts = list(administration_of(host).status([0]))
+    assert [problem for part in parts for problem in part.problems] == [
+        "server 2 is not reachable",
+        "group 1 has no leader",
+        "a replica of orders-0 is being replaced",
+        "the replica of orders-2 here lost data and waits for its successor",
+        "the replica of group-40 here lost data and waits for its successor",
+    ]
+    assert [group.name for part in parts for group in part.groups] == ["catalog"]
+
+
+def test_administration_status_while_groups_come_and_go():
+    """A topic is deleted between two parts, another made: who is gone is not told of."""
+    host = Host(GROUPS)
+    parts = administration_of(host).status(())
+    next(parts)
+    found = [group.group_id for group in next(parts).groups]
+    for group_id in range(50, GROUPS, 2):
+        del host.groups[group_id]
+        del host.catalog.groups[group_id]
+    host.groups[GROUPS] = group_of(GROUPS)
+    found += [group.group_id for part in parts for group in part.groups]
+    assert found == [*range(GROUPS_PER_PART), *range(GROUPS_PER_PART + 1, GROUPS, 2)]
+
+
+def test_administration_status_before_birth_has_no_groups():
+    """A server that waits for its cluster says so."""
+    (only,) = administration_of(None).status(())
+    assert (only.cluster_id, only.groups) == ("", [])
+    assert only.problems == [
+        f"server is {ServerState.WAITING.value}",
+        "server 2 is not reachable",
+    ]
