@@ -80,12 +80,10 @@ def parse_duration_ms(raw: Scalar) -> int:
 def parse_address(raw: Scalar) -> Address:
     """An address, "host:port" or "[IPv6]:port". Raises ValueError(what was expected)."""
     match = _ADDRESS.fullmatch(raw) if isinstance(raw, str) else None
-    if (
-        match is None
-        or int(match[3]) > 65_535
-        or not (_is_ipv6(match[1]) if match[1] else _is_host(match[2]))
-    ):
+    if match is None or int(match[3]) > 65_535 or (match[1] and not _is_ipv6(match[1])):
         raise ValueError('an address such as "127.0.0.1:9092" or "[::1]:9092"')
+    if match[2] and not _is_host(match[2]):
+        raise ValueError(f"an address, but {match[2]!r:.80} is no host name")
     return Address(match[1] or match[2], int(match[3]))
 
 
