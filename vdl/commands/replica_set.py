@@ -11,14 +11,16 @@ Server `id` (from 1) takes four ports: `base + id - 1` for clients, and 10, 20 a
 peers, administration and metrics.
 
 A process id is believed only while that process runs `vdl serve` with the very same configuration
-file: ids are reused, and nobody else's process may be ended.
+file: nobody else's process may be ended. Who starts or stops the set holds a lock on its folder.
 
 Must not know: how it is told to people.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import http.client
 import json
 import os
@@ -28,10 +30,11 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vdl.commands.pid_file import is_server_process, read_pid, remove_pid, write_pid
 from vdl.config import Config, load_config
 from vdl.config_values import Address
 
@@ -72,10 +75,7 @@ class LocalServer:
 
     def running_pid(self) -> int:
         """The server's process id, 0 when it does not run."""
-        try:
-            pid = int(self.pid_file.read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return 0
+        pid = read_pid(self.pid_file)
         return pid if is_server_process(pid, self.config_file) else 0
 
     def log_tail(self) -> str:
@@ -111,6 +111,31 @@ class ReplicaSet:
         return {server_id: pid for server_id, pid in pids.items() if pid}
 
 
+@contextlib.contextmanager
+def locked(directory: Path, *, wait: bool) -> Iterator[None]:
+    """Nobody else starts or stops the set in this folder meanwhile. Raises ReplicaSetError when
+    somebody does, unless told to `wait`, and where there can be no folder. Needs no room on the
+    disk: a set is stopped on a full one as well. It ends with the process."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ReplicaSetError(f"cannot use {directory}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ReplicaSetError(
+            f"another `vdl up` or `vdl down` is at work in {directory}; try again when it is done"
+        ) from None
+    except OSError:
+        pass  # no locks here (some network file systems): then it is as if nobody else came
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def find_replica_set(directory: Path) -> ReplicaSet | None:
     """The set that was made below `directory`; None when there is none. Raises ReplicaSetError."""
     file = directory / "replica_set.toml"
@@ -126,20 +151,41 @@ def find_replica_set(directory: Path) -> ReplicaSet | None:
 
 def make_replica_set(directory: Path, *, count: int, base_port: int) -> ReplicaSet:
     """Lay out a new set. Raises ReplicaSetError."""
+    check_layout(count=count, base_port=base_port)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReplicaSetError(f"cannot write to {directory}: {error.strerror}") from error
+    _write_file(
+        directory / "replica_set.toml",
+        f"# Written by `vdl up`: the replica set in this folder.\n"
+        f"servers = {count}\nbase_port = {base_port}\n",
+    )
+    return _replica_set(directory, count, base_port)
+
+
+def check_layout(*, count: int, base_port: int) -> None:
+    """Raises ReplicaSetError for a set that cannot be."""
     if not 1 <= count <= SERVERS_MAX:
         raise ReplicaSetError(f"a replica set on one machine has 1 to {SERVERS_MAX} servers")
     if not 1_024 <= base_port <= 65_535 - HTTP_PORT_STEP - SERVERS_MAX:
         raise ReplicaSetError("the base port must lie between 1024 and 65496")
+
+
+def _write_file(path: Path, text: str) -> None:
+    """Whole or not at all, also when the disk is full: what is there is believed from then on.
+    Raises ReplicaSetError."""
+    fresh = path.with_name(f"{path.name}.new")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "replica_set.toml").write_text(
-            f"# Written by `vdl up`: the replica set in this folder.\n"
-            f"servers = {count}\nbase_port = {base_port}\n",
-            encoding="utf-8",
-        )
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
     except OSError as error:
-        raise ReplicaSetError(f"cannot write to {directory}: {error.strerror}") from error
-    return _replica_set(directory, count, base_port)
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise ReplicaSetError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _replica_set(directory: Path, count: int, base_port: int) -> ReplicaSet:
@@ -149,12 +195,21 @@ def _replica_set(directory: Path, count: int, base_port: int) -> ReplicaSet:
 
 
 def write_configs(replica_set: ReplicaSet) -> None:
-    """Write the configuration of every server that has none yet."""
+    """Write the configuration of every server that has none yet. Raises ReplicaSetError."""
     for server in replica_set.servers:
-        server.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not server.config_file.exists():
-            text = config_text(server.id, len(replica_set.servers), replica_set.base_port)
-            server.config_file.write_text(text, encoding="utf-8")
+        file = server.config_file
+        try:
+            server.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            size = file.stat().st_size
+        except FileNotFoundError:
+            count = len(replica_set.servers)
+            _write_file(file, config_text(server.id, count, replica_set.base_port))
+        except OSError as error:
+            raise ReplicaSetError(f"cannot use {server.directory}: {error.strerror}") from error
+        else:
+            if not size:
+                # It would be believed: a server with every default, at another's port.
+                raise ReplicaSetError(f"{file} is empty; remove it to have it written again")
 
 
 def config_text(server_id: int, count: int, base_port: int) -> str:
@@ -189,25 +244,6 @@ def config_text(server_id: int, count: int, base_port: int) -> str:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def is_server_process(pid: int, config_file: Path) -> bool:
-    """Whether process `pid` is alive and runs `vdl serve` with this configuration file."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        command = _command_line_from_ps(pid)
-    return b"serve" in command and os.fsencode(config_file) in command
-
-
-def _command_line_from_ps(pid: int) -> list[bytes]:
-    """The words of a process's command line where there is no /proc; empty when it is gone."""
-    if Path("/proc/self/cmdline").exists():
-        return []
-    found = subprocess.run(  # noqa: S603 - a number of our own, no shell
-        ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
-    )
-    return found.stdout.split()
-
-
 def check_ports(servers: Iterable[LocalServer]) -> None:
     """Raises ReplicaSetError naming the first port that somebody else listens on."""
     for server in servers:
@@ -236,15 +272,24 @@ def _check_port(server_id: int, address: Address) -> None:
 
 
 def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
-    """Start the server's process, in a session of its own so that ^C does not reach it."""
+    """Start the server's process, in a session of its own so that ^C does not reach it. Raises
+    ReplicaSetError."""
     command = [sys.executable, "-m", "vdl.cli", "serve"]
     command += ["--config", str(server.config_file), "--pid-file", str(server.pid_file)]
-    with server.log_file.open("ab") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    # Written by the server as well; here at once, so that an early `vdl down` finds it.
-    server.pid_file.write_text(f"{process.pid}\n", encoding="ascii")
+    try:
+        with server.log_file.open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+    except OSError as error:
+        raise ReplicaSetError(f"cannot start server {server.id}: {error}") from error
+    try:
+        # Written by the server as well; here at once, so that who is interrupted now finds it.
+        write_pid(server.pid_file, process.pid)
+    except OSError as error:
+        process.kill()  # nobody would find it
+        process.wait()
+        raise ReplicaSetError(f"cannot write {server.pid_file}: {error.strerror}") from error
     return process
 
 
@@ -299,10 +344,7 @@ def wait_until_started(
     by_id = {server.id: server for server in servers}
     while True:
         states = {probe.server_id: probe.state() for probe in starting}
-        outside += [server_id for server_id, state in states.items() if state == WAITING]
-        starting = [p for p in starting if states[p.server_id] not in {SERVING, WAITING}]
-        if not starting:
-            return sorted(outside)
+        # Before an answer is believed: it may be another's, who has the port of one that is gone.
         for server_id, process in processes.items():
             if process.poll() is not None:
                 server = by_id[server_id]
@@ -310,6 +352,10 @@ def wait_until_started(
                     f"server {server_id} ended with exit code {process.returncode}; "
                     f"{server.log_file} ends with\n{server.log_tail()}"
                 )
+        outside += [server_id for server_id, state in states.items() if state == WAITING]
+        starting = [p for p in starting if states[p.server_id] not in {SERVING, WAITING}]
+        if not starting:
+            return sorted(outside)
         if time.monotonic() > deadline:
             names = ", ".join(str(probe.server_id) for probe in starting)
             late = [by_id[probe.server_id] for probe in starting]
@@ -338,7 +384,7 @@ def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> 
             if not _has_ended(server, pid):
                 continue
             endings.setdefault(server_id, "stopped")
-            server.pid_file.unlink(missing_ok=True)
+            remove_pid(server.pid_file, pid)
             del running[server_id]
         if running and time.monotonic() > deadline:
             for server_id, (_, pid) in running.items():

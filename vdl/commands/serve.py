@@ -1,8 +1,8 @@
 """`vdl serve`: one server, from a configuration file, until SIGTERM or SIGINT.
 
-Prepares the process (files private to the user and as many as the system allows, short switch
-interval, log, pid file), then hands over to `vdl.process`. Loads nothing that a server does not
-need.
+Prepares the process (files private to the user and as many as the system allows, short
+switch interval, log, pid file), then hands over to `vdl.process`. Loads nothing that a server does
+not need.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vdl.commands.pid_file import is_server_process, read_pid, remove_pid, write_pid
 from vdl.config import Config, ConfigError, load_config, parse_config
 
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 SWITCH_INTERVAL_SECONDS = 0.0005
 """A thread that comes back from a disk sync otherwise waits up to 5 ms for a busy loop."""
@@ -87,12 +89,14 @@ def _pid_file(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    fresh = path.with_suffix(".pid.new")
+    own, found = os.getpid(), read_pid(path)
+    if found != own and is_server_process(found, path):
+        sys.stderr.write(f"vdl serve: {path} is that of process {found}, a server that runs\n")
+        raise SystemExit(EXIT_FAILED)
     try:
-        fresh.write_text(f"{os.getpid()}\n", encoding="ascii")
-        fresh.replace(path)
+        write_pid(path, own)
     except OSError as error:
         sys.stderr.write(f"vdl serve: cannot write the pid file: {error}\n")
         raise SystemExit(EXIT_USAGE) from error
     yield
-    path.unlink(missing_ok=True)
+    remove_pid(path, own)

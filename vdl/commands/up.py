@@ -14,10 +14,13 @@ import click
 
 from vdl.commands.replica_set import (
     POLL_SECONDS,
+    LocalServer,
     ReplicaSet,
     ReplicaSetError,
+    check_layout,
     check_ports,
     find_replica_set,
+    locked,
     make_replica_set,
     start_server,
     stop_servers,
@@ -57,25 +60,23 @@ def up(
     `--detach` starts the missing ones.
     """
     os.umask(0o077)
-    replica_set = _open(data, nodes, base_port)
-    write_configs(replica_set)
-    running = replica_set.running()
-    missing = [server for server in replica_set.servers if server.id not in running]
-    if running and (not detach or not missing):
-        pids = ", ".join(f"server {number} is process {pid}" for number, pid in running.items())
-        way_out = f"stop with: {_command()} down --data {data}"
-        raise ReplicaSetError(f"already running in {data} ({pids}); {way_out}")
-    check_ports(missing)
-    # From here on a signal must not leave half a replica set behind.
-    stop = _StopFlag()
-    processes: Processes = {}
-    try:
-        for server in missing:
-            processes[server.id] = start_server(server)
-        outside = wait_until_started(replica_set.servers, processes, timeout_seconds=timeout)
-    except BaseException:
-        stop_servers(missing, patience_seconds=STOP_PATIENCE_SECONDS)
-        raise
+    check_layout(
+        count=SERVERS_DEFAULT if nodes is None else nodes,
+        base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
+    )
+    with locked(data, wait=False):
+        replica_set = _open(data, nodes, base_port)
+        missing = _missing(replica_set, data, is_detached=detach)
+        # From here on a signal must not leave half a replica set behind.
+        stop = _StopFlag()
+        processes: Processes = {}
+        try:
+            for server in missing:
+                processes[server.id] = start_server(server)
+            outside = wait_until_started(replica_set.servers, processes, timeout_seconds=timeout)
+        except BaseException:
+            stop_servers(missing, patience_seconds=STOP_PATIENCE_SECONDS)
+            raise
     _greet(replica_set, data, is_detached=detach)
     for server_id in outside:
         click.echo(
@@ -97,7 +98,9 @@ def down(*, data: Path) -> None:
     replica_set = find_replica_set(data)
     if replica_set is None:
         raise ReplicaSetError(f"there is no replica set in {data}")
-    endings = stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS)
+    # A start that is under way comes to its end first: then all that it started is stopped.
+    with locked(replica_set.directory, wait=True):
+        endings = stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS)
     for server_id, ending in endings.items():
         click.echo(f"server {server_id} {ending}")
     if not endings:
@@ -122,6 +125,19 @@ def _open(data: Path, nodes: int | None, base_port: int | None) -> ReplicaSet:
             f"to move it, edit {data}/*/vdl.toml and {data}/replica_set.toml"
         )
     return found
+
+
+def _missing(replica_set: ReplicaSet, data: Path, *, is_detached: bool) -> list[LocalServer]:
+    """The servers to start, their files and ports at hand. Raises ReplicaSetError."""
+    write_configs(replica_set)
+    running = replica_set.running()
+    missing = [server for server in replica_set.servers if server.id not in running]
+    if running and (not is_detached or not missing):
+        pids = ", ".join(f"server {number} is process {pid}" for number, pid in running.items())
+        way_out = f"stop with: {_command()} down --data {data}"
+        raise ReplicaSetError(f"already running in {data} ({pids}); {way_out}")
+    check_ports(missing)
+    return missing
 
 
 def _greet(replica_set: ReplicaSet, data: Path, *, is_detached: bool) -> None:

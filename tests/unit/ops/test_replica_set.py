@@ -1,18 +1,26 @@
 """A replica set on this machine: its layout, its ports, and which processes it believes its own."""
 
+import contextlib
+import errno
+import json
 import os
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
+from vdl.commands.pid_file import read_pid, remove_pid, write_pid
 from vdl.commands.replica_set import (
     LocalServer,
     ReplicaSetError,
     check_ports,
     find_replica_set,
     is_server_process,
+    locked,
     make_replica_set,
     start_server,
     stop_servers,
@@ -174,3 +182,173 @@ def test_wait_until_started_server_that_ends_shows_its_log(tmp_path):
     server.config_file.write_text("[http]\nlisten = '127.0.0.1:1'\n")
     with pytest.raises(ReplicaSetError, match=r"(?s)exit code 2.*did you mean server\.id"):
         wait_until_started([server], {1: process}, timeout_seconds=5)
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Somebody who serves, whoever asks."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"state": "serving"}).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_wait_until_started_does_not_take_another_server_for_one_that_ended(tmp_path):
+    """Two that were started at once have the same ports: one serves there, the other has ended."""
+    server = LocalServer(1, tmp_path)
+    with HTTPServer(("127.0.0.1", 0), Healthy) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        try:
+            server.config_file.write_text(f'[http]\nlisten = "127.0.0.1:{other.server_port}"\n')
+            process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+            process.wait()
+            wait_until_started([server], {}, timeout_seconds=5)
+            with pytest.raises(ReplicaSetError, match="exit code 1"):
+                wait_until_started([server], {1: process}, timeout_seconds=5)
+        finally:
+            other.shutdown()
+
+
+def test_pid_file_is_removed_only_for_the_process_it_names(tmp_path):
+    """A server that could not start does not take away what names the one that runs."""
+    file = tmp_path / "server.pid"
+    write_pid(file, 7)
+    remove_pid(file, 8)
+    assert read_pid(file) == 7
+    remove_pid(file, 7)
+    assert not list(tmp_path.iterdir())
+    remove_pid(file, 7)
+
+
+def test_replica_set_is_started_and_stopped_by_one_at_a_time(tmp_path):
+    """The second `vdl up` says so at once; the folder is free again when the first is done."""
+    with locked(tmp_path / "set", wait=False):
+        with (
+            pytest.raises(ReplicaSetError, match="another `vdl up`"),
+            locked(tmp_path / "set", wait=False),
+        ):
+            pass
+        up = [sys.executable, "-m", "vdl.cli", "up", "--data", str(tmp_path / "set"), "--detach"]
+        second = subprocess.run(up, capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 1
+        assert "another `vdl up`" in second.stderr
+        assert list((tmp_path / "set").iterdir()) == []
+    with locked(tmp_path / "set", wait=False):
+        pass
+
+
+def free_base_port():
+    """A client port whose peer, admin and metrics ports are free, too: nobody listens there."""
+    for port in range(22_000, 32_000, 50):
+        with contextlib.ExitStack() as probes:
+            try:
+                for step in (0, 10, 20, 30):
+                    probes.enter_context(socket.create_server(("127.0.0.1", port + step)))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free ports")
+
+
+def test_two_started_at_once_are_one_server_and_it_can_be_stopped(tmp_path):
+    """One of two `vdl up` fails, and says so; `vdl down` finds the server of the other."""
+    vdl = [sys.executable, "-m", "vdl.cli"]
+    data = ["--data", str(tmp_path)]
+    up = [*vdl, "up", *data, "--nodes", "1", "--base-port", str(free_base_port()), "--detach"]
+    both = [subprocess.Popen(up, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    try:
+        said = [b"".join(one.communicate(timeout=60)) for one in both]
+    finally:
+        down = subprocess.run([*vdl, "down", *data], capture_output=True, timeout=60, check=False)
+    assert sorted(one.returncode for one in both) == [0, 1], said
+    assert down.stdout == b"server 1 stopped\n"
+
+
+def no_room(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("write", ["write", "sync"])
+def test_replica_set_on_a_full_disk_leaves_nothing_that_is_believed_later(
+    tmp_path, monkeypatch, write
+):
+    """What could not be written is not there; when there is room all is as it should be."""
+    directory = tmp_path / "set"
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", no_room)
+        if write == "write":
+            full.setattr(Path, "open", opened_on_a_full_disk)
+        with pytest.raises(ReplicaSetError, match="No space left"):
+            make_replica_set(directory, count=1, base_port=BASE_PORT)
+    assert list(directory.iterdir()) == []
+    made = make_replica_set(directory, count=1, base_port=BASE_PORT)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", no_room)
+        if write == "write":
+            full.setattr(Path, "open", opened_on_a_full_disk)
+        with pytest.raises(ReplicaSetError, match="No space left"):
+            write_configs(made)
+    assert list(made.servers[0].directory.iterdir()) == []
+    write_configs(made)
+    assert made.bootstrap == f"127.0.0.1:{BASE_PORT}"
+
+
+def opened_on_a_full_disk(path, mode="r", **options):
+    """The file is made, as a full disk allows; nothing can be written to it."""
+    file = open(path, mode, **options)  # noqa: PTH123, SIM115 - in place of `Path.open`
+    return file if "r" in mode else FullFile(file)
+
+
+class FullFile:
+    """An open file without room."""
+
+    def __init__(self, file):
+        self._file = file
+        self.write = no_room
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+
+def test_server_whose_pid_file_cannot_be_written_is_not_left_running(tmp_path, monkeypatch):
+    """Nobody would find it again."""
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *given, **options: started.append(popen(*given, **options))
+        or started[-1],
+    )  # fmt: skip
+    server = LocalServer(1, tmp_path)
+    server.config_file.write_text("")
+    server.pid_file.mkdir()
+    with pytest.raises(ReplicaSetError, match="cannot write"):
+        start_server(server)
+    assert [process.poll() for process in started] == [-9]
+
+
+def test_replica_set_empty_configuration_is_refused(replica_set):
+    """It would be a server with every default, at another's port and with another's data."""
+    replica_set.servers[1].config_file.write_text("")
+    with pytest.raises(ReplicaSetError, match=r"2/vdl\.toml is empty"):
+        write_configs(replica_set)
+
+
+def test_replica_set_file_in_the_place_of_a_folder_is_an_error_in_words(tmp_path):
+    """Said as all else that a person has to mend."""
+    made = make_replica_set(tmp_path / "set", count=1, base_port=BASE_PORT)
+    made.servers[0].directory.write_text("")
+    with pytest.raises(ReplicaSetError, match=r"cannot use .*/set/1"):
+        write_configs(made)
+    with pytest.raises(ReplicaSetError, match="cannot start server 1"):
+        start_server(made.servers[0])
+    with (
+        pytest.raises(ReplicaSetError, match="cannot use"),
+        locked(made.servers[0].directory, wait=False),
+    ):
+        pass

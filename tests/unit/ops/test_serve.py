@@ -93,6 +93,26 @@ def test_pid_file_that_cannot_be_written_is_an_error_in_words(tmp_path):
     assert "pid file" in words
 
 
+def test_pid_file_of_a_server_that_runs_is_left_to_it(tmp_path):
+    """Whoever is started besides ends in words, and the first can still be found and stopped."""
+    port = free_port()
+    pid_file = tmp_path / "server.pid"
+    command = [*serve(tmp_path, port), "--pid-file", str(pid_file)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        reachable(port)
+        code, words = refused(command)
+        assert code == 1
+        assert f"process {server.pid}" in words
+        assert pid_file.read_text() == f"{server.pid}\n"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+        assert not pid_file.exists()
+    finally:
+        server.kill()
+        server.wait(30)
+
+
 def reachable(port):
     """Wait until a client gets in."""
     for _ in range(200):
