@@ -1,6 +1,6 @@
 """`vdl serve`: one server, from a configuration file, until SIGTERM or SIGINT.
 
-Prepares the process (files private to the user and as many as the system allows, short
+Prepares the process (signals, files private to the user and as many as the system allows, short
 switch interval, log, pid file), then hands over to `vdl.process`. Loads nothing that a server does
 not need.
 """
@@ -11,16 +11,20 @@ import argparse
 import contextlib
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from vdl.commands.pid_file import is_server_process, read_pid, remove_pid, write_pid
 from vdl.config import Config, ConfigError, load_config, parse_config
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_BY_SIGNAL = 128
+"""Plus the signal's number."""
 SWITCH_INTERVAL_SECONDS = 0.0005
 """A thread that comes back from a disk sync otherwise waits up to 5 ms for a busy loop."""
 FILES_KEPT = 512
@@ -41,19 +45,42 @@ def serve(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     options = parser.parse_args(arguments)
-    try:
-        config = _configuration(options.config)
-    except ConfigError as error:
-        sys.stderr.write(f"vdl serve: {error}\n")
-        return EXIT_USAGE
-    if options.check:
-        return 0
-    os.umask(0o077)
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    from vdl.process import run
+    with _ended_by_signals(options.pid_file):
+        try:
+            config = _configuration(options.config)
+        except ConfigError as error:
+            sys.stderr.write(f"vdl serve: {error}\n")
+            return EXIT_USAGE
+        if options.check:
+            return 0
+        os.umask(0o077)
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        from vdl.process import run
 
-    with _pid_file(options.pid_file):
-        return run(within_files(config, _raise_file_limit()))
+        with _pid_file(options.pid_file):
+            return run(within_files(config, _raise_file_limit()))
+
+
+@contextlib.contextmanager
+def _ended_by_signals(pid_file: Path | None) -> Iterator[None]:
+    """SIGTERM and SIGINT end the process at once until the server has handlers of its own, after it
+    has read its directory: like a crash, which it may have at any time. Left to the system they
+    would not end a process 1, as in a container, at all; left to Python SIGINT is a traceback. As
+    with the server's own handlers it does not matter that one of them was ignored before."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        if pid_file is not None:
+            with contextlib.suppress(OSError):
+                remove_pid(pid_file, os.getpid())
+        os._exit(EXIT_BY_SIGNAL + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _configuration(path: Path | None) -> Config:

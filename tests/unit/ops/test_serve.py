@@ -1,6 +1,8 @@
 """What `vdl serve` prepares before a server begins."""
 
 import contextlib
+import functools
+import os
 import resource
 import signal
 import socket
@@ -91,6 +93,54 @@ def test_pid_file_that_cannot_be_written_is_an_error_in_words(tmp_path):
     code, words = refused(command)
     assert code == 2
     assert "pid file" in words
+
+
+SLOW_START = """
+import sys, time
+from segments.store import DiskStore
+from vdl.commands.serve import serve
+
+def recover(*_, **__):
+    print("recovering", flush=True)
+    time.sleep(100)
+
+DiskStore.open = recover
+sys.exit(serve(sys.argv[2:]))
+"""
+AS_PROCESS_1 = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
+@functools.cache
+def may_be_process_1():
+    try:
+        return subprocess.run([*AS_PROCESS_1, "true"], capture_output=True, check=False)
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("around", [[], AS_PROCESS_1], ids=["plain", "process_1"])
+def test_server_that_is_still_reading_its_directory_ends_by_a_signal(number, around, tmp_path):
+    """The system drops signals for a process 1, as in a container, that has no handler for them."""
+    if around and (may_be_process_1() is None or may_be_process_1().returncode):
+        pytest.skip("needs the right to be process 1 of a namespace")
+    pid_file = tmp_path / "server.pid"
+    words = [*serve(tmp_path, free_port())[3:], "--pid-file", str(pid_file)]
+    command = [*around, sys.executable, "-c", SLOW_START, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"recovering\n"
+            server = process.pid
+            if around:
+                children = Path(f"/proc/{server}/task/{server}/children").read_text()
+                (server,) = map(int, children.split())
+            assert pid_file.exists()
+            os.kill(server, number)
+            assert process.wait(20) == 128 + number
+        finally:
+            process.kill()
+        assert process.stderr.read() == b""
+    assert not pid_file.exists()
 
 
 def test_pid_file_of_a_server_that_runs_is_left_to_it(tmp_path):
