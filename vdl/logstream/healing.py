@@ -33,7 +33,8 @@ PATIENCE_NS = 2_000 * MS
 """After which a request that was not answered is given up."""
 
 HOPELESS_REFUSALS = 10
-"""After so many vain requests for one range an operator is told."""
+"""After so many vain requests for one range, or looks when the group has no other replica, an
+operator is told."""
 
 ANSWERS_AT_ONCE_MAX = 8
 """Reads for other replicas that may be under way; more are answered with nothing."""
@@ -87,29 +88,36 @@ class Healing:
     # --- asking --------------------------------------------------------------------------------
     def look_around(self) -> None:
         """Ask for a damaged range, unless an answer is waited for. Ranges and peers take turns:
-        what nobody has must not keep the others waiting."""
+        what nobody has, or nobody can be asked for, must not keep the others waiting."""
         asked, now_ns = self._asked, self._clock.now_ns()
         if asked is not None and now_ns < asked.until_ns:
             return
         self._asked = None
-        damaged = [(group, hole) for group in self._groups.values() for hole in group.log.holes]
-        if damaged:
-            group, hole = damaged[self._turn % len(damaged)]
-            self._ask(group, hole, now_ns)
-        else:
+        reachable: list[tuple[Group, tuple[int, int], list[int]]] = []
+        is_damaged = False
+        for group in self._groups.values():
+            holes = group.log.holes
+            if not holes:
+                continue
+            is_damaged = True
+            self._note_damaged(group, holes[0])
+            others = {server_of(replica) for replica in group.members} - {self._server_id}
+            if peers := sorted(others & self._alive.keys()):
+                reachable += [(group, hole, peers) for hole in holes]
+            elif not others:
+                # There is nobody who could have a copy. A peer that is down may: it is waited for.
+                self._note_refusal(group, holes[0][0])
+        if reachable:
+            group, hole, peers = reachable[self._turn % len(reachable)]
+            self._turn += 1
+            self._ask(group, hole, peers, now_ns)
+        elif not is_damaged:
             # Also of groups that were deleted with their holes.
             self._refusals.clear()
             self._known.clear()
 
-    def _ask(self, group: Group, hole: tuple[int, int], now_ns: int) -> None:
+    def _ask(self, group: Group, hole: tuple[int, int], peers: Sequence[int], now_ns: int) -> None:
         first, end = hole
-        if group.group_id not in self._known:
-            self._known.add(group.group_id)
-            self._log.warning("entries_damaged", **_named(group), first=first, end=end)
-        peers = sorted({server_of(r) for r in group.members} & self._alive.keys())
-        if not peers:
-            return
-        self._turn += 1
         self._requests += 1
         # A range that comes up again goes to the next peer, whatever the number of ranges.
         asked_before = self._refusals.get((group.group_id, first), 0)
@@ -145,8 +153,15 @@ class Healing:
 
         self._store.repair(group.log, entries, repaired)
 
+    def _note_damaged(self, group: Group, hole: tuple[int, int]) -> None:
+        """Tell of a group once, until it is whole again."""
+        if group.group_id not in self._known:
+            self._known.add(group.group_id)
+            first, end = hole
+            self._log.warning("entries_damaged", **_named(group), first=first, end=end)
+
     def _note_refusal(self, group: Group, first: int) -> None:
-        """Another peer is asked at the next look."""
+        """A vain request, or nobody to ask. Another peer is asked at the next look."""
         key = (group.group_id, first)
         self._refusals[key] = refusals = self._refusals.get(key, 0) + 1
         if refusals == HOPELESS_REFUSALS:

@@ -69,10 +69,19 @@ class Refusing:
 
 def healing_of(group: Any, wire: Any, **parts: Any) -> Healing:
     nobody: Any = None
-    made = {"alive": {}, "store": nobody, "clock": nobody, "log": nobody} | parts
-    return Healing(
-        server_id=1, groups={GROUP: group}, transport=wire, healed=lambda _: None, **made
-    )
+    made = {"alive": {}, "store": nobody, "clock": nobody, "log": nobody, "groups": {GROUP: group}}
+    return Healing(server_id=1, transport=wire, healed=lambda _: None, **(made | parts))
+
+
+class Told(Refusing):
+    """Keeps the events an operator is to act on."""
+
+    def __init__(self) -> None:
+        self.errors: list[dict[str, Any]] = []
+
+    def error(self, event: str, **fields: Any) -> None:
+        assert event == "entries_unrecoverable", event
+        self.errors.append(fields)
 
 
 @pytest.mark.parametrize(
@@ -136,3 +145,54 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     assert event == "entries_unrecoverable"
     assert (fields["group"], fields["topic"], fields["partition"]) == (GROUP, "events", 3)
     assert fields["index"] == 4
+
+
+@pytest.mark.parametrize("members", [(1,), (1, 3)], ids=["no other replica", "its peer is down"])
+def test_a_range_nobody_can_be_asked_for_does_not_keep_the_others_waiting(
+    members: Sequence[int],
+) -> None:
+    """Whatever the order of the groups, and however often it comes up."""
+    stuck = Replica(group_id=6, members=[replica_id_of(server, 1) for server in members])
+    stuck.log.holes = ((4, 5), (6, 7))
+    replica, wire, told = Replica(), Wire(), Told()
+    replica.log.holes = ((4, 5),)
+    healing = healing_of(
+        replica, wire, groups={6: stuck, GROUP: replica}, alive={2: None}, log=told,
+        clock=NodeClock(VirtualTime()),
+    )  # fmt: skip
+    for _ in range(2):
+        healing.look_around()
+    assert wire.servers == [2]
+    assert decode_range(memoryview(wire.frames[0])).group == GROUP
+
+
+def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
+    """There is nobody to wait for. Of the group's ranges the first one is named: records up to
+    there are to be deleted, and then the next is."""
+    replica, wire, told = Replica(members=[replica_id_of(1, 1)]), Wire(), Told()
+    replica.log.holes = ((4, 5), (6, 7))
+    healing = healing_of(replica, wire, log=told, clock=NodeClock(VirtualTime()))
+    for _ in range(HOPELESS_REFUSALS - 1):
+        healing.look_around()
+    assert not told.errors
+    for _ in range(100):
+        healing.look_around()
+    replica.log.holes = ((6, 7),)
+    for _ in range(100):
+        healing.look_around()
+    assert [fields["index"] for fields in told.errors] == [4, 6]
+    assert not wire.frames
+
+
+def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_is_back() -> None:
+    """A server that is away for an hour has what it had: nobody should delete records for that."""
+    replica, wire, told = Replica(), Wire(), Told()
+    replica.log.holes = ((4, 5),)
+    alive: dict[int, Any] = {}
+    healing = healing_of(replica, wire, alive=alive, log=told, clock=NodeClock(VirtualTime()))
+    for _ in range(3_600):
+        healing.look_around()
+    alive[3] = None
+    healing.look_around()
+    assert wire.servers == [3]
+    assert not told.errors
