@@ -330,14 +330,16 @@ def entries_ready(raft: Raft, node: NodeId, entries: list[Entry]) -> None:
     progress = raft.progress.get(node)
     if progress is None or progress.cold_read_first == 0:
         return
-    wanted = progress.cold_read_first
+    if entries and entries[0].index != progress.cold_read_first:
+        # Asked for before the peer was probed anew: what is waited for now is still to come.
+        # Taken for it, each such answer would be one more read, and so one more such answer.
+        return
     progress.cold_read_first = 0
     if progress.is_paused or not entries:
         return
     first = entries[0].index
     if (
-        first == wanted
-        and first == progress.next
+        first == progress.next
         and not (progress.state is REPLICATE and progress.inflights.is_full)
         and raft.log.matches(index=first, term=entries[0].term)
         and raft.log.matches(index=entries[-1].index, term=entries[-1].term)

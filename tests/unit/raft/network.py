@@ -23,6 +23,7 @@ from raft.node import RawNode
 from raft.ready import Ready
 from raft.types import (
     CONF_CHANGE_KINDS,
+    ColdRead,
     ConfState,
     Entry,
     HardState,
@@ -53,6 +54,8 @@ class Host:
         self.conf_states: dict[Index, ConfState] = {}
         self.read_states: list[ReadState] = []
         self.readys: list[Ready] = []
+        self.reads_held: list[ColdRead] | None = None
+        """A list: reads are put there, for the test to answer."""
 
     def take_ready(self) -> list[Message]:
         """Take a Ready; returns what goes to others."""
@@ -71,12 +74,18 @@ class Host:
             self._write(ready.hard_state, ready.entries, ready.snapshot)
             self._apply(ready.committed_entries)
             self.node.advance(ready)
+        if self.reads_held is not None:
+            self.reads_held += ready.cold_reads
+            return outgoing
         for want in ready.cold_reads:
-            entries = self.storage.read_from_disk(
-                want.first, self.storage.last_index() + 1, want.bytes_max
-            )
-            self.node.entries_ready(want.peer, entries)
+            self.read_cold(want)
         return outgoing
+
+    def read_cold(self, want: ColdRead) -> None:
+        """Answer a read of entries that are not in memory."""
+        end = self.storage.last_index() + 1
+        entries = self.storage.read_from_disk(want.first, end, want.bytes_max)
+        self.node.entries_ready(want.peer, entries)
 
     def complete_append(self) -> None:
         """The oldest write becomes durable."""

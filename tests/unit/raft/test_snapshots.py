@@ -314,6 +314,40 @@ def test_cold_read_that_failed_is_asked_for_again() -> None:
     assert network.node(3).applied == 13
 
 
+@pytest.mark.parametrize(
+    "failing", [0, 1, 11], ids=["all work", "one fails", "the first ones fail"]
+)
+def test_cold_reads_of_a_link_that_flaps_do_not_multiply(failing: int) -> None:
+    """Each flap while a read waits for its turn has it asked for again. Of the answers one counts,
+    and only what counts is followed by the next read."""
+    network = behind(compacted=False, max_size_per_msg=1)
+    leader, host = network.node(1), network.hosts[1]
+    held: list[ColdRead] = []
+    host.reads_held = held
+    network.tick(1)
+    network.settle()
+    flaps = 10
+    for _ in range(flaps):
+        assert progress_of(leader, 3).state is REPLICATE
+        leader.report_unreachable(3)
+        network.tick(1)
+        network.settle()
+    assert [want.first for want in held] == [3] * (1 + flaps)
+    served = 0
+    while held:
+        served += 1
+        assert served < 100, "more reads for ever"
+        want = held.pop(0)
+        if served <= failing:
+            leader.entries_ready(3, [])
+            network.tick(1)  # its sign of life
+        else:
+            host.read_cold(want)
+        network.settle()
+    assert network.node(3).applied == leader.applied == 12
+    assert served == 10 + flaps + failing
+
+
 def test_cold_read_overtaken_by_an_acknowledgement_is_not_sent() -> None:
     """The peer has more than was thought: what was read does not belong behind `next`."""
     network = behind(compacted=False)
