@@ -2,7 +2,8 @@
 
 A message for a replica that is about to run is kept for a moment; one for a former replica of this
 server, from a server that does not speak for its sender, or of a group that is not here is dropped.
-Raft repeats whatever matters.
+Raft repeats whatever matters. So is what no host sends, though it can be decoded: a proposal would
+get past the catalog and the state machines, which look at commands before they are appended.
 
 Must not know: frames, what messages say beyond their kind.
 """
@@ -10,9 +11,25 @@ Must not know: frames, what messages say beyond their kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from raft.errors import StepPeerNotFound
-from raft.messages import MsgApp, MsgPreVote, MsgSnap, MsgVote, PeerMessage
+from raft.messages import (
+    MsgApp,
+    MsgAppResp,
+    MsgCommit,
+    MsgHeartbeat,
+    MsgHeartbeatResp,
+    MsgPreVote,
+    MsgPreVoteResp,
+    MsgReadIndex,
+    MsgReadIndexResp,
+    MsgSnap,
+    MsgTimeoutNow,
+    MsgVote,
+    MsgVoteResp,
+    PeerMessage,
+)
 from raft.types import Entry
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.early import EarlyMessages
@@ -27,6 +44,26 @@ FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
 ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
+SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
+    (
+        MsgApp,
+        MsgAppResp,
+        MsgVote,
+        MsgVoteResp,
+        MsgPreVote,
+        MsgPreVoteResp,
+        MsgHeartbeat,
+        MsgHeartbeatResp,
+        MsgCommit,
+        MsgSnap,
+        MsgTimeoutNow,
+        # By a leader that is deposed in the turn in which it was asked.
+        MsgReadIndex,
+        MsgReadIndexResp,
+    )
+)
+"""Not MsgProp and MsgTransferLeader: commands travel in frames of their own (`forwarding.py`), and
+only leaders hand over."""
 
 
 class Incoming:
@@ -75,6 +112,9 @@ class Incoming:
         """Hand a message over, keep it or drop it."""
         stats = self._stats
         stats.messages_in += 1
+        if type(message) not in SENT_BY_HOSTS:
+            stats.messages_dropped += 1
+            return
         group = self._groups.get(group_id)
         if group is None:
             self._keep_early(group_id, message)
