@@ -80,8 +80,8 @@ class Administration:
         for group_id in ids:
             if group_id in lost:
                 part.problems.append(
-                    f"the replica of {self._name(group_id)} here lost data and waits for its"
-                    " successor"
+                    f"the replica of {self._name(group_id)} here lost data and waits for a majority"
+                    " to make it good"
                 )
             group = host.groups.get(group_id)
             if group is None:

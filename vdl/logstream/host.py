@@ -239,7 +239,7 @@ class Host:
     @property
     def lost_groups(self) -> list[int]:
         """Groups whose replica here lost durable data and takes no part, until it is replaced."""
-        return sorted(self._replacement.lost)
+        return self._replacement.halted_groups
 
     def transfer_leaderships(self) -> int:
         """Hand every leadership to the live voter that has most of its log; how many are left."""

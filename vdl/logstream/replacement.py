@@ -13,8 +13,10 @@ again and again until there is nothing left to do, so that any of them may fail 
 4. The *new directory* makes the replicas that the catalog lists in it: that of the catalog group
    when a member tells it its number, the others as its own catalog applies.
 
-All of it needs a majority that is in one piece; without one nothing is replaced, which is right:
-then nobody knows what was acknowledged.
+All of it needs a majority that is in one piece, the group's as well as the catalog's; without one
+nothing is replaced, which is right: then nobody knows what was acknowledged. The data of a lost
+replica stays where it is until a leader of its group feeds the successor, and a replica that is the
+only one of its group gets none: both halt, and say so.
 
 Must not know: how entries travel, what happens when.
 """
@@ -51,6 +53,8 @@ DEADLINE_NS = 2_000 * MS
 """After which a proposal of which nothing was heard is made again."""
 
 LOST_PER_COMMAND_MAX = 10_000
+HALTED_NS = 30_000 * MS
+"""After which a successor that no leader feeds is told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class Replacement:
         """Replicas here that lost durable data and have no successor here yet, by group."""
         self._strangers: dict[int, Stranger] = {}
         """Servers that are back with another directory, while the catalog is led here."""
+        self._unfed: dict[int, int] = {}
+        """By group: since when a successor here has waited for a leader; 0 when that was told."""
         self._proposed: set[int] = set()
         """Servers for which a proposal is on its way; 0 for this one's lost replicas."""
 
@@ -158,6 +164,8 @@ class Replacement:
             self._replace_wiped()
         if self.lost:
             self._replace_lost()
+        if self._replicas.predecessors:
+            self._end_predecessors()
 
     def ask(self, server_id: int) -> None:
         """Ask a peer which number this directory has in the catalog group."""
@@ -197,13 +205,45 @@ class Replacement:
             )
             self._propose(server_id, ReplaceServer(server_id, old, hello.directory_id))
 
+    @property
+    def halted_groups(self) -> list[int]:
+        """Groups whose replica here lost durable data, until a majority has fed its successor."""
+        return sorted(self.lost.keys() | self._replicas.predecessors.keys())
+
+    def _end_predecessors(self) -> None:
+        """Delete what a majority has made good, and tell of what it has not."""
+        now_ns = self._clock.now_ns()
+        for group_id in list(self._replicas.predecessors):
+            group = self._groups.get(group_id)
+            if group is not None and group.node.lead:
+                self._unfed.pop(group_id, None)
+                self._replicas.fed(group_id)
+                continue
+            since_ns = self._unfed.setdefault(group_id, now_ns)
+            if since_ns and now_ns - since_ns >= HALTED_NS:
+                self._unfed[group_id] = 0
+                old = self._replicas.predecessors[group_id][-1]
+                self._tell_halted(old, "no majority of its replicas is in one piece")
+
+    def _tell_halted(self, log: storage.Log, why: str) -> None:
+        self._log.error(
+            "group_halted",
+            group=log.group_id,
+            log=log.log_id,
+            meaning=f"{why}: nobody knows what was acknowledged; what is here is kept",
+        )
+
     def _replace_lost(self) -> None:
-        """Have successors given to this server's lost replicas, unless they have been."""
+        """Have successors given to this server's lost replicas, unless they have been, or nobody
+        could feed them."""
         lost = [
             LostReplica(group_id, log.replica_number)
             for group_id, log in sorted(self.lost.items())
-            if self._catalog.replica_number(group_id, self._server_id) <= log.replica_number
-            or not self._catalog_group.is_running
+            if not self._catalog_group.is_running
+            or (
+                self._catalog.replica_number(group_id, self._server_id) <= log.replica_number
+                and not self._catalog.is_sole(group_id)
+            )
         ]
         if lost:
             command = ReplaceReplicas(
@@ -233,6 +273,8 @@ class Replacement:
             return False
         self.lost[log.group_id] = log
         self._log.error("replica_lost", group=log.group_id, log=log.log_id)
+        if self._catalog.is_sole(log.group_id):
+            self._tell_halted(log, "it has no other replica")
         return True
 
     def has_successor(self, group_id: int) -> None:

@@ -12,7 +12,9 @@ new, or its catalog replica may be made anew and begin in the past:
 
 * nothing is made unless the catalog knows this server by this very data directory;
 * a number is made only above every number this directory has held of that group;
-* a new replica is made, durably, before the one it takes the place of is deleted.
+* a new replica is made, durably, before the one it takes the place of is deleted, and that one is
+  kept until a leader of the group feeds the new one (`fed`): only then does a majority have what
+  was acknowledged.
 
 Must not know: messages, timers, who leads.
 """
@@ -86,12 +88,10 @@ class Replicas:
         self._hosting = hosting
         self._logs: dict[int, storage.Log] = {}
         """The newest replica of each group here."""
-        self._replaced: list[storage.Log] = []
-        """Replicas that have a successor here: a crash came between its making and their end."""
+        self.predecessors: dict[int, list[storage.Log]] = {}
+        """By group: replicas that have a successor here and are kept; read only."""
         for found in sorted(store.logs.values(), key=lambda log: log.replica_number):
-            if found.group_id in self._logs:
-                self._replaced.append(self._logs[found.group_id])
-            self._logs[found.group_id] = found
+            self._take(found)
         self._catalog_runs: Callable[[], None] = _nothing
         self._creating: set[int] = set()
         self._started: set[int] = set()
@@ -117,9 +117,6 @@ class Replicas:
         """Open catalog and coordinators; a founder makes their logs at its first start. `then`
         when the catalog runs."""
         self._catalog_runs = then
-        for replaced in self._replaced:
-            self._store.delete_log(replaced.log_id)
-        self._replaced = []
         for group_id in range(1 + self._record.coordinator_groups):
             if group_id in self._logs:
                 self._start_system(self._logs[group_id])
@@ -169,15 +166,26 @@ class Replicas:
 
         def made(log: storage.Log) -> None:
             self._creating.discard(group_id)
-            old = self._logs.get(group_id)
-            self._logs[group_id] = log
-            if old is not None:
+            if self._take(log):
                 self._started.discard(group_id)
                 self._hosting.stop_group(group_id, deleted=False)
-                self._store.delete_log(old.log_id)
             created(log)
 
         self._store.create_log(group_id, replica_number, on_created=made)
+
+    def _take(self, log: storage.Log) -> bool:
+        """This is the newest replica of its group here; whether it has a predecessor."""
+        old = self._logs.get(log.group_id)
+        self._logs[log.group_id] = log
+        if old is not None:
+            self.predecessors.setdefault(log.group_id, []).append(old)
+        return old is not None
+
+    def fed(self, group_id: int) -> None:
+        """A leader feeds the group's replica here. It leads by the word of a majority, which has
+        also committed that this replica is a member: nobody needs its predecessors any more."""
+        for log in self.predecessors.pop(group_id, ()):
+            self._store.delete_log(log.log_id)
 
     def holds(self, log: storage.Log) -> bool:
         """Whether the log is still one of this server's: it may be deleted while it is opened."""
@@ -229,6 +237,7 @@ class Replicas:
         self._started.discard(log.group_id)
         self._hosting.stop_group(log.group_id, deleted=True)
         self._store.delete_log(log.log_id)
+        self.fed(log.group_id)
 
 
 class CatalogObserver:

@@ -344,7 +344,7 @@ class Machine:
             self.note(f"a bit flips in a journal block of {len(block)} bytes")
             self.bereft = True
             self.losses += 1
-            self.excused.add("replica_lost")
+            self.excused |= {"replica_lost", "group_halted"}
 
     def failed(self, error: BaseException) -> None:
         """The process ends itself because of its disk."""

@@ -325,6 +325,10 @@ class Catalog:
                 return replica.replica_number
         return 0
 
+    def is_sole(self, group_id: int) -> bool:
+        """Whether the group has a single replica, which nobody can take the place of."""
+        return len(self.replicas(group_id)) == 1
+
     def _founders_from(self, group_id: int) -> list[int]:
         """The founders, rotated so that the preferred leaders of coordinators spread."""
         servers = list(self.founders)
@@ -365,6 +369,7 @@ class Catalog:
             replica.group_id
             for replica in command.replicas
             if self.replica_number(replica.group_id, server_id) == replica.replica_number
+            and not self.is_sole(replica.group_id)
         ]
         return self._renumber(server_id, lost)
 
@@ -577,6 +582,12 @@ class Catalog:
         keys.extend(_number_key(*place) for place in self._numbers)
         found = ((key, self._stored(key)) for key in sorted(keys))
         return [(key, value) for key, value in found if value is not None]
+
+    @property
+    def item_count(self) -> int:
+        """How much `items` has to tell of, at no cost."""
+        named = len(self.groups) + len(self.servers) + len(self.topics)
+        return 1 + named + len(self.retired) + len(self._numbers)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""

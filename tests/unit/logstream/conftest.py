@@ -71,12 +71,18 @@ class DelayWorkers:
             job()
 
 
-class SilentLog:
-    """A log nobody reads."""
+class ErrorLog:
+    """A log of which the errors are read."""
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[str, int]] = []
+        """Event and group, 0 for none."""
 
     def info(self, event: str, **fields: Any) -> None: ...
     def warning(self, event: str, **fields: Any) -> None: ...
-    def error(self, event: str, **fields: Any) -> None: ...
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.errors.append((event, fields.get("group", 0)))
 
 
 class Node:
@@ -86,6 +92,7 @@ class Node:
     clock: NodeClock
     workers: DelayWorkers
     links: Links
+    log: ErrorLog
 
     def __init__(self, cluster: "Cluster", server_id: int) -> None:
         self.cluster = cluster
@@ -98,6 +105,7 @@ class Node:
         cluster = self.cluster
         self.clock = NodeClock(cluster.time)
         self.workers = DelayWorkers(self.clock)
+        self.log = ErrorLog()
         image = self.store.image if self.store is not None else None
         luck = random.Random(self.id + 10 * self.directories)
         self.store = MemoryStore(self.workers, rng=luck, image=image)
@@ -127,7 +135,7 @@ class Node:
             clock=self.clock,
             rng=random.Random(self.id + 100),
             options=cluster.options,
-            log=SilentLog(),
+            log=self.log,
             cache_bytes_max=128 << 20,
         )
         cluster.network.listen(self.id, ("node", self.id), self.links.accepted)

@@ -203,6 +203,53 @@ def test_lost_replica_is_replaced_in_its_own_directory(cluster: Any) -> None:
     assert cluster.nodes[3].host.stream(group_id).high_watermark == 1
 
 
+def last_indexes(cluster: Any, server_id: int, group_id: int) -> list[int]:
+    """Of the logs of a group in a server's directory, by replica number."""
+    store: MemoryStore = cluster.nodes[server_id].store
+    logs = [log for log in store.logs.values() if log.group_id == group_id]
+    return [log.last_index for log in sorted(logs, key=lambda log: log.replica_number)]
+
+
+def test_only_replica_that_is_lost_halts_its_group(cluster: Any) -> None:
+    """Nobody could feed a successor: what there is stays where it is, and somebody is told."""
+    new = NewTopic("alone", b"alone".ljust(16), assignments=[[2]])
+    (group_id,) = cluster.propose(CreateTopics([new])).topics[0].group_ids
+    cluster.run(1_000)
+    for _ in range(5):
+        cluster.append(cluster.leader(group_id))
+        cluster.run(50)
+    (kept,) = last_indexes(cluster, 2, group_id)
+    lose(cluster, 2, group_id)
+    cluster.run(60_000)
+    assert last_indexes(cluster, 2, group_id) == [kept]
+    assert cluster.nodes[2].host.lost_groups == [group_id]
+    assert cluster.nodes[2].log.errors == [("replica_lost", group_id), ("group_halted", group_id)]
+
+
+def test_majority_that_is_lost_halts_its_group(cluster: Any) -> None:
+    """Two that acknowledged are lost, the third was down: both keep what they have, over restarts,
+    and nobody elects the third."""
+    group_id = cluster.create_topic()
+    cluster.run(1_000)
+    cluster.nodes[1].crash()
+    cluster.run(3_000)
+    for _ in range(5):
+        cluster.append(cluster.leader(group_id))
+        cluster.run(50)
+    kept = {s: last_indexes(cluster, s, group_id) for s in (2, 3)}
+    lose(cluster, 2, group_id)
+    lose(cluster, 3, group_id)
+    cluster.nodes[1].start()
+    for _ in range(2):
+        cluster.run(60_000)
+        for server_id in (2, 3):
+            assert last_indexes(cluster, server_id, group_id)[:1] == kept[server_id]
+            assert cluster.nodes[server_id].host.lost_groups == [group_id]
+            assert cluster.nodes[server_id].log.errors[-1] == ("group_halted", group_id)
+            restart(cluster, server_id)
+    assert not any(node.host.groups[group_id].serving for node in cluster.nodes.values())
+
+
 def test_lost_catalog_replica_is_replaced(cluster: Any) -> None:
     """Without it the server does not know its partitions: it asks its peers for the number."""
     group_id = cluster.create_topic()

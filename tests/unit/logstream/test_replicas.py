@@ -10,6 +10,7 @@ from vdl.logstream.replicas import Replicas
 from vdl.state.catalog import Catalog
 from vdl.state.commands import (
     CreateTopics,
+    DeleteTopics,
     LostReplica,
     NewTopic,
     RegisterServer,
@@ -73,10 +74,11 @@ class Directory:
         return {log.replica_number for log in logs if log.group_id == group_id}
 
 
-def founded(directory: bytes) -> list[Any]:
+def founded(directory: bytes, *, replicas: int = 2) -> list[Any]:
     return [
         RegisterServer(3, directory, "", {}, True),
-        CreateTopics([NewTopic("t", bytes(16), 1, 1)]),
+        RegisterServer(4, b"4" * 16, "", {}, False),
+        CreateTopics([NewTopic("t", bytes(16), assignments=[[3, 4][:replicas]])]),
     ]
 
 
@@ -95,27 +97,54 @@ def test_restart_with_an_older_catalog_keeps_the_newer_replica() -> None:
     """The commit index that told of the new number may be lost in a crash; its log is not."""
     first = Directory()
     directory = first.store.directory_id
-    first.apply(*founded(directory), ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)]))
-    assert first.numbers(GROUP) == {2}
+    first.apply(*founded(directory))
+    first.apply(ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)]))
+    assert first.numbers(GROUP) == {1, 2}
     again = Directory(store=first.store)
     again.apply(*founded(directory))
-    assert again.numbers(GROUP) == {2}
+    assert again.numbers(GROUP) == {1, 2}
     assert again.hosted.running.get(GROUP) is None
     again.apply(ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)]))
     assert again.hosted.running[GROUP] == 2
 
 
-def test_successor_is_durable_before_its_predecessor_is_deleted() -> None:
-    """A crash between the two leaves both, and the older one is removed at the next start: never
-    neither, for then the old number would be made again."""
+def test_predecessor_is_kept_until_a_leader_feeds_its_successor() -> None:
+    """Over restarts, too: until then nobody else may have what was acknowledged."""
+    first = Directory()
+    directory = first.store.directory_id
+    replacement = ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)])
+    first.apply(*founded(directory))
+    first.apply(replacement)
+    assert first.numbers(GROUP) == {1, 2}
+    again = Directory(store=first.store)
+    again.apply(*founded(directory), replacement)
+    assert again.hosted.running[GROUP] == 2
+    assert again.numbers(GROUP) == {1, 2}
+    again.replicas.fed(GROUP)
+    again.workers.pump()
+    assert again.numbers(GROUP) == {2}
+    assert again.replicas.predecessors == {}
+
+
+def test_predecessor_goes_with_its_topic() -> None:
+    """Nothing of a deleted group stays."""
     first = Directory()
     directory = first.store.directory_id
     first.apply(*founded(directory))
-    first.store.create_log(GROUP, 2, on_created=lambda log: None)
-    first.workers.pump()
-    assert first.numbers(GROUP) == {1, 2}
-    again = Directory(store=first.store)
-    assert again.numbers(GROUP) == {2}
+    first.apply(ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)]))
+    first.apply(DeleteTopics(["t"]))
+    assert first.numbers(GROUP) == set()
+    assert first.replicas.predecessors == {}
+
+
+def test_only_replica_of_a_group_gets_no_successor() -> None:
+    """There is nobody who could feed it."""
+    first = Directory()
+    directory = first.store.directory_id
+    first.apply(*founded(directory, replicas=1))
+    first.apply(ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)]))
+    assert first.catalog.replica_number(GROUP, 3) == 1
+    assert first.numbers(GROUP) == {1}
 
 
 def test_lost_replica_is_reported_and_not_started() -> None:

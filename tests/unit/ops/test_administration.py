@@ -91,8 +91,8 @@ def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
         "server 2 is not reachable",
         "group 1 has no leader",
         "a replica of orders-0 is being replaced",
-        "the replica of orders-2 here lost data and waits for its successor",
-        "the replica of group-40 here lost data and waits for its successor",
+        "the replica of orders-2 here lost data and waits for a majority to make it good",
+        "the replica of group-40 here lost data and waits for a majority to make it good",
     ]
     assert [group.name for part in parts for group in part.groups] == ["catalog"]
 
