@@ -31,6 +31,7 @@ Must not know: clocks (times are arguments), links, what a group is.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -305,6 +306,11 @@ class LeaderListReceiver:
         self._leaders.pop(group, None)
         for held in self._held.values():
             held.listed.pop(group, None)
+
+    def forget_groups(self, is_deleted: Callable[[int], bool]) -> None:
+        """Some groups were deleted: all that are known are looked at."""
+        for group in [group for group in self._leaders if is_deleted(group)]:
+            self.forget_group(group)
 
     def forget_peer(self, peer: int) -> list[LeaderChange]:
         """The server left the cluster: it leads nothing."""

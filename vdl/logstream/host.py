@@ -115,13 +115,13 @@ class Host:
         self._to_wake: dict[int, LogStream] = {}
         self._due = DueGroups(clock, self._fall_due)
         self._alive: dict[int, Hello] = {}
-        self.leadership = Leadership(clock)
         self._boot = rng.getrandbits(62)
         self.catalog = Catalog(
             record.cluster_id,
             coordinator_groups=record.coordinator_groups,
             founders=dict(record.founders),
         )
+        self.leadership = Leadership(clock, self.catalog)
         catalog_group = StateGroup(
             server_id=server_id,
             boot=self._boot,
@@ -665,6 +665,7 @@ class Host:
             for group in self._groups.values():
                 self._place(group)
         self._incoming.catalog_changed()
+        self.leadership.catalog_changed()
         self.on_catalog_change()
 
     def _place(self, group: Group) -> None:

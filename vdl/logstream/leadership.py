@@ -5,6 +5,9 @@ lives, and its acknowledgement proves to the leader that the peer does. Both are
 a group falls due, not when the heartbeat arrives: a heartbeat costs the same whatever the number of
 groups.
 
+Who led a group is known until the group is deleted, and then to nobody: a server without a replica
+of it is told of its leaders like any other, and a peer that lags may name one once more.
+
 Must not know: Raft nodes, sockets.
 """
 
@@ -13,15 +16,20 @@ from __future__ import annotations
 from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.clock import Clock
+from vdl.state.catalog import Catalog
 
 
 class Leadership:
-    """The leader lists of one server, both directions, on the server's clock."""
+    """The leader lists of one server, both directions, on the server's clock. `catalog` is the
+    host's own, read only."""
 
-    __slots__ = ("_clock", "_led", "_lists")
+    __slots__ = ("_catalog", "_clock", "_deletions", "_led", "_lists")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, catalog: Catalog) -> None:
         self._clock = clock
+        self._catalog = catalog
+        self._deletions = 0
+        """Grows by one with each group that the applied catalog deletes."""
         self._lists = LeaderLists()
         self._led: dict[int, int] = {}
         """Group → term this server leads it in."""
@@ -47,6 +55,14 @@ class Leadership:
         self.resign(group_id)
         self._lists.receiver.forget_group(group_id)
 
+    def catalog_changed(self) -> None:
+        """The applied catalog may have deleted groups, whether they had a replica here or not."""
+        catalog = self._catalog
+        deletions = catalog.next_group_id - len(catalog.groups)
+        if deletions != self._deletions:
+            self._deletions = deletions
+            self._lists.receiver.forget_groups(catalog.has_deleted)
+
     # --- links ----------------------------------------------------------------------------
     def link_up(self, server_id: int) -> list[OutFrame]:
         """A new session: what to send first."""
@@ -64,7 +80,14 @@ class Leadership:
         self, server_id: int, frame_type: FrameType, payload: memoryview
     ) -> list[LeaderChange]:
         """A HEARTBEAT or LEADERS frame; returns what is news. Raises RemoteError."""
-        return self._lists.received(server_id, frame_type, payload, self._clock.now_ns())
+        changes = self._lists.received(server_id, frame_type, payload, self._clock.now_ns())
+        news: list[LeaderChange] = []
+        for change in changes:
+            if self._catalog.has_deleted(change.group):
+                self._lists.receiver.forget_group(change.group)
+            else:
+                news.append(change)
+        return news
 
     # --- proofs ---------------------------------------------------------------------------
     def leader_heard(self, group_id: int) -> tuple[int, int, int] | None:

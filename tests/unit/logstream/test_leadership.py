@@ -1,0 +1,135 @@
+"""Who leads what, as far as a server without a replica of it has to know."""
+
+from typing import Any
+
+import pytest
+
+from rpc.leaders import LeaderLists
+from vdl.logstream.leadership import Leadership
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.state.catalog import Catalog
+from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer
+
+HERE, PEER = 1, 2
+ON_PEER = PEER << 16 | 1
+
+
+def known(leadership: Leadership) -> set[int]:
+    """The groups of which anything is remembered."""
+    receiver = leadership._lists.receiver
+    listed = {group for held in receiver._held.values() for group in held.listed}
+    return set(receiver._leaders) | listed | set(leadership._led)
+
+
+def topic(name: str, *partitions: list[int]) -> CreateTopics:
+    return CreateTopics([NewTopic(name, name.encode().ljust(16), assignments=list(partitions))])
+
+
+def empty_catalog() -> Catalog:
+    catalog = Catalog("cluster", coordinator_groups=3, founders={1: b"1", 2: b"2"})
+    for server, directory in catalog.founders.items():
+        catalog.apply(RegisterServer(server, directory, "", {}, True), 0, 1)
+    return catalog
+
+
+class Pair:
+    """A server's leadership, and the lists of the one peer that leads something."""
+
+    def __init__(self) -> None:
+        self.catalog = empty_catalog()
+        self.leadership = Leadership(NodeClock(VirtualTime()), self.catalog)
+        self.peer = LeaderLists()
+        self.connect()
+
+    def connect(self) -> None:
+        self.leadership.link_up(PEER)
+        self.peer.connected(HERE)
+
+    def hear(self) -> list[int]:
+        """What the peer has to say arrives; the groups it is news of."""
+        return [
+            change.group
+            for frame_type, buffers in self.peer.frames(HERE, 1)
+            for change in self.leadership.received(PEER, frame_type, memoryview(b"".join(buffers)))
+        ]
+
+
+@pytest.fixture
+def pair() -> Pair:
+    """The peer leads the two groups of a topic, which is then deleted here."""
+    pair = Pair()
+    pair.catalog.apply(topic("old", [2], [2]), 0, 1)
+    pair.catalog.apply(topic("new", [2]), 0, 2)
+    pair.leadership.catalog_changed()
+    for group in (4, 5, 6):
+        pair.peer.sender.set(group, 1, ON_PEER)
+    assert pair.hear() == [4, 5, 6]
+    pair.catalog.apply(DeleteTopics(["old"]), 0, 3)
+    pair.leadership.catalog_changed()
+    return pair
+
+
+def test_leaders_of_deleted_groups_are_forgotten_without_a_replica_here(pair: Pair) -> None:
+    """Whether the peer or the catalog tells first."""
+    assert known(pair.leadership) == {6}
+    pair.peer.sender.drop(4)
+    assert pair.hear() == []
+    assert known(pair.leadership) == {6}
+    pair.peer.sender.drop(6)
+    assert pair.hear() == [6]
+    assert pair.leadership.leader_of(6) == (-1, 1)
+    pair.catalog.apply(DeleteTopics(["new"]), 0, 4)
+    pair.leadership.catalog_changed()
+    assert known(pair.leadership) == set()
+
+
+def test_leader_of_a_deleted_group_that_a_lagging_peer_names_again_is_no_news(pair: Pair) -> None:
+    """It lists all it leads to each new session, and elects leaders until it hears."""
+    pair.leadership.link_down(PEER)
+    pair.peer.disconnected(HERE)
+    pair.connect()
+    assert pair.hear() == []
+    pair.peer.sender.set(5, 2, ON_PEER)
+    assert pair.hear() == []
+    assert known(pair.leadership) == {6}
+    for group in (4, 5):
+        pair.peer.sender.drop(group)
+    assert pair.hear() == []
+    assert known(pair.leadership) == {6}
+
+
+def test_leader_of_a_group_the_catalog_has_not_heard_of_is_known(pair: Pair) -> None:
+    """Its leader was quicker than the catalog."""
+    pair.peer.sender.set(7, 1, ON_PEER)
+    assert pair.hear() == [7]
+    pair.catalog.apply(topic("newest", [2]), 0, 4)
+    pair.leadership.catalog_changed()
+    assert pair.leadership.leader_of(7) == (PEER, 1)
+
+
+def test_deletions_that_come_in_a_snapshot_are_noticed() -> None:
+    """It says what there is, not what became of the rest."""
+    pair = Pair()
+    for group in (4, 5, 6):
+        pair.peer.sender.set(group, 1, ON_PEER)
+    assert pair.hear() == [4, 5, 6]
+    other = empty_catalog()
+    other.apply(topic("old", [2], [2]), 0, 1)
+    other.apply(topic("new", [2]), 0, 2)
+    other.apply(DeleteTopics(["old"]), 0, 3)
+    pair.catalog.load(other.items())
+    pair.leadership.catalog_changed()
+    assert known(pair.leadership) == {6}
+
+
+def test_topics_that_come_and_go_leave_nothing_in_the_leader_tables(cluster: Any) -> None:
+    """Of partitions with one replica the two other servers know leaders, too."""
+    before = {server: known(node.host.leadership) for server, node in cluster.nodes.items()}
+    for number in range(5):
+        name = f"topic-{number}"
+        groups = set(cluster.propose(topic(name, [1], [2], [3], [2], [1])).topics[0].group_ids)
+        assert all(groups <= known(node.host.leadership) for node in cluster.nodes.values())
+        cluster.delete_topic(name)
+    cluster.run(1_000)
+    after = {server: known(node.host.leadership) for server, node in cluster.nodes.items()}
+    assert after == before
