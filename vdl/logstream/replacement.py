@@ -23,8 +23,9 @@ Must not know: how entries travel, what happens when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import segments.api as storage
@@ -55,6 +56,8 @@ DEADLINE_NS = 2_000 * MS
 LOST_PER_COMMAND_MAX = 10_000
 HALTED_NS = 30_000 * MS
 """After which a successor that no leader feeds is told of."""
+SMALL_GROUPS_PATIENCE = 60
+"""So many times longer a server is waited for that holds what nobody else can make good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,20 @@ class Stranger:
     directory_id: bytes
     since_ns: int
     """Since when its link has been up, as far as this catalog leader saw."""
+
+
+def groups_that_halt(catalog: Catalog, server_id: int, there: Collection[int]) -> list[int]:
+    """The groups that have a replica on a server and no majority on the others, of which those in
+    `there` run in the directories that the catalog knows."""
+    system = range(1 + catalog.coordinator_groups)
+    halted = []
+    for group_id in (*system, *catalog.groups):
+        servers = [replica.server_id for replica in catalog.replicas(group_id)]
+        if server_id in servers:
+            others = sum(other in there for other in servers if other != server_id)
+            if 2 * others <= len(servers):
+                halted.append(group_id)
+    return halted
 
 
 class Replacement:
@@ -185,7 +202,8 @@ class Replacement:
     def _replace_wiped(self) -> None:
         """The catalog is led here: give up directories whose server has been back with another one
         for a while. Not at once: a volume may have been mounted late, or the wrong process been
-        started, and a directory that is given up is never taken back."""
+        started, and a directory that is given up is never taken back. Nor while a group needs it
+        for its majority."""
         now_ns = self._clock.now_ns()
         for server_id, hello in sorted(self._alive.items()):
             old = self._catalog.directory_of(server_id)
@@ -195,7 +213,9 @@ class Replacement:
             stranger = self._strangers.get(server_id)
             if stranger is None or stranger.directory_id != hello.directory_id:
                 stranger = self._strangers[server_id] = Stranger(hello.directory_id, now_ns)
-            if now_ns - stranger.since_ns < self._patience_ns:
+                self._tell_what_it_holds(server_id)
+            waited_ns = now_ns - stranger.since_ns
+            if waited_ns < self._patience_ns or waited_ns < self._patience_for(server_id):
                 continue
             self._log.warning(
                 "server_replaced",
@@ -204,6 +224,31 @@ class Replacement:
                 directory=hello.directory_id.hex(),
             )
             self._propose(server_id, ReplaceServer(server_id, old, hello.directory_id))
+
+    def _patience_for(self, server_id: int) -> float:
+        """Nanoseconds. Groups of three that have no majority now may have one when another server
+        is back; those of one or two never will, so at some time they are given up."""
+        sizes = [len(self._catalog.replicas(group_id)) for group_id in self._halted_by(server_id)]
+        if not sizes:
+            return self._patience_ns
+        return inf if max(sizes) > 2 else SMALL_GROUPS_PATIENCE * self._patience_ns
+
+    def _halted_by(self, server_id: int) -> list[int]:
+        there = [
+            other
+            for other, hello in self._alive.items()
+            if hello.directory_id == self._catalog.directory_of(other)
+        ]
+        return groups_that_halt(self._catalog, server_id, [self._server_id, *there])
+
+    def _tell_what_it_holds(self, server_id: int) -> None:
+        if halted := self._halted_by(server_id):
+            self._log.warning(
+                "directory_awaited",
+                server=server_id,
+                groups=len(halted),
+                meaning="only its old directory can give these groups a majority",
+            )
 
     @property
     def halted_groups(self) -> list[int]:

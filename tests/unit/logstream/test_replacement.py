@@ -10,6 +10,7 @@ from segments.api import CorruptRecord, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.incoming import Incoming
+from vdl.logstream.replacement import SMALL_GROUPS_PATIENCE, groups_that_halt
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
@@ -431,6 +432,38 @@ def test_new_directory_is_given_time_before_the_old_one_is_given_up(patient: Any
     wipe(cluster, 3)
     cluster.run(13_000)
     assert numbers(cluster, 3)[group_id] == 2
+
+
+def test_directory_that_a_group_needs_for_its_majority_is_not_given_up() -> None:
+    """Of five servers two are back without their volumes: each has to wait for the other's, or for
+    its own."""
+    servers = range(1, 6)
+    catalog = Catalog("c", coordinator_groups=1, founders={s: bytes([s]) * 16 for s in servers})
+    placed = ([1, 2, 3], [3, 4, 5], [5, 1], [4])
+    topics = [NewTopic(f"t{n}", bytes([n]) * 16, assignments=[p]) for n, p in enumerate(placed)]
+    commands = [RegisterServer(s, bytes([s]) * 16, "", {}, True) for s in servers]
+    for index, command in enumerate([*commands, CreateTopics(topics)], 1):
+        catalog.apply(command, 0, index)
+    three, two_and_one = (2, 3), (4, 5)
+    assert [catalog.replicas(g)[0].server_id for g in (*three, *two_and_one)] == [1, 3, 5, 4]
+    assert groups_that_halt(catalog, 4, [1, 2, 3]) == [3, 5]
+    assert groups_that_halt(catalog, 5, [1, 2, 3]) == [3, 4]
+    assert groups_that_halt(catalog, 5, [1, 2, 3, 4]) == [4]
+    assert groups_that_halt(catalog, 2, [1, 3, 4, 5]) == []
+    assert groups_that_halt(catalog, 2, [1, 4, 5]) == [2]
+
+
+def test_server_with_the_only_replica_of_a_group_is_waited_for_longer(cluster: Any) -> None:
+    """A volume that comes late must find itself still known."""
+    new = NewTopic("alone", b"alone".ljust(16), assignments=[[3]])
+    cluster.propose(CreateTopics([new]))
+    patience_ms = cluster.options.replace_after_ms
+    old = cluster.nodes[3].store
+    wipe(cluster, 3)
+    cluster.run(SMALL_GROUPS_PATIENCE * patience_ms // 2)
+    assert cluster.nodes[1].host.catalog.directory_of(3) == old.directory_id
+    cluster.run(SMALL_GROUPS_PATIENCE * patience_ms)
+    assert cluster.nodes[1].host.catalog.directory_of(3) == cluster.nodes[3].store.directory_id
 
 
 def test_catalog_replica_that_was_given_up_makes_room_while_it_runs(cluster: Any) -> None:
