@@ -67,7 +67,9 @@ HELP: dict[str, str] = {
     "vdl_server_leading": "Raft groups led from here.",
     "vdl_server_turns_total": "Turns of the loop in which some group had work.",
     "vdl_server_leaderships_won_total": "Elections won here.",
-    "vdl_server_raft_messages_dropped_total": "Messages for groups or replicas unknown here.",
+    "vdl_server_raft_messages_dropped_total": (
+        "Messages for groups or replicas unknown here, or of kinds that no server sends."
+    ),
     "vdl_server_client_connections": "Client connections that are open.",
     "vdl_server_client_connections_refused_total": "Client connections over a limit.",
     "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
