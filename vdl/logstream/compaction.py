@@ -2,7 +2,9 @@
 
 In a group of commands what counts is what they did, and checkpoints hold that. So its log is cut
 behind the last checkpoint, but for a rest that lets a follower that was away for a while catch up
-without a snapshot. A group whose state is larger than a snapshot may be keeps its log whole.
+without a snapshot. A group whose state is larger than half of what a snapshot may be keeps its log
+whole. How large it is, is known from the last time it was encoded (`encodings.py`): the other half
+is the margin of that, and for what the state grows by afterwards.
 
 A partition's log is cut where its records were deleted, also never beyond the last checkpoint: a
 restart must find the state of everything that it cannot replay. Where that is may take the disk to
@@ -22,14 +24,19 @@ from vdl.logstream.snapshots import SNAPSHOT_BYTES_MAX
 
 def trim_commands(group: Group, *, entries_kept: int) -> bool:
     """Stage the removal of commands nobody needs any more; False when there is nothing to remove,
-    or too little to be worth it."""
+    or too little to be worth it. Use: once a second."""
+    group.encodings.forget_unused(group.last_tick)
     log = group.log
     first = log.applied_index + 1 - entries_kept
-    if first - max(log.first_index, group.trim_refused) < entries_kept or log.installed_state:
+    length = first - log.first_index
+    if length < entries_kept or log.installed_state:
         return False
-    if group.snapshot_bytes() > SNAPSHOT_BYTES_MAX // 2:
-        # To find out is work for the whole loop: not again before as much has been added.
-        group.trim_refused = first
+    length_refused = group.trim_refused - log.first_index
+    # The state may be smaller than it is thought to be: no reason to keep entries for ever.
+    is_twice_as_long = 0 < length_refused <= length // 2
+    if group.snapshot_bytes(anew=is_twice_as_long) > SNAPSHOT_BYTES_MAX // 2:
+        if length_refused <= 0 or is_twice_as_long:
+            group.trim_refused = first
         return False
     group.store.trim_log(log, first_index=first)
     return True
@@ -39,7 +46,8 @@ def find_deleted(
     group: Group, *, log_start_offset: int, done: Callable[[int | storage.StorageError], None]
 ) -> bool:
     """Find the first entry with a record at or behind `log_start_offset`, the log's end if there is
-    none; False, and `done` is not called, when there is nothing to remove."""
+    none; False, and `done` is not called, when there is nothing to remove. Use: once a second."""
+    group.encodings.forget_unused(group.last_tick)
     log = group.log
     covered = log.applied_index
     if log_start_offset <= log.log_start_offset or covered < log.first_index or log.installed_state:

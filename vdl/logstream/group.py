@@ -24,8 +24,9 @@ from raft.errors import SnapshotTemporarilyUnavailable
 from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
-from raft.types import CONF_CHANGE_KINDS, ColdRead, Entry, NodeId, Snapshot
+from raft.types import CONF_CHANGE_KINDS, ColdRead, ConfState, Entry, NodeId, Snapshot
 from vdl.clock import MS
+from vdl.logstream.encodings import Encodings
 from vdl.logstream.options import HostOptions
 from vdl.logstream.pace import Pace
 from vdl.logstream.reads import ReadRounds
@@ -42,10 +43,6 @@ from vdl.logstream.snapshots import (
 )
 from vdl.logstream.storage import LogStorage, as_entry
 from vdl.logstream.turn import Turn, server_of
-
-SNAPSHOT_RETRY_TICKS = 500
-"""After which it is looked again whether a state that was too large fits into a snapshot."""
-
 
 _LATELY_NS = 1_000 * MS
 """How long the loss of a leader is news to clients."""
@@ -78,6 +75,10 @@ class Owner(Protocol):
 
     def items(self) -> Items:
         """The whole applied state, in key order."""
+
+    @property
+    def item_count(self) -> int:
+        """How much there is in it, at no cost: about in proportion to what `items` says."""
 
     def committed(self, commit: int) -> None:
         """The commit index moved to `commit`."""
@@ -118,12 +119,12 @@ class Group:
         "_members_stored",
         "_pace",
         "_settled_for",
-        "_snapshot_refused_tick",
         "_stored_for",
         "applied",
         "commit",
         "dirty",
         "due_tick",
+        "encodings",
         "entry_tick",
         "group_id",
         "last_tick",
@@ -216,11 +217,10 @@ class Group:
         """A snapshot came in: what checkpoints hold is none of the present state."""
         self.trim_refused = 0
         """Where the log would have been cut when the state was last found too large for that."""
+        self.encodings = Encodings()
         self._pace = pace
         self._held = 0
         """Applications that wait for the disk; while there are any, all wait."""
-        self._snapshot_refused_tick = 0
-        """When the state was last found too large for a snapshot."""
         self.reads = ReadRounds()
         self.was_leader = False
         self.serving = False
@@ -384,31 +384,43 @@ class Group:
     def _snapshot(self) -> Snapshot:
         """What a replica gets that is behind the log's start. Raises
         SnapshotTemporarilyUnavailable."""
-        log, owner = self.log, self.owner
-        refused = self._snapshot_refused_tick
-        if refused and self.last_tick - refused < SNAPSHOT_RETRY_TICKS:
+        log, owner, encodings, tick = self.log, self.owner, self.encodings, self.last_tick
+        kept = encodings.kept(first_index=log.first_index, tick=tick)
+        if kept is not None:
+            return kept
+        # The core asks at each sign of life.
+        if not encodings.may_encode(owner.item_count, tick):
             raise SnapshotTemporarilyUnavailable
         index = log.first_index - 1 if owner.entries_are_state else self.applied
         reflects = max(self.applied, self.reflects)
-        conf_state = self.node.membership.conf_state()
-        data = encode_snapshot(members_of(conf_state, reflects=reflects), owner.items())
-        if len(data) > SNAPSHOT_BYTES_MAX:
-            # The core asks at each sign of life; to find out is work for the whole loop.
-            self._snapshot_refused_tick = self.last_tick
-            raise SnapshotTemporarilyUnavailable
         try:
             next_offset = log.offset_after(index)
         except (
             storage.CorruptRecord
         ):  # of the index: who reads there, the scrubber too, rebuilds it
-            self._snapshot_refused_tick = self.last_tick
+            encodings.failed(tick)
             raise SnapshotTemporarilyUnavailable from None
-        return Snapshot(index, log.term(index), conf_state, next_offset, data)
+        conf_state = self.node.membership.conf_state()
+        data = self._encode(conf_state, reflects)
+        if len(data) > SNAPSHOT_BYTES_MAX:
+            encodings.too_large(tick)
+            raise SnapshotTemporarilyUnavailable
+        snapshot = Snapshot(index, log.term(index), conf_state, next_offset, data)
+        encodings.keep(snapshot, tick)
+        return snapshot
 
-    def snapshot_bytes(self) -> int:
-        """How large a snapshot would be now."""
-        members = members_of(self.node.membership.conf_state(), reflects=self.applied)
-        return len(encode_snapshot(members, self.owner.items()))
+    def _encode(self, conf_state: ConfState, reflects: int) -> bytes:
+        """The state as snapshots hold it: work for the whole loop."""
+        data = encode_snapshot(members_of(conf_state, reflects=reflects), self.owner.items())
+        self.encodings.measured(self.owner.item_count, len(data))
+        return data
+
+    def snapshot_bytes(self, *, anew: bool) -> int:
+        """How large a snapshot would be now, as far as the last one tells; `anew`: encode one."""
+        items = self.owner.item_count
+        if anew or not self.encodings.is_like_measured(items):
+            self._encode(self.node.membership.conf_state(), self.applied)
+        return self.encodings.bytes_expected(items)
 
     def _note_commit(self, commit: int) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
@@ -508,6 +520,7 @@ class Group:
             self.was_leader = False
             self.serving = False
             self.reads.fail()
+            self.encodings.forget_snapshot()
             self.owner.leadership_lost()
         if term_changed or node.lead != self.leader_known:
             self.term_known = node.term

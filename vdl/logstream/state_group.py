@@ -59,6 +59,8 @@ class Machine(Protocol):
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
     def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
     def items(self) -> list[tuple[bytes, bytes]]: ...
+    @property
+    def item_count(self) -> int: ...
 
 
 class StateObserver(Protocol):
@@ -252,6 +254,10 @@ class StateGroup:
 
     def items(self) -> Items:
         return self.machine.items()
+
+    @property
+    def item_count(self) -> int:
+        return self.machine.item_count
 
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:

@@ -488,6 +488,10 @@ class LogStream:
     def items(self) -> Items:
         return self.state.items()
 
+    @property
+    def item_count(self) -> int:
+        return self.state.item_count
+
     def start(self) -> None:
         """The group exists: what is committed may be read."""
         self.high_watermark = self.group.log.offset_after(self.group.commit)

@@ -127,11 +127,16 @@ class GroupsDeleted:
 class ConsumerGroups:
     """See the module. `groups` is read-only to others."""
 
-    __slots__ = ("_dirty", "groups")
+    __slots__ = ("_dirty", "_members", "groups")
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
+        self._members = 0
         self._dirty: set[str] = set()
+
+    def __len__(self) -> int:
+        """How many groups there are, and members in them."""
+        return len(self.groups) + self._members
 
     # --- joining ---------------------------------------------------------------------------
     def join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
@@ -219,6 +224,7 @@ class ConsumerGroups:
     ) -> JoinAnswer:
         if not group.members:
             group.protocol_type = command.protocol_type
+        self._members += 1
         group.add(
             Member(
                 member_id=member_id,
@@ -410,6 +416,7 @@ class ConsumerGroups:
     def _remove(self, group: ConsumerGroup, member_id: str, events: list[GroupEvent]) -> None:
         if group.pending.pop(member_id, None) is None:
             group.remove(member_id)
+            self._members -= 1
         self._dirty.add(group.group_id)
         events.append(MemberRemoved(group.group_id, member_id, ErrorCode.UNKNOWN_MEMBER_ID))
 
@@ -479,6 +486,7 @@ class ConsumerGroups:
         """Replace everything."""
         groups = [group_from(decode_value(value, StoredGroup)) for value in values]
         self.groups = {group.group_id: group for group in groups}
+        self._members = sum(len(group.members) for group in groups)
         self._dirty = set()
 
 

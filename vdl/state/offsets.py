@@ -55,12 +55,17 @@ class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Offsets:
     """All offsets of one coordinator."""
 
-    __slots__ = ("_by_group", "_by_partition", "_dirty")
+    __slots__ = ("_by_group", "_by_partition", "_count", "_dirty")
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[int] = Counter()
+        self._count = 0
         self._dirty: set[_Key] = set()
+
+    def __len__(self) -> int:
+        """How many positions there are."""
+        return self._count
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         """What the group committed last."""
@@ -99,6 +104,7 @@ class Offsets:
                 partition_group=new.partition_group,
             )
             self._by_partition[new.partition_group] += 1
+            self._count += 1
             self._dirty.add((group_id, *place))
 
     def expired(
@@ -146,6 +152,7 @@ class Offsets:
         return count
 
     def _uncount(self, position: CommittedOffset) -> None:
+        self._count -= 1
         partition_group = position.partition_group
         self._by_partition[partition_group] -= 1
         if not self._by_partition[partition_group]:
@@ -180,6 +187,7 @@ class Offsets:
             positions = self._by_group.setdefault(stored.group_id, {})
             positions[stored.topic, stored.partition] = stored.position
             self._by_partition[stored.position.partition_group] += 1
+        self._count = len(values)
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:

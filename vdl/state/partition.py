@@ -78,3 +78,8 @@ class PartitionState:
         if self.log_start_offset:
             items.append((_KEY_LOG_START, encode_value(self.log_start_offset)))
         return items
+
+    @property
+    def item_count(self) -> int:
+        """How much `items` has to tell of, at no cost."""
+        return len(self.producers) + 1

@@ -67,6 +67,9 @@ class Life:
         offsets = self.machine.offsets
         positions = [p for name in GROUPS for p in offsets.of(name).values()]
         assert offsets.by_partition == Counter(p.partition_group for p in positions)
+        groups = [group for name in GROUPS if (group := self.machine.group(name)) is not None]
+        members = sum(len(group.members) for group in groups)
+        assert self.machine.item_count == len(groups) + members + len(positions)
 
     def checkpoint(self) -> None:
         for key, value in self.machine.take_dirty():
