@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from segments.block import decode_block, decode_file_header
 from vdl.clock import MS
 from vdl.logstream.state_group import Outcome
 from vdl.server import ServerState
+from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.machine import Condition, Life, Machine, StartCut
 from vdl.sim.options import Options
@@ -121,6 +123,28 @@ def test_killed_leader_is_replaced_within_milliseconds() -> None:
         world.run_for(2 * S)
 
     tell(story)
+
+
+def test_no_group_of_a_killed_leader_stays_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ticks of servers of one machine coincide: of many groups some would split their votes,
+    and wait for the election timeout, if those who are left did not take turns."""
+
+    def in_phase(time: VirtualTime, **given: Any) -> NodeClock:
+        return NodeClock(time, **(given | {"offset_ns": S}))
+
+    monkeypatch.setattr("vdl.sim.machine.NodeClock", in_phase)
+
+    def story(world: World, leader: Machine) -> None:
+        led = groups_served(leader)
+        assert len(led) > 10
+        leader.kill()
+        world.run_for(300 * MS)
+        served = [groups_served(machine) for machine in world.machines]
+        assert led <= set().union(*served), "groups are without a leader"
+        leader.start()
+        world.run_for(1 * S)
+
+    tell(story, replace(CALM, partitions=60))
 
 
 def test_paused_leader_is_replaced_after_the_election_timeout() -> None:
@@ -402,6 +426,14 @@ def test_one_server_alone_is_a_complete_broker() -> None:
         world.run_for(2 * S)
 
     tell(story, Options(servers=1, members=1, partitions=2))
+
+
+def groups_served(machine: Machine) -> set[int]:
+    """Groups of which the machine's server leads a term that can be used."""
+    server = machine.server
+    if server is None or server.host is None:
+        return set()
+    return {g for g, group in server.host.groups.items() if group.serving}
 
 
 def world_leads(machine: Machine) -> bool:

@@ -115,9 +115,12 @@ class Group:
 
     __slots__ = (
         "_clear_meta",
+        "_gone_tick",
         "_held",
         "_members_stored",
+        "_options",
         "_pace",
+        "_rng",
         "_settled_for",
         "_stored_for",
         "applied",
@@ -197,6 +200,10 @@ class Group:
                 max_inflight_bytes=options.inflight_bytes_max,
             )
         )
+        self._options = options
+        self._rng = rng
+        self._gone_tick = 0
+        """When the leader's process was proved gone; 0 once somebody leads, or time has to tell."""
         self.dirty = False
         self.last_tick = tick
         self.due_tick = 0
@@ -307,6 +314,34 @@ class Group:
         self.catch_up(tick)
         node.campaign()
         return True
+
+    def stand_in_turn(self, servers: Set[int], tick: int) -> None:
+        """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
+        `servers`, those alive, do in their order of preference and not at one time: two who ask at
+        once are both told yes, and then have a vote each. One that lacks entries loses its turn."""
+        options, node = self._options, self.node
+        self.catch_up(tick)
+        # Lists prove that a leader lives, and are looked at only when the election timer is due:
+        # it may be now, for all who are left.
+        node.leader_heard(0)
+        node.forget_leader()
+        alive = [replica for replica in self.placement if server_of(replica) in servers]
+        last = len(alive) - 1
+        turn = alive.index(self.replica_id) if self.replica_id in alive else last
+        spread = options.failover_ticks_max - options.failover_ticks_min
+        node.campaign_soon(options.failover_ticks_min + spread * turn // max(1, last))
+        self._gone_tick = tick
+
+    def _stand_again(self) -> None:
+        """While nobody leads, campaign again before the election timeout: votes may have been
+        split, a question may have come before its hearer knew. Ever later, for a slow disk needs
+        its time, and for no longer than an election timeout: there may be no majority."""
+        node, options = self.node, self._options
+        ticks = max(2 * options.failover_ticks_max, self.last_tick - self._gone_tick)
+        if node.lead or ticks >= options.election_ticks:
+            self._gone_tick = 0
+        elif not node.raft.campaign_due:
+            node.campaign_soon(self._rng.randint(ticks, 2 * ticks))
 
     def lost_leader_ns(self, now_ns: int) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""
@@ -514,6 +549,8 @@ class Group:
     def _note_role(self) -> None:
         """Tell the owner what changed since the last turn, in the order it needs it."""
         node = self.node
+        if self._gone_tick:
+            self._stand_again()
         leads = node.is_leader
         term_changed = node.term != self.term_known
         if self.was_leader and (not leads or term_changed):

@@ -95,7 +95,6 @@ class Host:
         """Called after the applied catalog changed."""
         self._record = record
         self._transport = transport
-        self._rng = rng
         self._log = log
         self._cache_bytes_max = cache_bytes_max
         self._groups: dict[int, Group] = {}
@@ -508,15 +507,9 @@ class Host:
                         self.mark_dirty(group)
             elif server_of(node.lead) == server_id:
                 group.leader_lost_ns = self.clock.now_ns()
-                if not refused:
-                    continue
-                node.forget_leader()
-                options = self.options
-                group.catch_up(self._due.tick())
-                node.campaign_soon(
-                    self._rng.randint(options.failover_ticks_min, options.failover_ticks_max)
-                )
-                self.mark_dirty(group)
+                if refused:
+                    group.stand_in_turn({self.server_id, *self._alive}, self._due.tick())
+                    self.mark_dirty(group)
         self.on_leader_news()
 
     def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:

@@ -44,7 +44,8 @@ class HostOptions:
 
     failover_ticks_min: int = 1
     failover_ticks_max: int = 5
-    """A refused link makes a follower campaign after 10 to 50 ms."""
+    """A refused link makes the first follower campaign after the one, the last after the other:
+    further apart than a round of messages and a sync, or both are candidates."""
 
     disk_patience_ms: int = 3_000
     """A leader whose journal write takes longer hands its leaderships over."""

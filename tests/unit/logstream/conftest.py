@@ -243,3 +243,9 @@ def forgetful() -> Cluster:
 def patient() -> Cluster:
     """Hosts that wait as long as real ones before they give a directory up."""
     return Cluster(replace_after_ms=HostOptions().replace_after_ms)
+
+
+@pytest.fixture
+def tied() -> Cluster:
+    """Hosts of which all who are left by a dead leader campaign in one tick."""
+    return Cluster(failover_ticks_min=3, failover_ticks_max=3)

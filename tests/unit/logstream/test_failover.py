@@ -1,0 +1,110 @@
+"""Who follows a leader whose process has died, and when: over three hosts whose ticks coincide."""
+
+from typing import Any
+
+import pytest
+
+from raft.node import RawNode
+from vdl.clock import MS
+
+
+def survivors(cluster: Any, group_id: int) -> tuple[Any, list[Any]]:
+    """The leader's node, and the two others in the order of their turns."""
+    leader = cluster.nodes[cluster.leader(group_id).leader_server]
+    placement = leader.host.groups[group_id].placement
+    order = [cluster.nodes[replica >> 16] for replica in placement]
+    return leader, [node for node in order if node is not leader]
+
+
+def gap_ms(cluster: Any, group_id: int, died_ns: int) -> float:
+    """How long after that nobody has served, in steps of a millisecond."""
+    for _ in range(5_000):
+        try:
+            cluster.leader(group_id)
+        except AssertionError:
+            cluster.run(1)
+        else:
+            break
+    return float((cluster.time.now_ns - died_ns) / MS)
+
+
+def test_survivors_stand_in_turn(cluster: Any) -> None:
+    """Two that ask in one tick split the votes of all who are left."""
+    groups = [cluster.create_topic(f"t{n}") for n in range(10)]
+    cluster.run(1_000)
+    leader, (first, _) = survivors(cluster, groups[0])
+    died_ns = cluster.time.now_ns
+    leader.crash()
+    for group_id in groups:
+        assert gap_ms(cluster, group_id, died_ns) < 40
+        assert cluster.leader(group_id).leader_server == first.id
+
+
+def test_replica_that_lacks_entries_loses_its_turn_and_no_time(cluster: Any) -> None:
+    """Its question is refused, and the other one asks when it is its turn."""
+    group_id = cluster.create_topic()
+    cluster.run(500)
+    leader, (first, second) = survivors(cluster, group_id)
+    first.host.frame = lambda *arguments: None
+    cluster.append(cluster.leader(group_id))
+    cluster.run(5)
+    ends = [node.host.groups[group_id].node.last_index for node in (first, second)]
+    assert ends[0] < ends[1]
+    died_ns = cluster.time.now_ns
+    leader.crash()
+    del first.host.frame
+    assert gap_ms(cluster, group_id, died_ns) < 80
+    assert cluster.leader(group_id).leader_server == second.id
+
+
+def test_election_timer_that_was_nearly_due_is_nobodys_turn(cluster: Any) -> None:
+    """Lists prove that a leader lives, and are looked at only when a timer is due: it may be, for
+    all who are left, in the tick in which the leader dies."""
+    group_id = cluster.create_topic()
+    cluster.run(1_000)
+    leader, others = survivors(cluster, group_id)
+    for node in others:
+        follower = node.host.groups[group_id].node
+        follower.set_election_timeout(follower.raft.election_elapsed + 1)
+    died_ns = cluster.time.now_ns
+    leader.crash()
+    assert gap_ms(cluster, group_id, died_ns) < 40
+
+
+def test_split_vote_after_a_death_costs_no_election_timeout(tied: Any) -> None:
+    """Where turns fall together all the same, those who lost try again soon."""
+    gaps = []
+    for n in range(5):
+        group_id = tied.create_topic(f"t{n}")
+        tied.run(1_000)
+        leader, _ = survivors(tied, group_id)
+        died_ns = tied.time.now_ns
+        leader.crash()
+        gaps.append(gap_ms(tied, group_id, died_ns))
+        leader.start()
+        tied.run(500)
+    assert max(gaps) < 600
+    assert max(gaps) > 60, "no vote was split"
+
+
+def test_survivor_without_a_majority_soon_stops_asking(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its election timer goes on."""
+    asked_ns: list[int] = []
+    campaign_soon = RawNode.campaign_soon
+
+    def noted(node: RawNode, ticks: int) -> None:
+        asked_ns.append(cluster.time.now_ns)
+        campaign_soon(node, ticks)
+
+    monkeypatch.setattr(RawNode, "campaign_soon", noted)
+    group_id = cluster.create_topic()
+    cluster.run(500)
+    leader, (first, _) = survivors(cluster, group_id)
+    died_ns = cluster.time.now_ns
+    first.crash()
+    leader.crash()
+    cluster.run(20_000)
+    assert asked_ns
+    assert max(asked_ns) - died_ns < 1_000 * MS
