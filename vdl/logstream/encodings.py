@@ -5,9 +5,10 @@ thousand of them longer than the shortest election timeout. So it is not done to
 that was answered before:
 
 * How large a snapshot would be is worked out from the last one: bytes per item, times the items
-  there are now. A state that has doubled since, or halved, is encoded again. In between the bytes
-  per item may have changed, nobody knows: who asks leaves a margin, and whether a snapshot can be
-  sent is decided by the snapshot itself.
+  there are now. A state that has doubled since, or halved, is encoded again. So is one of which
+  checkpoints have stored so many items of more than twice the usual length that it may be over the
+  limit by now: what a client says along with a position can be 4 KiB instead of nothing. For less,
+  who asks leaves a margin. Whether a snapshot can be sent is decided by the snapshot itself.
 * A snapshot that was made is kept for whoever asks next, mostly the same peer, because the link had
   no room for the frame. It does as long as the entries behind it are in the log.
 
@@ -17,6 +18,8 @@ Must not know: what items are, who asks for a snapshot, whether it arrived.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from raft.types import Snapshot
 from vdl.logstream.snapshots import SNAPSHOT_BYTES_MAX
@@ -39,12 +42,19 @@ expected may be wrong, and a replica that nothing is sent to stays behind for ev
 class Encodings:
     """See the module."""
 
-    __slots__ = ("_asked_tick", "_bytes", "_items", "_retry_ticks", "_snapshot", "_tick")
+    __slots__ = (
+        "_asked_tick", "_bytes", "_grown", "_item_bytes", "_items", "_retry_ticks", "_snapshot",
+        "_tick",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._items = 0
         self._bytes = 0
         """Of the last encoding; 0 before the first."""
+        self._item_bytes = 0
+        """What an item took then, uncompressed."""
+        self._grown = 0
+        """By how much what was stored since and is twice as long, or longer, is longer, in all."""
         self._snapshot: Snapshot | None = None
         self._asked_tick = 0
         self._tick: int | None = None
@@ -53,10 +63,23 @@ class Encodings:
         """How long to wait from there because it was too large; 0 if it was not."""
 
     # --- how large ---------------------------------------------------------------------------
-    def measured(self, items: int, size: int) -> None:
+    def measured(self, items: int, size: int, uncompressed: int) -> None:
         """A state of so many items took so many bytes."""
         self._items = items
         self._bytes = size
+        self._item_bytes = uncompressed // (items + 1)
+        self._grown = 0
+
+    def stored(self, items: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """A checkpoint stores these keys and values, None where they went."""
+        usual = self._item_bytes
+        for key, value in items:
+            if value is not None and (more := len(key) + len(value) - usual) > usual:
+                self._grown += more
+
+    def forget_size(self) -> None:
+        """The state is another one."""
+        self._bytes = 0
 
     def is_like_measured(self, items: int) -> bool:
         """Whether the last encoding says something of a state of so many items."""
@@ -66,6 +89,11 @@ class Encodings:
     def bytes_expected(self, items: int) -> int:
         """How large a state of so many items would be; 0 before the first was encoded."""
         return self._bytes * (items + 1) // (self._items + 1)
+
+    def may_have_passed(self, limit: int, items: int) -> bool:
+        """Whether a state of so many items may be over the limit because they are longer now."""
+        expected = self.bytes_expected(items)
+        return expected <= limit < expected + self._grown
 
     # --- snapshots ---------------------------------------------------------------------------
     def may_encode(self, items: int, tick: int) -> bool:

@@ -414,6 +414,7 @@ class Group:
         self.applied = snapshot.index
         self.reflects = state.members.reflects
         self._clear_meta = True
+        self.encodings.forget_size()
         self.owner.install(state.items)
 
     def _snapshot(self) -> Snapshot:
@@ -446,16 +447,20 @@ class Group:
 
     def _encode(self, conf_state: ConfState, reflects: int) -> bytes:
         """The state as snapshots hold it: work for the whole loop."""
-        data = encode_snapshot(members_of(conf_state, reflects=reflects), self.owner.items())
-        self.encodings.measured(self.owner.item_count, len(data))
+        items = self.owner.items()
+        data = encode_snapshot(members_of(conf_state, reflects=reflects), items)
+        uncompressed = sum(len(key) + len(value) for key, value in items)
+        self.encodings.measured(self.owner.item_count, len(data), uncompressed)
         return data
 
-    def snapshot_bytes(self, *, anew: bool) -> int:
-        """How large a snapshot would be now, as far as the last one tells; `anew`: encode one."""
-        items = self.owner.item_count
-        if anew or not self.encodings.is_like_measured(items):
+    def snapshot_bytes(self, *, limit: int, anew: bool) -> int:
+        """How large a snapshot would be now, as far as the last one tells, and certainly if it may
+        have passed the limit since; `anew`: encode one."""
+        items, encodings = self.owner.item_count, self.encodings
+        is_known = encodings.is_like_measured(items) and not encodings.may_have_passed(limit, items)
+        if anew or not is_known:
             self._encode(self.node.membership.conf_state(), self.applied)
-        return self.encodings.bytes_expected(items)
+        return encodings.bytes_expected(items)
 
     def _note_commit(self, commit: int) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
@@ -543,6 +548,7 @@ class Group:
             items.append((MEMBERS_KEY, encode_members(stored)))
         if not items and self.applied == self.meta_applied:
             return None
+        self.encodings.stored(items)
         self.meta_applied = self.applied
         return storage.MetaBatch(self.log.log_id, self.applied, items, clear=clear)
 

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from random import Random
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -132,7 +134,7 @@ def test_wrong_expectation_decides_nothing_for_good(
     replica = node.host.groups[0]
     rename(cluster, 5)
     assert replica.log.first_index == 1
-    replica.encodings.measured(node.host.catalog.item_count, 1 + factor * 1_000)
+    replica.encodings.measured(node.host.catalog.item_count, 1 + factor * 1_000, 0)
     if factor:
         rename(cluster, 15)
         assert replica.log.first_index == 1
@@ -237,7 +239,7 @@ def test_snapshots_are_made_with_a_pause_between() -> None:
     """A second, as the group counts."""
     encodings = Encodings()
     assert encodings.may_encode(1, tick=0)
-    encodings.measured(1, 100)
+    encodings.measured(1, 100, 200)
     encodings.keep(snapshot(7), 0)
     assert not encodings.may_encode(1, PAUSE_TICKS - 1)
     assert encodings.may_encode(1, PAUSE_TICKS)
@@ -248,7 +250,7 @@ def test_state_too_large_is_tried_ever_less_often() -> None:
     encodings = Encodings()
     tick = 0
     for wait in (1, 2, 4, 8, 16, 32, 64, 120, 120):
-        encodings.measured(1_999, 2 * SNAPSHOT_BYTES_MAX)
+        encodings.measured(1_999, 2 * SNAPSHOT_BYTES_MAX, 4 * SNAPSHOT_BYTES_MAX)
         encodings.too_large(tick)
         due = tick + wait * RETRY_TICKS
         assert wait * RETRY_TICKS <= RETRY_TICKS_MAX
@@ -266,6 +268,43 @@ def test_measured_state_stands_for_those_of_its_order() -> None:
     """Less than twice as much, more than half."""
     encodings = Encodings()
     assert not encodings.is_like_measured(0)
-    encodings.measured(99, 1_000)
+    encodings.measured(99, 1_000, 2_000)
     assert [n for n in (49, 50, 99, 198, 199) if encodings.is_like_measured(n)] == [50, 99, 198]
     assert encodings.bytes_expected(149) == 1_500
+
+
+def test_items_that_become_longer_have_a_state_measured_again() -> None:
+    """Only if they may have brought it over the limit, and deletions bring nothing."""
+    encodings = Encodings()
+    encodings.measured(99, 1_000, 2_000)
+    encodings.stored((b"key", bytes(30)) for _ in range(1_000))
+    encodings.stored((b"key", None) for _ in range(1_000))
+    assert not encodings.may_have_passed(1_000, 99)
+    encodings.stored([(b"key", bytes(500))])
+    assert encodings.may_have_passed(1_400, 99)
+    assert not encodings.may_have_passed(1_500, 99)
+    assert not encodings.may_have_passed(999, 99), "it was over it before"
+    encodings.measured(99, 1_200, 2_500)
+    assert not encodings.may_have_passed(1_200, 99)
+
+
+def test_state_whose_items_grew_is_not_taken_for_a_small_one(
+    forgetful: Any, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server names a rack of random letters: as many items as before, of which the log must be
+    kept, because they would fit into no snapshot."""
+    cluster = forgetful
+    node = cluster.nodes[2]
+    replica = node.host.groups[0]
+    rename(cluster, 20)
+    size = replica.encodings.bytes_expected(node.host.catalog.item_count)
+    monkeypatch.setattr(compaction, "SNAPSHOT_BYTES_MAX", 2 * (size + 500))
+    last_index, before = replica.log.last_index, encoded(node)
+    directory = cluster.nodes[1].store.directory_id
+    for turn in range(30):
+        rack = "".join(Random(turn).choices(ascii_letters, k=2_000))
+        cluster.propose(RegisterServer(1, directory, rack, {}, True))
+        checkpoint(cluster)
+    cluster.run(3_000)
+    assert before < encoded(node) < before + 4
+    assert replica.log.first_index <= last_index
