@@ -260,7 +260,8 @@ class Replacement:
         now_ns = self._clock.now_ns()
         for group_id in list(self._replicas.predecessors):
             group = self._groups.get(group_id)
-            if group is not None and group.node.lead:
+            # Not who leads: the peers' lists tell that of one whom no majority follows any more.
+            if group is not None and group.node.last_index:
                 self._unfed.pop(group_id, None)
                 self._replicas.fed(group_id)
                 continue

@@ -182,8 +182,9 @@ class Replicas:
         return old is not None
 
     def fed(self, group_id: int) -> None:
-        """A leader feeds the group's replica here. It leads by the word of a majority, which has
-        also committed that this replica is a member: nobody needs its predecessors any more."""
+        """The group's replica here has entries, or a snapshot. They are of a leader that has
+        applied that this replica is a member: a majority has committed that, and has all that was
+        acknowledged before. Nobody needs its predecessors any more."""
         for log in self.predecessors.pop(group_id, ()):
             self._store.delete_log(log.log_id)
 

@@ -251,6 +251,23 @@ def test_majority_that_is_lost_halts_its_group(cluster: Any) -> None:
     assert not any(node.host.groups[group_id].serving for node in cluster.nodes.values())
 
 
+def test_leader_without_a_majority_is_no_reason_to_delete_what_is_kept(cluster: Any) -> None:
+    """The peers' lists still tell of one that led when the others were lost; it feeds nobody."""
+    group_id = cluster.create_topic()
+    cluster.run(1_000)
+    assert cluster.nodes[1].host.groups[group_id].node.is_leader
+    for _ in range(5):
+        cluster.append(cluster.leader(group_id))
+        cluster.run(50)
+    kept = last_indexes(cluster, 3, group_id)
+    cluster.nodes[2].crash()
+    lose(cluster, 3, group_id)
+    cluster.run(40_000)
+    assert last_indexes(cluster, 3, group_id) == [*kept, 0]
+    assert cluster.nodes[3].host.lost_groups == [group_id]
+    assert ("group_halted", group_id) in cluster.nodes[3].log.errors
+
+
 def test_lost_catalog_replica_is_replaced(cluster: Any) -> None:
     """Without it the server does not know its partitions: it asks its peers for the number."""
     group_id = cluster.create_topic()
