@@ -73,8 +73,10 @@ class NoDialer:
 class Process:
     """One running server and its ports."""
 
-    def __init__(self, config: Config, loop: TurnLoop) -> None:
+    def __init__(self, config: Config, loop: TurnLoop, on_open: Callable[[], None]) -> None:
+        """`on_open`: called once the data directory is this process's alone. May raise OSError."""
         self._config = config
+        self._on_open = on_open
         self._loop = loop
         self._logger = start_logging(config.log)
         self._log = EventLog(self._logger)
@@ -119,6 +121,7 @@ class Process:
             now_ns=time.monotonic_ns,
             progress=recovery.told,
         )
+        self._on_open()
         recovery.ended(len(store.logs))
         store.on_fatal = self._disk_failed
         self.server = server = Server(
@@ -303,8 +306,8 @@ def _health(server: Server) -> Health:
     return Health(server.state is ServerState.SERVING, facts)
 
 
-def run(config: Config) -> int:
-    """Run one server in this process until it is told to stop; its exit code."""
+def run(config: Config, on_open: Callable[[], None]) -> int:
+    """Run one server in this process until it is told to stop; its exit code. See `Process`."""
     if not __debug__:
         sys.stderr.write("vdl: refuses to run under python -O: its assertions are its safety\n")
         return EXIT_FAILED
@@ -312,4 +315,4 @@ def run(config: Config) -> int:
     with asyncio.Runner(loop_factory=TurnLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, TurnLoop), loop
-        return runner.run(Process(config, loop).run())
+        return runner.run(Process(config, loop, on_open).run())

@@ -1,9 +1,9 @@
 """The file that holds a server's process id, and whether that process is still the server.
 
 Ids are reused, and a killed server leaves its file: a file is believed only while its process runs
-`vdl serve` with the file that it is asked about. It belongs to the process it names, and only who
-finds that process in it takes it away: another server that was started by mistake must not make
-`vdl down` lose the one that runs.
+`vdl serve` with the configuration that it is asked about. A server writes it when its directory is
+its own, and only who finds its own process in it takes it away: another one that was started by
+mistake must not make `vdl down` lose the one that runs.
 
 Must not know: how servers are started and stopped. A server loads it, so it stays small.
 """
@@ -39,16 +39,15 @@ def remove_pid(path: Path, pid: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def is_server_process(pid: int, file: Path) -> bool:
-    """Whether process `pid` is alive and runs `vdl serve` with this file, by the very same name, as
-    its configuration (or pid file)."""
+def is_server_process(pid: int, config_file: Path) -> bool:
+    """Whether process `pid` is alive and runs `vdl serve` with this very configuration file."""
     if pid <= 0:
         return False
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         command = _command_line_from_ps(pid)
-    return b"serve" in command and os.fsencode(file) in command
+    return b"serve" in command and os.fsencode(config_file) in command
 
 
 def _command_line_from_ps(pid: int) -> list[bytes]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from vdl.commands.pid_file import is_server_process, read_pid, remove_pid, write_pid
+from vdl.commands.pid_file import remove_pid, write_pid
 from vdl.config import Config, ConfigError, load_config, parse_config
 
 EXIT_FAILED = 1
@@ -57,8 +57,20 @@ def serve(arguments: Sequence[str]) -> int:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         from vdl.process import run
 
-        with _pid_file(options.pid_file):
-            return run(within_files(config, _raise_file_limit()))
+        path, pid = options.pid_file, os.getpid()
+
+        def write() -> None:
+            """Not before the directory is ours: another server's file is left to it."""
+            if path is not None:
+                try:
+                    write_pid(path, pid)
+                except OSError as error:
+                    raise OSError(error.errno, f"{error.strerror}: pid file {path}") from error
+
+        code = run(within_files(config, _raise_file_limit()), write)
+        if path is not None:
+            remove_pid(path, pid)
+        return code
 
 
 @contextlib.contextmanager
@@ -107,23 +119,3 @@ def within_files(config: Config, files: int) -> Config:
         return config
     sys.stderr.write(f"vdl serve: {files} open files are allowed, so at most {most} clients\n")
     return replace(config, kafka=replace(config.kafka, connections_max=most))
-
-
-@contextlib.contextmanager
-def _pid_file(path: Path | None) -> Iterator[None]:
-    """The process id in a file while the server runs. Gone after a clean stop; a killed server
-    leaves it, so whoever reads it checks that the process is still that server."""
-    if path is None:
-        yield
-        return
-    own, found = os.getpid(), read_pid(path)
-    if found != own and is_server_process(found, path):
-        sys.stderr.write(f"vdl serve: {path} is that of process {found}, a server that runs\n")
-        raise SystemExit(EXIT_FAILED)
-    try:
-        write_pid(path, own)
-    except OSError as error:
-        sys.stderr.write(f"vdl serve: cannot write the pid file: {error}\n")
-        raise SystemExit(EXIT_USAGE) from error
-    yield
-    remove_pid(path, own)
