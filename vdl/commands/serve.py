@@ -21,7 +21,6 @@ from types import FrameType
 from vdl.commands.pid_file import remove_pid, write_pid
 from vdl.config import Config, ConfigError, load_config, parse_config
 
-EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BY_SIGNAL = 128
 """Plus the signal's number."""

@@ -189,8 +189,9 @@ class Host:
             clock=clock,
             propose=self.propose_catalog,
             mark_dirty=self.mark_dirty,
+            leader_of=self.leader_of,
             log=log,
-            patience_ms=options.replace_after_ms,
+            patience_ns=options.patience_ns,
         )
         self._incoming = Incoming(
             groups=self._groups,

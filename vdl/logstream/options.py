@@ -52,3 +52,9 @@ class HostOptions:
 
     transfer_stop_ms: int = 1_200
     """How long a stopping server waits for its leaderships to move."""
+
+    @property
+    def patience_ns(self) -> int:
+        """`replace_after_ms`, but long enough for a leader that hears no majority any more to have
+        noticed: two of the longest election timeouts."""
+        return max(self.replace_after_ms * MS, 4 * self.election_ticks * TICK_NS)

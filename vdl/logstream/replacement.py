@@ -14,8 +14,8 @@ again and again until there is nothing left to do, so that any of them may fail 
    when a member tells it its number, the others as its own catalog applies.
 
 All of it needs a majority that is in one piece, the group's as well as the catalog's; without one
-nothing is replaced, which is right: then nobody knows what was acknowledged. The data of a lost
-replica stays where it is until a leader of its group feeds the successor, and a replica that is the
+nothing is replaced, which is right: then nobody knows what was acknowledged. The segments of a lost
+replica stay where they are until a leader of its group feeds the successor, and a replica that is the
 only one of its group gets none: both halt, and say so.
 
 Must not know: how entries travel, what happens when.
@@ -23,7 +23,7 @@ Must not know: how entries travel, what happens when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -60,27 +60,29 @@ SMALL_GROUPS_PATIENCE = 60
 """So many times longer a server is waited for that holds what nobody else can make good."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stranger:
     """A directory that the catalog does not know as its server's."""
 
     directory_id: bytes
     since_ns: int
     """Since when its link has been up, as far as this catalog leader saw."""
+    is_told: bool = False
+    """That its server's old directory cannot be given up yet."""
 
 
-def groups_that_halt(catalog: Catalog, server_id: int, there: Collection[int]) -> list[int]:
-    """The groups that have a replica on a server and no majority on the others, of which those in
-    `there` run in the directories that the catalog knows."""
+def groups_that_halt(
+    catalog: Catalog, server_id: int, leader_of: Callable[[int], int]
+) -> list[int]:
+    """The groups with a replica on a server that no other server leads, to whom `leader_of` gives
+    the leader's server, -1 for none alive: they may need what that server had for their majority.
+    Which servers run does not tell, for a new replica there may be no member yet."""
     system = range(1 + catalog.coordinator_groups)
-    halted = []
-    for group_id in (*system, *catalog.groups):
-        servers = [replica.server_id for replica in catalog.replicas(group_id)]
-        if server_id in servers:
-            others = sum(other in there for other in servers if other != server_id)
-            if 2 * others <= len(servers):
-                halted.append(group_id)
-    return halted
+    return [
+        group_id
+        for group_id in (*system, *catalog.groups)
+        if catalog.replica_number(group_id, server_id) and leader_of(group_id) in (-1, server_id)
+    ]
 
 
 class Replacement:
@@ -100,11 +102,13 @@ class Replacement:
         clock: Clock,
         propose: Callable[..., None],
         mark_dirty: Callable[[Group], None],
+        leader_of: Callable[[int], tuple[int, int]],
         log: Log,
-        patience_ms: int,
+        patience_ns: int,
     ) -> None:
-        """`patience_ms`: how long a server must have been back with a new directory."""
-        self._patience_ns = patience_ms * MS
+        """`leader_of`: the host's. `patience_ns`: how long a server must have been back with a new
+        directory; long enough for a leader that hears no majority to have noticed."""
+        self._patience_ns = patience_ns
         self._server_id = server_id
         self._directory_id = directory_id
         self._groups = groups
@@ -116,6 +120,7 @@ class Replacement:
         self._clock = clock
         self._propose_catalog = propose
         self._mark_dirty = mark_dirty
+        self._leader_of = leader_of
         self._log = log
         self.lost: dict[int, storage.Log] = {}
         """Replicas here that lost durable data and have no successor here yet, by group."""
@@ -213,9 +218,12 @@ class Replacement:
             stranger = self._strangers.get(server_id)
             if stranger is None or stranger.directory_id != hello.directory_id:
                 stranger = self._strangers[server_id] = Stranger(hello.directory_id, now_ns)
-                self._tell_what_it_holds(server_id)
             waited_ns = now_ns - stranger.since_ns
-            if waited_ns < self._patience_ns or waited_ns < self._patience_for(server_id):
+            if waited_ns < self._patience_ns:
+                continue
+            halted = groups_that_halt(self._catalog, server_id, lambda g: self._leader_of(g)[0])
+            if waited_ns < self._patience_for(halted):
+                self._tell_awaited(stranger, server_id, len(halted))
                 continue
             self._log.warning(
                 "server_replaced",
@@ -225,29 +233,22 @@ class Replacement:
             )
             self._propose(server_id, ReplaceServer(server_id, old, hello.directory_id))
 
-    def _patience_for(self, server_id: int) -> float:
+    def _patience_for(self, halted: list[int]) -> float:
         """Nanoseconds. Groups of three that have no majority now may have one when another server
         is back; those of one or two never will, so at some time they are given up."""
-        sizes = [len(self._catalog.replicas(group_id)) for group_id in self._halted_by(server_id)]
-        if not sizes:
+        largest = max((len(self._catalog.replicas(group_id)) for group_id in halted), default=0)
+        if not largest:
             return self._patience_ns
-        return inf if max(sizes) > 2 else SMALL_GROUPS_PATIENCE * self._patience_ns
+        return inf if largest > 2 else SMALL_GROUPS_PATIENCE * self._patience_ns
 
-    def _halted_by(self, server_id: int) -> list[int]:
-        there = [
-            other
-            for other, hello in self._alive.items()
-            if hello.directory_id == self._catalog.directory_of(other)
-        ]
-        return groups_that_halt(self._catalog, server_id, [self._server_id, *there])
-
-    def _tell_what_it_holds(self, server_id: int) -> None:
-        if halted := self._halted_by(server_id):
+    def _tell_awaited(self, stranger: Stranger, server_id: int, groups: int) -> None:
+        if not stranger.is_told:
+            stranger.is_told = True
             self._log.warning(
                 "directory_awaited",
                 server=server_id,
-                groups=len(halted),
-                meaning="only its old directory can give these groups a majority",
+                groups=groups,
+                meaning="nobody leads these groups: they may need its old directory",
             )
 
     @property
@@ -276,7 +277,7 @@ class Replacement:
             "group_halted",
             group=log.group_id,
             log=log.log_id,
-            meaning=f"{why}: nobody knows what was acknowledged; what is here is kept",
+            meaning=f"{why}: nobody knows what was acknowledged; its segments here are kept",
         )
 
     def _replace_lost(self) -> None:

@@ -10,7 +10,7 @@ from segments.api import CorruptRecord, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.incoming import Incoming
-from vdl.logstream.replacement import SMALL_GROUPS_PATIENCE, groups_that_halt
+from vdl.logstream.replacement import LEARNERS_MAX, SMALL_GROUPS_PATIENCE, groups_that_halt
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
@@ -94,6 +94,8 @@ def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
     return cluster.leader(group_id)
 
 
+REPLACE_AFTER_MS = 2_400
+"""Less is not waited for: two of the longest election timeouts."""
 THIRD_REPLACED = frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))
 """The members of a group after server 3 was given a successor."""
 
@@ -127,7 +129,7 @@ def test_every_server_wiped_in_turn_keeps_the_records(cluster: Any) -> None:
         cluster.run(100)
         assert [fate.error for fate in fates] == [ErrorCode.NONE]
         wipe(cluster, server_id)
-        cluster.run(8_000)
+        cluster.run(12_000)
     assert {numbers(cluster, s)[group_id] for s in (1, 2, 3)} == {2}
     for server_id in (1, 2, 3):
         stream = cluster.nodes[server_id].host.stream(group_id)
@@ -152,7 +154,7 @@ def test_wiped_again_while_it_is_replaced(cluster: Any) -> None:
     group_id = cluster.create_topic()
     for _ in range(3):
         wipe(cluster, 3)
-        cluster.run(2_300)
+        cluster.run(REPLACE_AFTER_MS + 1_000)
     cluster.run(9_000)
     assert len(set(numbers(cluster, 3).values())) == 1
     assert numbers(cluster, 3)[group_id] > 2
@@ -451,9 +453,8 @@ def test_new_directory_is_given_time_before_the_old_one_is_given_up(patient: Any
     assert numbers(cluster, 3)[group_id] == 2
 
 
-def test_directory_that_a_group_needs_for_its_majority_is_not_given_up() -> None:
-    """Of five servers two are back without their volumes: each has to wait for the other's, or for
-    its own."""
+def test_directory_is_not_given_up_while_nobody_else_leads_its_groups() -> None:
+    """Whose servers run is not enough: a new replica may be no member yet."""
     servers = range(1, 6)
     catalog = Catalog("c", coordinator_groups=1, founders={s: bytes([s]) * 16 for s in servers})
     placed = ([1, 2, 3], [3, 4, 5], [5, 1], [4])
@@ -461,25 +462,53 @@ def test_directory_that_a_group_needs_for_its_majority_is_not_given_up() -> None
     commands = [RegisterServer(s, bytes([s]) * 16, "", {}, True) for s in servers]
     for index, command in enumerate([*commands, CreateTopics(topics)], 1):
         catalog.apply(command, 0, index)
-    three, two_and_one = (2, 3), (4, 5)
-    assert [catalog.replicas(g)[0].server_id for g in (*three, *two_and_one)] == [1, 3, 5, 4]
-    assert groups_that_halt(catalog, 4, [1, 2, 3]) == [3, 5]
-    assert groups_that_halt(catalog, 5, [1, 2, 3]) == [3, 4]
-    assert groups_that_halt(catalog, 5, [1, 2, 3, 4]) == [4]
-    assert groups_that_halt(catalog, 2, [1, 3, 4, 5]) == []
-    assert groups_that_halt(catalog, 2, [1, 4, 5]) == [2]
+    leaders = {0: 1, 1: 2, 2: 1, 3: -1, 4: 1, 5: 4}
+    assert groups_that_halt(catalog, 4, leaders.__getitem__) == [3, 5]
+    assert groups_that_halt(catalog, 5, leaders.__getitem__) == [3]
+    assert groups_that_halt(catalog, 3, {**leaders, 3: 4}.__getitem__) == []
+
+
+def test_second_directory_waits_until_the_first_is_made_good(cluster: Any) -> None:
+    """A volume that is mounted late while another server is being replaced: its groups need what
+    it has, and get it back."""
+    groups = [cluster.create_topic(f"t{number}") for number in range(LEARNERS_MAX + 8)]
+    cluster.run(1_000)
+    for group_id in groups:
+        cluster.append(cluster.leader(group_id))
+    cluster.run(500)
+    wipe(cluster, 3)
+    catalog = cluster.nodes[2].host.catalog
+    old = cluster.nodes[1].store
+    while catalog.directory_of(3) != cluster.nodes[3].store.directory_id:
+        cluster.run(20)
+    while not members_are_there(cluster, 0):
+        cluster.run(5)
+    assert not all(members_are_there(cluster, group_id) for group_id in groups)
+    wipe(cluster, 1)
+    cluster.run(5_000)
+    assert catalog.directory_of(1) == old.directory_id
+    cluster.nodes[1].crash()
+    cluster.nodes[1].store = old
+    cluster.nodes[1].start()
+    cluster.run(15_000)
+    assert all(members_are_there(cluster, group_id) for group_id in groups)
+
+
+def members_are_there(cluster: Any, group_id: int) -> bool:
+    """Whether the successor on server 3 votes, as server 2 knows."""
+    membership = cluster.nodes[2].host.groups[group_id].node.membership
+    return membership.incoming == THIRD_REPLACED
 
 
 def test_server_with_the_only_replica_of_a_group_is_waited_for_longer(cluster: Any) -> None:
     """A volume that comes late must find itself still known."""
     new = NewTopic("alone", b"alone".ljust(16), assignments=[[3]])
     cluster.propose(CreateTopics([new]))
-    patience_ms = cluster.options.replace_after_ms
     old = cluster.nodes[3].store
     wipe(cluster, 3)
-    cluster.run(SMALL_GROUPS_PATIENCE * patience_ms // 2)
+    cluster.run(SMALL_GROUPS_PATIENCE * REPLACE_AFTER_MS // 2)
     assert cluster.nodes[1].host.catalog.directory_of(3) == old.directory_id
-    cluster.run(SMALL_GROUPS_PATIENCE * patience_ms)
+    cluster.run(SMALL_GROUPS_PATIENCE * REPLACE_AFTER_MS)
     assert cluster.nodes[1].host.catalog.directory_of(3) == cluster.nodes[3].store.directory_id
 
 
