@@ -10,11 +10,11 @@ Must not know: what the routes tell. They are plain functions that return at onc
 from __future__ import annotations
 
 import asyncio
-import socket
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from vdl.listening import listening_socket
 from vdl.log import Log
 
 REQUEST_BYTES_MAX = 8 << 10
@@ -85,7 +85,7 @@ class HttpServer:
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was bound. Raises OSError."""
         loop = asyncio.get_running_loop()
-        listening = listening_socket(host, port)
+        listening = listening_socket(host, port, CONNECTIONS_MAX)
         bound: int = listening.getsockname()[1]
         # asyncio accepts as many in one go as may wait, before any of them can be turned away.
         self._server = await loop.create_server(
@@ -101,21 +101,6 @@ class HttpServer:
             self._server.close()
         for connection in list(self._connections):
             connection.abort()
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Bound as the listeners for clients are: `::` takes IPv4 as well, which asyncio and
-    `socket.create_server` keep out. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(CONNECTIONS_MAX)
-    except OSError as error:
-        listening.close()
-        raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from error
-    return listening
 
 
 class _Connection(asyncio.Protocol):

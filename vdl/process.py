@@ -32,8 +32,9 @@ from segments.store import DiskStore
 from segments.workers import ThreadWorkers
 from vdl.administration import Administration
 from vdl.config import ADMIN_LISTENER, Config
-from vdl.http import HttpServer, listening_socket
+from vdl.http import HttpServer
 from vdl.kafka.listener import Listener
+from vdl.listening import listening_socket
 from vdl.log import EventLog, start_logging
 from vdl.loop import Doorbell, LoopClock, TurnLoop
 from vdl.metrics import (
@@ -159,7 +160,7 @@ class Process:
         if self._config.admin is not None:
             wanted.append((self._config.admin.listen.host, self._config.admin.listen.port))
         for host, port in wanted:
-            listening_socket(host, port).close()
+            listening_socket(host, port, 1).close()
 
     def _advertised(self) -> dict[str, tuple[str, int]]:
         """What the catalog is told of this server's addresses."""

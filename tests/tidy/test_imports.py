@@ -26,7 +26,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.wire",),
     ("vdl.records",),
     ("vdl.compression",),
-    ("vdl.check", "vdl.log", "vdl.errors", "vdl.clock"),
+    ("vdl.check", "vdl.listening", "vdl.log", "vdl.errors", "vdl.clock"),
     ("vdl",),
     ("rpc",),
     ("segments", "raft"),

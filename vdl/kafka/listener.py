@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from segments.api import Buffer
 from vdl.kafka.context import ListenerOptions
 from vdl.kafka.frontend import ClientSession, Frontend
+from vdl.listening import listening_socket
 
 _BACKLOG = 1_024
 _ACCEPTS_PER_TURN = 32
@@ -196,16 +197,8 @@ class Listener:
     def open(self) -> int:
         """Bind and listen; the port. Raises OSError. No connection is accepted yet."""
         options = self.options
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((options.host, options.port))
-            listening.listen(_BACKLOG)
-            listening.setblocking(False)
-        except OSError:
-            listening.close()
-            raise
+        listening = listening_socket(options.host, options.port, _BACKLOG)
+        listening.setblocking(False)
         self._socket = listening
         self._spare = os.open(os.devnull, os.O_RDONLY)
         return self.port
