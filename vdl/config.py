@@ -369,7 +369,9 @@ def _parse_listeners(raw: object, source: str) -> tuple[ListenerOptions, ...]:
                 raise ConfigError(source, f"{prefix}.{key}", f"unknown key{hint}")
         name = table.get("name", "PLAINTEXT")
         if not isinstance(name, str) or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,31}", name):
-            raise ConfigError(source, f"{prefix}.name", f"expected capital letters, found {name!r}")
+            raise ConfigError(
+                source, f"{prefix}.name", f"expected capital letters, found {_show(name)}"
+            )
         if name == ADMIN_LISTENER:
             raise ConfigError(source, f"{prefix}.name", "reserved for the port of [admin]")
         listen, advertise = _listener_addresses(table, prefix, source)

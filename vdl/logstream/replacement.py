@@ -14,9 +14,9 @@ again and again until there is nothing left to do, so that any of them may fail 
    when a member tells it its number, the others as its own catalog applies.
 
 All of it needs a majority that is in one piece, the group's as well as the catalog's; without one
-nothing is replaced, which is right: then nobody knows what was acknowledged. The segments of a lost
-replica stay where they are until a leader of its group feeds the successor, and a replica that is the
-only one of its group gets none: both halt, and say so.
+nothing is replaced, which is right: then nobody knows what was acknowledged. The segments of a
+lost replica stay where they are until a leader of its group feeds the successor, and a replica that
+is the only one of its group gets none: both halt, and say so.
 
 Must not know: how entries travel, what happens when.
 """

@@ -126,6 +126,11 @@ def test_config_peer_without_section_listens_at_its_seed_address():
         (f"[[listeners]]\nlisten = [0x{'f' * 5_000}]", "listeners[0].listen", "found a list"),
         ('[[listeners]]\nlisen = "a:1"', "listeners[0].lisen", "did you mean listen"),
         ('[[listeners]]\nname = "x"\nlisten = "a:1"', "listeners[0].name", "capital letters"),
+        (
+            f'[[listeners]]\nname = 0x{"f" * 5_000}\nlisten = "a:1"',
+            "listeners[0].name",
+            "a number of more than 64 bits",
+        ),
         ("listeners = []", "listeners", "one or more"),
         ('[cluster.seeds]\nx = "a:1"', "cluster.seeds.x", "a server id"),
         ('[cluster.seeds]\n1 = "a"', "cluster.seeds.1", "an address"),
