@@ -414,8 +414,8 @@ class Group:
         self.applied = snapshot.index
         self.reflects = state.members.reflects
         self._clear_meta = True
-        self.encodings.forget_size()
         self.owner.install(state.items)
+        self.encodings.forget_size()
 
     def _snapshot(self) -> Snapshot:
         """What a replica gets that is behind the log's start. Raises
