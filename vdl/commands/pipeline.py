@@ -56,7 +56,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
     """What Spark raises: nothing where it was not loaded."""
     if "pyspark" not in sys.modules:
         return ()
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     return PySparkException, Py4JError
