@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.unit.ops.test_serve import free_port
+from tests.process.test_serve import free_port
 
 # The command line, in a process where a name takes as long as a test may never wait.
 LAUNCHER = """
