@@ -186,7 +186,7 @@ class Replacement:
             self._replace_wiped()
         if self.lost:
             self._replace_lost()
-        if self._replicas.predecessors:
+        if self._replicas.predecessors or self._unfed:
             self._end_predecessors()
 
     def ask(self, server_id: int) -> None:
@@ -258,8 +258,10 @@ class Replacement:
 
     def _end_predecessors(self) -> None:
         """Delete what a majority has made good, and tell of what it has not."""
-        now_ns = self._clock.now_ns()
-        for group_id in list(self._replicas.predecessors):
+        now_ns, kept = self._clock.now_ns(), self._replicas.predecessors
+        for group_id in self._unfed.keys() - kept.keys():
+            del self._unfed[group_id]  # its topic is deleted
+        for group_id in list(kept):
             group = self._groups.get(group_id)
             # Not who leads: the peers' lists tell that of one whom no majority follows any more.
             if group is not None and group.node.last_index:
@@ -269,8 +271,7 @@ class Replacement:
             since_ns = self._unfed.setdefault(group_id, now_ns)
             if since_ns and now_ns - since_ns >= HALTED_NS:
                 self._unfed[group_id] = 0
-                old = self._replicas.predecessors[group_id][-1]
-                self._tell_halted(old, "no majority of its replicas is in one piece")
+                self._tell_halted(kept[group_id][-1], "no majority of its replicas is in one piece")
 
     def _tell_halted(self, log: storage.Log, why: str) -> None:
         self._log.error(

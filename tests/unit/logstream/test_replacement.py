@@ -268,6 +268,11 @@ def test_leader_without_a_majority_is_no_reason_to_delete_what_is_kept(cluster: 
     assert last_indexes(cluster, 3, group_id) == [*kept, 0]
     assert cluster.nodes[3].host.lost_groups == [group_id]
     assert ("group_halted", group_id) in cluster.nodes[3].log.errors
+    cluster.delete_topic()
+    cluster.run(3_000)
+    assert last_indexes(cluster, 3, group_id) == []
+    assert cluster.nodes[3].host.lost_groups == []
+    assert cluster.nodes[3].host._replacement._unfed == {}
 
 
 def test_lost_catalog_replica_is_replaced(cluster: Any) -> None:
