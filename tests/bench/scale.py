@@ -26,7 +26,7 @@ from tests.bench.requests import Requests
 from tests.bench.rounds import Comparison, Figures, percentiles
 from tests.bench.servers import Servers
 from tests.bench.systems import cpu_seconds
-from tests.bench.topics import create_topic
+from tests.bench.topics import create_led_topic
 
 RATE = 1_000
 WARM_UP_SECONDS = 5
@@ -54,9 +54,7 @@ def run(partitions: int, seconds: int, megabytes: int) -> Figures:
     servers = Servers()
     try:
         servers.up()
-        before = servers.groups()
-        create_topic(servers.bootstrap, TOPIC, partitions)
-        servers.wait_led(before + partitions)
+        create_led_topic(servers.bootstrap, TOPIC, partitions)
         return (
             _requests(servers, partitions, seconds)
             | _latency(servers, partitions, seconds)
