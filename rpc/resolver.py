@@ -4,7 +4,9 @@ The system may take seconds for a name (a name server that is dead is waited for
 longer than an attempt to link may last. So a lookup belongs to its host, not to who asked: one at a
 time for a host, it goes on when the one who asked has given up, and what it finds is kept. A host
 that is known is answered at once, and looked up again behind that, so that an address that changed
-is found by the next who asks; a lookup that fails takes nothing away from what is known.
+is found by the next who asks; a lookup that fails takes nothing away from what is known. An address
+at which nobody said a word comes after the host's others from then on, because whoever asked had no
+time left to try those.
 
 Each lookup is a daemon thread. asyncio's own pool has few, so that those that hang hold up the
 others, and the end of a process waits for all of them, also for those that have yet to begin.
@@ -38,14 +40,24 @@ Answer = list[Candidate] | str
 class _Host:
     """What is known about one name."""
 
-    __slots__ = ("failure", "found", "is_under_way", "waiting")
+    __slots__ = ("failure", "found", "is_under_way", "silent", "waiting")
 
     def __init__(self) -> None:
         self.found: list[Candidate] = []  # by the last lookup that found any; their port is 0
+        # Of those found, where nobody said a word; whoever was silent last comes last.
+        self.silent: list[str] = []
         self.failure = ""  # of the last lookup, if it found none
         self.is_under_way = False
         # Invariant: none while something is found. Who waits, and for which port.
         self.waiting: dict[Callable[[Answer], None], int] = {}
+
+    def at_port(self, port: int) -> list[Candidate]:
+        """What was found, with its port, in the order in which it is to be tried."""
+        ranks = {silent: n for n, silent in enumerate(self.silent)}
+        return [
+            (family, (target[0], port, *target[2:]) if len(target) == 4 else (target[0], port))
+            for family, target in sorted(self.found, key=lambda one: ranks.get(one[1][0], -1))
+        ]
 
 
 class Resolver:
@@ -65,7 +77,7 @@ class Resolver:
             self._post(partial(on_answer, "too many names are being looked up"))
             return
         if host.found:
-            self._post(partial(on_answer, _at_port(host.found, port)))
+            self._post(partial(on_answer, host.at_port(port)))
         else:
             host.waiting[on_answer] = port
         if not host.is_under_way:
@@ -77,6 +89,13 @@ class Resolver:
         host = self._hosts.get(address[0])
         if host is not None:
             host.waiting.pop(on_answer, None)
+
+    def stayed_silent(self, name: str, candidate: Candidate) -> None:
+        """An attempt to connect there ended before anybody refused it or took it."""
+        host = self._hosts.get(name)
+        silent = candidate[1][0]
+        if host is not None and any(silent == target[0] for _, target in host.found):
+            host.silent = [other for other in host.silent if other != silent] + [silent]
 
     def trouble(self, name: str) -> str:
         """Why this name has no address so far; "" if it has one, or nobody asked."""
@@ -122,9 +141,11 @@ class Resolver:
             host.failure = answer
         else:
             host.found, host.failure = answer, ""
+            there = {target[0] for _, target in answer}
+            host.silent = [silent for silent in host.silent if silent in there]
         waiting, host.waiting = host.waiting, {}
         for on_answer, port in waiting.items():
-            on_answer(answer if isinstance(answer, str) else _at_port(answer, port))
+            on_answer(answer if isinstance(answer, str) else host.at_port(port))
 
 
 def numeric(address: Address) -> Candidate | None:
@@ -166,11 +187,3 @@ def _candidate(info: _AddressInfo) -> Candidate:
     if len(target) == 4:
         return family, (host, int(target[1]), target[2], target[3])
     return family, (host, int(target[1]))
-
-
-def _at_port(found: list[Candidate], port: int) -> list[Candidate]:
-    """The same addresses, with their port."""
-    return [
-        (family, (target[0], port, *target[2:]) if len(target) == 4 else (target[0], port))
-        for family, target in found
-    ]

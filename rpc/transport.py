@@ -135,7 +135,8 @@ class SocketStream:
 
 
 class SocketDialer:
-    """`rpc.streams.Dialer` over TCP. The addresses of a name are tried in turn."""
+    """`rpc.streams.Dialer` over TCP. The addresses of a name are tried in turn; one that does
+    not answer at all comes last in later attempts."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -152,7 +153,7 @@ class SocketDial:
 
     __slots__ = (
         "_address", "_all_refused", "_candidates", "_fd", "_is_over", "_loop", "_on_result",
-        "_resolver", "_socket",
+        "_resolver", "_socket", "_tried",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +170,7 @@ class SocketDial:
         self._socket: socket.socket | None = None
         self._fd = -1  # registered with the loop, else -1
         self._candidates: list[Candidate] = []
+        self._tried: Candidate | None = None  # the last that was taken from them
         self._all_refused = True  # of those tried so far
         self._is_over = False
         known = numeric(address)
@@ -181,6 +183,8 @@ class SocketDial:
     def cancel(self) -> None:
         self._is_over = True
         self._resolver.withdraw(self._address, self._resolved)
+        if self._fd >= 0 and self._tried is not None:
+            self._resolver.stayed_silent(self._address[0], self._tried)
         self._release()
 
     def _resolved(self, answer: Answer) -> None:
@@ -201,7 +205,7 @@ class SocketDial:
             # be those of the lookup before: where the peer was dialled last.
             self._finish(DialFailed(refused=self._all_refused, cause=cause))
             return
-        family, target = self._candidates.pop(0)
+        self._tried = family, target = self._candidates.pop(0)
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
             self._socket.setblocking(False)

@@ -29,7 +29,7 @@ class Names:
     """`socket.getaddrinfo` for names that end in `.test`: what they mean, and who must wait."""
 
     def __init__(self) -> None:
-        self.addresses: dict[str, str] = {}
+        self.addresses: dict[str, str | tuple[str, ...]] = {}
         self.lookups: dict[str, int] = {}
         self.free = 1_000
         """So many lookups of each name return at once; the others wait for `let_one_go`."""
@@ -53,7 +53,8 @@ class Names:
             address = self.addresses.get(host)
         if address is None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return self._real(address, port, **kwargs)
+        found = (address,) if isinstance(address, str) else address
+        return [info for one in found for info in self._real(one, port, **kwargs)]
 
     def let_go(self, free: int) -> None:
         """The first `free` lookups of each name return, the others hang."""
@@ -159,6 +160,67 @@ def test_transport_name_that_moved_is_found_again(names: Names) -> None:
             two = transport(2, ("127.0.0.2", port))
             with contextlib.closing(two):
                 await until(lambda: is_up(one))
+
+    asyncio.run(scenario())
+
+
+def test_transport_address_that_never_answers_does_not_keep_a_name_from_its_others(
+    names: Names,
+) -> None:
+    """As with an IPv6 address that is in the name server and leads nowhere. An attempt is over
+    before the first address has been silent for long enough."""
+
+    async def scenario() -> None:
+        names.addresses = {"two.test": ("127.0.0.3", "127.0.0.2")}
+        with contextlib.ExitStack() as opened:
+            two = opened.enter_context(contextlib.closing(transport(2, ("127.0.0.2", 0))))
+            # A backlog that is full answers nothing.
+            silent = opened.enter_context(socket.socket())
+            silent.bind(("127.0.0.3", two.port))
+            silent.listen(0)
+            for _ in range(2):
+                waiting = opened.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(silent.getsockname())
+            one = opened.enter_context(contextlib.closing(transport(1)))
+            one.set_peer(2, ("two.test", two.port))
+            await until(lambda: is_up(one))
+
+    asyncio.run(scenario())
+
+
+def test_resolver_tries_silent_addresses_last_and_longest_silent_first(names: Names) -> None:
+    """All of them in turn, when all are silent; and what a name no longer has is forgotten."""
+
+    async def scenario() -> None:
+        resolver = Resolver(asyncio.get_running_loop().call_soon_threadsafe)
+
+        async def ask() -> list[str]:
+            answers: list[Answer] = []
+            resolver.ask(("many.test", 7), answers.append)
+            await until(lambda: bool(answers))
+            assert isinstance(answers[0], list)
+            # The lookup behind it, so that the next one asked knows what this one found.
+            await until(lambda: not resolver._hosts["many.test"].is_under_way)
+            return [target[0] for _, target in answers[0]]
+
+        def silent(address: str) -> None:
+            resolver.stayed_silent("many.test", (socket.AF_INET, (address, 7)))
+
+        names.addresses = {"many.test": ("127.0.0.1", "127.0.0.2", "127.0.0.3")}
+        assert await ask() == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        silent("127.0.0.1")
+        assert await ask() == ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+        silent("127.0.0.2")
+        silent("127.0.0.3")
+        assert await ask() == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        silent("127.0.0.1")
+        assert await ask() == ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+        names.addresses = {"many.test": ("127.0.0.2", "127.0.0.4")}
+        await ask()
+        assert await ask() == ["127.0.0.4", "127.0.0.2"]
+        silent("127.0.0.9")
+        assert resolver._hosts["many.test"].silent == ["127.0.0.2"]
 
     asyncio.run(scenario())
 
