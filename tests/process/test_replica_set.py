@@ -225,10 +225,10 @@ def test_pid_file_is_removed_only_for_the_process_it_names(tmp_path):
 
 def test_replica_set_is_started_and_stopped_by_one_at_a_time(tmp_path):
     """The second `vdl up` says so at once; the folder is free again when the first is done."""
-    with locked(tmp_path / "set", wait=False):
+    with locked(tmp_path / "set"):
         with (
             pytest.raises(ReplicaSetError, match="another `vdl up`"),
-            locked(tmp_path / "set", wait=False),
+            locked(tmp_path / "set"),
         ):
             pass
         up = [sys.executable, "-m", "vdl.cli", "up", "--data", str(tmp_path / "set"), "--detach"]
@@ -236,8 +236,26 @@ def test_replica_set_is_started_and_stopped_by_one_at_a_time(tmp_path):
         assert second.returncode == 1
         assert "another `vdl up`" in second.stderr
         assert list((tmp_path / "set").iterdir()) == []
-    with locked(tmp_path / "set", wait=False):
+    with locked(tmp_path / "set"):
         pass
+
+
+def test_vdl_down_says_what_it_waits_for(replica_set):
+    """A start that is under way comes to its end first, which may take a minute."""
+    down = [sys.executable, "-m", "vdl.cli", "down", "--data", str(replica_set.directory)]
+    with locked(replica_set.directory):
+        process = subprocess.Popen(down, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            said = process.stderr.readline()
+            assert "waiting for another `vdl up`" in said
+            assert process.poll() is None
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    output, _ = process.communicate(timeout=60)
+    assert output == "nothing was running\n"
+    assert process.returncode == 0
 
 
 def free_base_port():
@@ -349,6 +367,6 @@ def test_replica_set_file_in_the_place_of_a_folder_is_an_error_in_words(tmp_path
         start_server(made.servers[0])
     with (
         pytest.raises(ReplicaSetError, match="cannot use"),
-        locked(made.servers[0].directory, wait=False),
+        locked(made.servers[0].directory),
     ):
         pass

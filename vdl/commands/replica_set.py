@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,22 +112,27 @@ class ReplicaSet:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, *, wait: bool) -> Iterator[None]:
-    """Nobody else starts or stops the set in this folder meanwhile. Raises ReplicaSetError when
-    somebody does, unless told to `wait`, and where there can be no folder. Needs no room on the
-    disk: a set is stopped on a full one as well. It ends with the process."""
+def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Nobody else starts or stops the set in this folder meanwhile. Raises ReplicaSetError where
+    there can be no folder, and when somebody does: or calls `on_wait`, if given, and waits. Needs
+    no room on the disk: a set is stopped on a full one as well. It ends with the process."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ReplicaSetError(f"cannot use {directory}: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
-        raise ReplicaSetError(
-            f"another `vdl up` or `vdl down` is at work in {directory}; try again when it is done"
-        ) from None
+        if on_wait is None:
+            os.close(descriptor)
+            raise ReplicaSetError(
+                f"another `vdl up` or `vdl down` is at work in {directory}; "
+                "try again when it is done"
+            ) from None
+        on_wait()
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
         pass  # no locks here (some network file systems): then it is as if nobody else came
     try:

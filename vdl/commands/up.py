@@ -64,7 +64,7 @@ def up(
         count=SERVERS_DEFAULT if nodes is None else nodes,
         base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
     )
-    with locked(data, wait=False):
+    with locked(data):
         replica_set = _open(data, nodes, base_port)
         missing = _missing(replica_set, data, is_detached=detach)
         # From here on a signal must not leave half a replica set behind.
@@ -99,7 +99,8 @@ def down(*, data: Path) -> None:
     if replica_set is None:
         raise ReplicaSetError(f"there is no replica set in {data}")
     # A start that is under way comes to its end first: then all that it started is stopped.
-    with locked(replica_set.directory, wait=True):
+    waiting = f"waiting for another `vdl up` or `vdl down` that is at work in {data}"
+    with locked(replica_set.directory, on_wait=lambda: click.echo(waiting, err=True)):
         endings = stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS)
     for server_id, ending in endings.items():
         click.echo(f"server {server_id} {ending}")
