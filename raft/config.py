@@ -54,8 +54,9 @@ class Config:
     """Bytes of payload sent to one peer and not answered; one message may go beyond."""
 
     quiet_heartbeats: bool = False
-    """Send MsgHeartbeat only to peers out of step: the host proves life by other means, and
-    tells with `leader_heard` and `peer_heard`."""
+    """Send MsgHeartbeat only to peers out of step, and a whole interval after they were in it at
+    the earliest: the host proves life by other means, and tells with `leader_heard` and
+    `peer_heard`."""
     batch_appends: bool = False
     """Put off MsgApps, and fold acknowledgements, to the next Ready: what one turn proposed and
     committed leaves in one message a peer."""

@@ -173,6 +173,10 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     if changes_members:
         _admit_conf_changes(raft, entries)
     raft.uncommitted_bytes += payload
+    if raft.quiet_heartbeats and not _has_heartbeats_to_send(raft):
+        # Nobody is waited for: the interval that runs has nothing to end. Those whom these entries
+        # put out of step have a whole one for their answers.
+        raft.heartbeat_elapsed = 0
     _append(raft, entries)
     _broadcast(raft)
 

@@ -15,7 +15,7 @@ Must not know: what entries mean. That is the `Owner`'s: a log stream or a state
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 import segments.api as storage
@@ -123,6 +123,7 @@ class Group:
         "_rng",
         "_settled_for",
         "_stored_for",
+        "_tick",
         "applied",
         "commit",
         "dirty",
@@ -160,7 +161,7 @@ class Group:
         owner: Owner,
         applied: int,
         members: Members,
-        tick: int,
+        tick: Callable[[], int],
         options: HostOptions,
         pace: Pace,
         rng: random.Random,
@@ -205,7 +206,8 @@ class Group:
         self._gone_tick = 0
         """When the leader's process was proved gone; 0 once somebody leads, or time has to tell."""
         self.dirty = False
-        self.last_tick = tick
+        self._tick = tick
+        self.last_tick = tick()
         self.due_tick = 0
         self.entry_tick = 0
         self.last_token = 0
@@ -353,6 +355,13 @@ class Group:
         node = self.node
         index = min(node.commit, node.stable)
         return MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=index)
+
+    def propose(self, entry: Entry) -> None:
+        """Append an entry to the leader's log. Raises ProposalDropped, then nothing changed."""
+        # While everybody is in step: ticks that passed at rest, counted only after the entry put
+        # all out of step, would make heartbeats due before its answers can be here.
+        self.catch_up(self._tick())
+        self.node.propose([entry])
 
     # --- the turn ----------------------------------------------------------------------------
     def pump(self, turn: Turn) -> None:

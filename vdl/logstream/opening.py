@@ -85,7 +85,7 @@ class Opening:
                     owner=owner,
                     applied=applied,
                     members=members,
-                    tick=self._tick(),
+                    tick=self._tick,
                     options=self._options,
                     pace=self._pace,
                     rng=random.Random(self._rng.getrandbits(64)),

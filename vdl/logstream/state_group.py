@@ -208,7 +208,7 @@ class StateGroup:
             if not self.is_essential or needed >= store.entry_room(is_essential=True):
                 return False
         try:
-            self.group.node.propose([Entry(data=data)])
+            self.group.propose(Entry(data=data))
         except ProposalDropped:
             return False
         self._mark_dirty(self.group)

@@ -265,7 +265,7 @@ class LogStream:
         entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
         group = self.group
         try:
-            group.node.propose([entry])
+            group.propose(entry)
         except ProposalDropped as dropped:
             if dropped.reason in (DropReason.TRANSFERRING, DropReason.UNCOMMITTED_LIMIT):
                 return False
@@ -430,7 +430,7 @@ class LogStream:
     def _advance_log_start(self, offset: int) -> bool:
         entry = Entry(data=encode_command(AdvanceLogStart(offset)))
         try:
-            self.group.node.propose([entry])
+            self.group.propose(entry)
         except ProposalDropped:
             return False
         self._mark_dirty(self.group)

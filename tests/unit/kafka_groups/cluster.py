@@ -84,6 +84,9 @@ class TwinGroup:
         self.store = TwinStore()
         self.serving = False
 
+    def propose(self, entry: Entry) -> None:
+        self.node.propose([entry])
+
 
 class GroupLog:
     """The log of one coordinator group, shared by its replicas."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raft.messages import MsgSnap
+from raft.messages import MsgHeartbeat, MsgSnap
 from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
 from vdl.clock import MS
@@ -15,6 +15,7 @@ from vdl.logstream.group import Group
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
 from vdl.logstream.transfers import Transfers
+from vdl.logstream.turn import Turn
 from vdl.state.commands import (
     AllocateProducerIds,
     CompleteJoin,
@@ -69,6 +70,33 @@ def test_idle_cluster_keeps_its_leaders_and_terms(cluster: Any) -> None:
     before = [leaders_seen(cluster, group) for group in (0, 1, 2, group_id)]
     cluster.run(30_000)
     assert [leaders_seen(cluster, group) for group in (0, 1, 2, group_id)] == before
+
+
+def test_group_that_rested_sends_no_heartbeats_after_its_entry(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With disks that take a while, a thousand groups of one entry a second would otherwise all
+    do it, and make every disk and every loop slower still."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    beats: list[int] = []
+    send = Turn.send
+
+    def watched(self: Turn, of: int, message: Any) -> None:
+        if of == group_id and isinstance(message, MsgHeartbeat):
+            beats.append(cluster.time.now_ns)
+        send(self, of, message)
+
+    monkeypatch.setattr(Turn, "send", watched)
+    for rest_ms in (300, 395, 403, 500):
+        cluster.run(rest_ms)
+        for node in cluster.nodes.values():
+            node.workers.hold()
+        cluster.append(stream)
+        cluster.run(80)
+        assert beats == []
+        for node in cluster.nodes.values():
+            node.workers.release()
 
 
 def test_restarted_server_catches_up(cluster: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from raft.errors import InvalidConfig
 from raft.messages import MsgApp, MsgHeartbeat
 from raft.node import NEVER_DUE
-from raft.types import StateType
+from raft.types import Entry, StateType
 from tests.unit.raft.network import ELECTION_TICKS, Network
 
 QUIET: dict[str, Any] = {"quiet_heartbeats": True, "check_quorum": True, "pre_vote": True}
@@ -123,6 +123,46 @@ def test_quiet_leader_sends_heartbeats_to_peers_out_of_step() -> None:
     progress.sent_commit = 0
     network.tick(1)
     assert 2 in beats(network, 1)
+
+
+def test_quiet_leader_gives_a_proposal_a_whole_interval() -> None:
+    """Answers that take a while are not asked for again because it was silent for long before."""
+    network = Network(**QUIET, heartbeat_ticks=4)
+    leader = network.elect(1)
+    network.tick(1, 3)
+    network.cut = lambda _: True
+    network.propose(b"x")
+    network.settle()
+    assert leader.ticks_until_due() == 4
+    network.tick(1, 3)
+    assert beats(network, 1) == []
+    network.tick(1)
+    assert beats(network, 1) == [2, 3]
+
+
+def test_proposals_do_not_put_off_heartbeats_somebody_waits_for() -> None:
+    """However many there are: one who lost an append, or a read to confirm, is not starved."""
+    network = Network(**QUIET, heartbeat_ticks=4)
+    leader = network.elect(1)
+    network.isolate(3)
+    network.propose(b"lost on its way to 3")
+    network.settle()
+    for _ in range(3):
+        network.tick(1)
+        network.propose(b"x")
+        network.settle()
+    network.tick(1)
+    assert beats(network, 1) == [3]
+    network.heal()
+    network.tick(1, 4)
+    network.settle()
+    leader.read_index(b"r")
+    assert beats(network, 1) == [2, 3]
+    for _ in range(3):
+        network.tick(1)
+        leader.propose([Entry(data=b"x")])
+    network.tick(1)
+    assert beats(network, 1) == [2, 3]
 
 
 def test_quiet_leader_with_a_read_to_confirm_asks_everybody() -> None:
