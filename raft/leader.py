@@ -246,10 +246,12 @@ def _owe_commit(raft: Raft) -> None:
 def send_put_off(raft: Raft) -> None:
     """Send what `batch_appends` put off: entries, else the commit index where it is news."""
     raft.broadcast_due = False
-    committed = raft.log.committed
+    committed, last = raft.log.committed, raft.log.last_index
     for node, progress in raft.peers:
         news = not raft.commit_apart and progress.can_bump_commit(committed)
-        while _maybe_send_append(raft, node, progress, send_if_empty=news):
+        while (news or progress.next <= last) and _maybe_send_append(
+            raft, node, progress, send_if_empty=news
+        ):
             news = False
 
 
@@ -359,7 +361,8 @@ def entries_ready(raft: Raft, node: NodeId, entries: list[Entry]) -> None:
 
 def _send_all(raft: Raft, node: NodeId, progress: Progress) -> None:
     """Send entries as far as the limits allow."""
-    while _maybe_send_append(raft, node, progress, send_if_empty=False):
+    last = raft.log.last_index
+    while progress.next <= last and _maybe_send_append(raft, node, progress, send_if_empty=False):
         pass
 
 

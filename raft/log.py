@@ -316,10 +316,11 @@ class RaftLog:
         assert index <= self.committed, (index, self.committed)
         assert index >= self.applied, (index, self.applied)
         self.applied = index
-        self.applying = max(self.applying, index)
         self.applying_bytes = max(self.applying_bytes - bytes_applied, 0)
         self.applying_paused = self.applying_bytes >= self.applying_bytes_max
-        self._trim()
+        if index > self.applying:
+            self.applying = index
+            self._trim()
 
 
 def payload_bytes(entries: list[Entry]) -> int:

@@ -102,7 +102,8 @@ class RawNode:
 
     def __init__(self, config: Config) -> None:
         self.raft = Raft(config)
-        """The state. Use: invariants and tests; a host has the methods and properties below."""
+        """The state. Use: invariants, tests, and what a host looks at for each message; the rest it
+        is told by the methods and properties below."""
         self._maker = ReadyMaker(self.raft)
         # Bound here to save the host a call per group and turn.
         self.has_ready: Callable[[], bool] = self._maker.has_ready

@@ -113,7 +113,10 @@ class ReadyMaker:
             or log.in_progress != log.last_index
             or raft.broadcast_due
             or self._commit != log.committed
-            or log.has_committed(allow_unstable=self._allow_unstable)
+            or (
+                log.applying != log.committed
+                and log.has_committed(allow_unstable=self._allow_unstable)
+            )
             or self._lead != raft.lead
             or self._state is not raft.state
             or self._term != raft.term
@@ -132,7 +135,7 @@ class ReadyMaker:
             leader.send_put_off(raft)
         ready = Ready(entries=log.unwritten(), messages=raft.msgs, must_sync=False)
         raft.msgs = []
-        if log.has_committed(allow_unstable=self._allow_unstable):
+        if log.applying != log.committed:
             self._collect_committed(ready)
         self._collect_states(ready)
         if log.snapshot is not None and not log.snapshot_in_progress:
@@ -206,7 +209,8 @@ class ReadyMaker:
                 append.vote = hard_state.vote
                 append.commit = hard_state.commit
             # After the acknowledgements: they are handled while the entries are still here.
-            if raft.log.has_unstable or ready.snapshot is not None:
+            log = raft.log
+            if log.last_index > log.stable or ready.snapshot is not None:
                 responses.append(_stable_answer(raft, ready))
             ready.messages.append(append)
         if ready.committed_entries:

@@ -24,7 +24,7 @@ from raft.errors import SnapshotTemporarilyUnavailable
 from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
-from raft.types import CONF_CHANGE_KINDS, ColdRead, ConfState, Entry, NodeId, Snapshot
+from raft.types import CONF_CHANGE_KINDS, ColdRead, ConfState, Entry, NodeId, Snapshot, StateType
 from vdl.clock import MS
 from vdl.logstream.encodings import Encodings
 from vdl.logstream.options import HostOptions
@@ -264,13 +264,10 @@ class Group:
     @property
     def has_news(self) -> bool:
         """Whether `pump` would do anything."""
-        node = self.node
+        # Another role, leader or term than the last pump left makes the node ready.
         return (
-            node.has_ready()
-            or node.is_leader != self.was_leader
+            self.node.has_ready()
             or (self.was_leader and (self.owner.holds_proposals or not self.serving))
-            or node.lead != self.leader_known
-            or node.term != self.term_known
             or bool(self.reads)
         )
 
@@ -366,7 +363,7 @@ class Group:
     # --- the turn ----------------------------------------------------------------------------
     def pump(self, turn: Turn) -> None:
         """Do what the core wants done, until it wants nothing more without a disk or a peer."""
-        node = self.node
+        node, log = self.node, self.node.raft.log
         self.reads.begin(node)
         while node.has_ready():
             ready = node.ready()
@@ -378,8 +375,8 @@ class Group:
                     applies.append(message)
                 else:
                     turn.send(self.group_id, message)
-            if node.commit != self.commit:
-                self._note_commit(node.commit)
+            if log.committed != self.commit:
+                self._note_commit(log.committed)
             for apply in applies:
                 if self._held or self.owner.is_remembered or self._changes_members(apply):
                     self._hold(apply, turn)
@@ -563,25 +560,26 @@ class Group:
 
     def _note_role(self) -> None:
         """Tell the owner what changed since the last turn, in the order it needs it."""
-        node = self.node
         if self._gone_tick:
             self._stand_again()
-        leads = node.is_leader
-        term_changed = node.term != self.term_known
+        raft = self.node.raft
+        term, lead = raft.term, raft.lead
+        leads = raft.state is StateType.LEADER
+        term_changed = term != self.term_known
         if self.was_leader and (not leads or term_changed):
             self.was_leader = False
             self.serving = False
             self.reads.fail()
             self.encodings.forget_snapshot()
             self.owner.leadership_lost()
-        if term_changed or node.lead != self.leader_known:
-            self.term_known = node.term
-            self.leader_known = node.lead
+        if term_changed or lead != self.leader_known:
+            self.term_known = term
+            self.leader_known = lead
             self.was_leader = leads
             self.owner.leader_changed()
         if leads:
             if self.serving:
                 self.owner.room_available()
-            elif self.applied and self.log.term(self.applied) == node.term:
+            elif self.applied and self.log.term(self.applied) == term:
                 self.serving = True
                 self.owner.serving_started()

@@ -24,6 +24,7 @@ from zlib import crc32
 import segments.api as storage
 from raft.messages import Message, MsgApp, MsgSnap, MsgStorageApply, MsgTimeoutNow
 from raft.node import NEVER_DUE
+from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
@@ -315,13 +316,14 @@ class Host:
         if not group.dirty and not self._closed:
             group.dirty = True
             self._dirty.append(group)
-            self._schedule_turn()
+            if not self._scheduled:
+                self._schedule_turn()
 
     def _stepped(self, group: Group) -> None:
         """A message was stepped into `group`: often it says nothing new."""
         if group.has_news:
             self.mark_dirty(group)
-        elif group.node.commit_news_due:
+        elif group.node.raft.commit_news_due:
             self._commit_news.due(group)
 
     def _schedule_turn(self) -> None:
@@ -349,7 +351,8 @@ class Host:
             for group in dirty:
                 group.dirty = False
                 if self._groups.get(group.group_id) is group:
-                    group.catch_up(tick)
+                    if tick > group.last_tick:
+                        group.catch_up(tick)
                     group.pump(turn)
                     touched[group.group_id] = group
             if self._catalog_changed:
@@ -416,10 +419,11 @@ class Host:
     def _after_pump(self, group: Group, tick: int) -> None:
         """Leadership news and the next due tick."""
         node = group.node
-        if node.is_leader:
-            if node.commit_news_due:
+        raft = node.raft
+        if raft.state is StateType.LEADER:
+            if raft.commit_news_due:
                 self._commit_news.due(group)
-            if self.leadership.lead(group.group_id, node.term, group.replica_id):
+            if self.leadership.lead(group.group_id, raft.term, group.replica_id):
                 self.stats.elections += 1
                 self.on_leader_news()
         elif self.leadership.resign(group.group_id):
@@ -427,8 +431,11 @@ class Host:
         self._schedule(group, tick, node.ticks_until_due())
 
     def _schedule(self, group: Group, tick: int, due: int) -> None:
-        node = group.node
-        if not node.is_leader and (due == NEVER_DUE or node.commit < node.last_index):
+        raft = group.node.raft
+        log = raft.log
+        if raft.state is not StateType.LEADER and (
+            due == NEVER_DUE or log.committed < log.last_index
+        ):
             # A learner may be a voter soon. Whoever waits for a commit asks: news may be lost.
             due = min(due, self.options.election_ticks)
         self._due.schedule(group, tick + max(1, due))

@@ -37,7 +37,7 @@ from vdl.logstream.group import Group
 from vdl.logstream.proofs import Proofs
 from vdl.logstream.snapshots import DecodeError, decode_snapshot
 from vdl.logstream.stats import HostStats
-from vdl.logstream.turn import server_of
+from vdl.logstream.turn import SERVER_SHIFT, server_of
 from vdl.state.catalog import Catalog
 
 FULL_DISK_BYTES = 16 << 10
@@ -119,13 +119,14 @@ class Incoming:
         if group is None:
             self._keep_early(group_id, message)
             return
-        if message.to != group.replica_id or server_of(message.from_) != server_id:
+        if message.to != group.replica_id or message.from_ >> SERVER_SHIFT != server_id:
             stats.messages_dropped += 1
             return
         if not self._may_take(message, group):
             stats.messages_dropped += 1
             return
-        group.catch_up(tick)
+        if tick > group.last_tick:
+            group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
             # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
             self._proofs.tell_follower(group)
