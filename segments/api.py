@@ -334,8 +334,9 @@ class Store(Protocol):
     on_fatal: Callable[[BaseException], None]
     """Called once when the disk can no longer be trusted."""
 
-    collect_meta: Callable[[], list[MetaBatch]]
-    """Called on the loop when a checkpoint begins: what the machines changed since the last."""
+    collect_meta: Callable[[Sequence[Log]], list[MetaBatch]]
+    """Called on the loop when a checkpoint or a part of one begins: what the machines of these logs
+    changed since they were asked last."""
 
     # --- identity -------------------------------------------------------------------------
     def cluster_record(self) -> bytes:

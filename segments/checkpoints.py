@@ -1,18 +1,18 @@
 """Checkpoints: committed entries to segments, applied state to meta, notes to the journal, and
 journal files that nothing needs any more let go.
 
-One runs at a time, begun by bytes, entries or time. Where many logs grow, most of its flushing is
-done in parts before, a few logs at a time: a thousand that fall due together are a second's work,
-and whoever appends would wait beside it. What a full disk refuses stays where it is, in the journal
-and in memory: the checkpoint does what it can of its work and is tried again after a second, until
-one succeeds.
+One runs at a time, begun by bytes, entries or time. The one by time is a round of parts, each of
+its own share of the logs: thirty that are flushed together, or the state of a thousand collected at
+once, are a tenth of a second's work and more, and whoever appends would wait beside it. What a full
+disk refuses stays where it is, in the journal and in memory: the checkpoint does what it can of its
+work and is tried again after a second, until one succeeds.
 
 Must not know: how blocks, segments and transactions are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -31,12 +31,13 @@ from segments.segment import Cursor
 FLUSH_BYTES_MIN = 16 << 10
 """Smaller tails stay in the journal and are written again at its head, once, before a flush."""
 MANY_LOGS = 64
-"""With as many dirty logs, tails are flushed in parts, each at a size of its own."""
+"""With as many dirty logs, a tail is flushed as soon as it has outgrown a size of its own."""
 FLUSH_STEPS = 64
 FLUSH_STEP_BYTES = 768
 """So that size is 16 to 64 KiB: logs that grow alike fall due one after the other."""
-PARTS = 50
-"""Of the time between two checkpoints: how often grown tails are looked for."""
+PARTS_MAX = 50
+PART_MS_MIN = 200
+"""So many parts, and so far apart at the least, has a checkpoint by time."""
 JOURNAL_FILES_MIN = 3
 """The file being written, and two that wait for their entries to reach segments."""
 
@@ -55,9 +56,9 @@ class Outcome:
 
 class Checkpoints:
     """`spread` is a number that the servers of a set do not share, so that they do not flush the
-    same logs at the same time. `collect` asks the owner for applied state, `may_begin` whether the
-    files are free, `lists_removed` whether a start would still find a log that was deleted; `ended`
-    is told of each end."""
+    same logs at the same time. `collect` asks the owner for these logs' applied state, `may_begin`
+    whether the files are free, `lists_removed` whether a start would still find a log that was
+    deleted; `ended` is told of each end."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Checkpoints:
         cache: Cache,
         *,
         spread: int,
-        collect: Callable[[], list[MetaBatch]],
+        collect: Callable[[Sequence[DiskLog]], list[MetaBatch]],
         may_begin: Callable[[], bool],
         lists_removed: Callable[[], bool],
         ended: Callable[[], None],
@@ -96,19 +97,19 @@ class Checkpoints:
         self.is_closing = False
         self.count = 0
         self.flushed_bytes = 0
-        self._is_armed = False
-        self._is_part_armed = False
-        self._is_part = False
-        """What runs is only a part."""
-        self._is_put_off = False
-        """One fell due while a part ran."""
+        self._parts = min(max(options.checkpoint_interval_ms // PART_MS_MIN, 1), PARTS_MAX)
+        self._part_ms = max(options.checkpoint_interval_ms // self._parts, 1)
+        self._parts_left = 0
+        """Of the round that is under way. Invariant: while there are any, a timer runs."""
+        self._is_wanted = False
+        """Something was appended during this round: another one follows."""
         self._is_retrying = False
         self._waiters: list[Callable[[], None]] = []
         self._bytes_at_last = 0
         self._entries_since = 0
         self._note_token = 0
         self._releases = False
-        """Files may go then: after a part it is not worth a look at all logs."""
+        """Files may go then: before a round's end it is not worth a look at all logs."""
 
     @property
     def is_noted(self) -> bool:
@@ -118,50 +119,57 @@ class Checkpoints:
     # --- when ---------------------------------------------------------------------------------
     def arm(self) -> None:
         """Something was appended: a checkpoint follows by time, if not by size."""
-        if not self._is_armed:
-            self._is_armed = True
-            self._workers.call_later(self._options.checkpoint_interval_ms, self._due)
+        if self._parts_left:
+            self._is_wanted = True
+        else:
+            self._parts_left = self._parts
+            self._wait()
 
     def committed(self, log: DiskLog) -> None:
         """The log has committed entries that no segment holds."""
         self.dirty[log.id] = log
-        # One by time may have come between the append and this, and found nothing to flush.
+        # Its part may have come between the append and this, and found nothing to flush.
         self.arm()
-        if not self._is_part_armed and len(self.dirty) >= MANY_LOGS:
-            self._arm_part()
 
-    def _arm_part(self) -> None:
-        self._is_part_armed = True
-        delay_ms = max(self._options.checkpoint_interval_ms // PARTS, 1)
-        self._workers.call_later(delay_ms, self._part_due)
+    def _wait(self) -> None:
+        self._workers.call_later(self._part_ms, self._part_due)
 
     def _part_due(self) -> None:
-        self._is_part_armed = False
-        if self.is_closing or self.is_full or len(self.dirty) < MANY_LOGS:
+        """Do the next part of the round, or the same one a little later."""
+        if self.is_closing:
             return
-        self._arm_part()
         # Not while the notes of one before wait: chores wait for them, and would never have a turn.
-        if self.is_running or not self.is_noted or not self._may_begin():
+        if self.is_full or self.is_running or not self.is_noted or not self._may_begin():
+            self._wait()
             return
-        # Without a call for each log: most are not due.
-        large = [log for log in self.dirty.values() if log.unflushed >= FLUSH_BYTES_MIN]
-        plans = self._plans(large, is_spread=True)
-        if plans:
-            self._is_part = True
-            self._start(plans, None)
+        self._parts_left -= 1
+        share = self._parts_left
+        if not share and self._is_wanted:
+            self._parts_left = self._parts
+            self._is_wanted = False
+        if self._parts_left:
+            self._wait()
+        if not share and self._is_pressed:
+            self.begin()
+        else:
+            self._begin_part(share)
 
-    def _due(self) -> None:
-        if self._is_part:
-            self._is_put_off = True  # and stays armed: its end calls again
-            return
-        self._is_armed = False
-        if self.is_closing or self.is_full:
-            return
-        is_late = self.is_running
-        self.begin()
-        if is_late or not self.is_running:
-            # Another one, or a chore, has the files: nothing else would come back to what it left.
-            self.arm()
+    def _begin_part(self, share: int) -> None:
+        """State and tails of the logs of this share; where many grow, also the tails of others that
+        have outgrown their size."""
+        logs = [
+            log for log in self._logs.values() if (log.id + self._spread) % self._parts == share
+        ]
+        tails = {log.id: log for log in logs if log.id in self.dirty}
+        if len(self.dirty) >= MANY_LOGS:
+            # Without a call for each log: most are not due.
+            tails |= {
+                log.id: log for log in self.dirty.values() if log.unflushed >= FLUSH_BYTES_MIN
+            }
+        commit = self._take_state(logs)
+        plans = self._plans(tails.values())
+        if plans or commit.batches or not share:
+            self._start(plans, commit, is_whole=False, ends_round=not share)
 
     def _try_again(self) -> None:
         if not self._is_retrying:
@@ -198,26 +206,32 @@ class Checkpoints:
             self._waiters.append(done)
         if self.is_running or not self._may_begin():
             return
-        self._bytes_at_last = self._journal.bytes
-        self._entries_since = 0
-        self.pending.collect(self._collect(), self._logs)
-        commit = self.pending.take(self._logs, self._journal.durable_token)
-        is_spread = len(self.dirty) >= MANY_LOGS and not self._is_pressed
-        self._start(self._plans(self.dirty.values(), is_spread=is_spread), commit)
+        commit = self._take_state(list(self._logs.values()))
+        self._start(self._plans(self.dirty.values()), commit, is_whole=True, ends_round=True)
 
-    def _start(self, plans: list[FlushPlan], commit: MetaCommit | None) -> None:
-        """Without `commit` it is a part, and says nothing of applied state."""
+    def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
+        """What these logs' machines changed, and what is left of what others did."""
+        self.pending.collect(self._collect(logs), self._logs)
+        return self.pending.take(self._logs, self._journal.durable_token)
+
+    def _start(
+        self, plans: list[FlushPlan], commit: MetaCommit, *, is_whole: bool, ends_round: bool
+    ) -> None:
+        if ends_round:
+            self._bytes_at_last = self._journal.bytes
+            self._entries_since = 0
         self.is_running = True
         meta = self._meta
 
         def finished(result: Outcome | BaseException) -> None:
-            self._finished(result, commit)
+            self._finished(result, commit, is_whole=is_whole, ends_round=ends_round)
 
         self._workers.pool(lambda: _run(plans, commit, meta), finished)
 
     # --- what ---------------------------------------------------------------------------------
-    def _plans(self, logs: Iterable[DiskLog], *, is_spread: bool) -> list[FlushPlan]:
-        """Of those whose tails are due, each at its own size if so said, by id."""
+    def _plans(self, logs: Iterable[DiskLog]) -> list[FlushPlan]:
+        """Of those whose tails are due, by id."""
+        is_spread = len(self.dirty) >= MANY_LOGS and not self._is_pressed
         spread, step = self._spread, FLUSH_STEP_BYTES if is_spread else 0
         due = [
             log
@@ -266,8 +280,15 @@ class Checkpoints:
             log.segments[-1].first_index if log.segments else 0, has_scrap,
         )  # fmt: skip
 
-    def _finished(self, result: Outcome | BaseException, commit: MetaCommit | None) -> None:
-        self.is_running = self._is_part = False
+    def _finished(
+        self,
+        result: Outcome | BaseException,
+        commit: MetaCommit,
+        *,
+        is_whole: bool,
+        ends_round: bool,
+    ) -> None:
+        self.is_running = False
         if self.is_closing:
             # The closing block is written: a start finds these entries in the journal.
             self._ended()
@@ -282,28 +303,26 @@ class Checkpoints:
             self._apply(flushed)
         if result.meta_lost is not None:
             self._note_lost(result.meta_lost)
-        if result.is_meta_saved and commit is not None:
+        if result.is_meta_saved:
             self.pending.saved(commit, self._logs)
         if result.is_full:
             self._try_again()
-        elif commit is not None:
-            self.count += 1
-            self._rewrite_tails()
+        else:
             if not self.pending.is_empty:
                 self.arm()  # what waits for a reset to become durable
+            if ends_round:
+                self.count += 1
+                self._rewrite_tails()
         self._cache.evict()
         failpoint.hit("checkpoint.noted")
         self._note_token = self._journal.submit(urgent=False)
-        self._releases = self._releases or commit is not None
+        self._releases = self._releases or ends_round
         self.release_files()
-        if commit is not None:
+        if is_whole:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter()
         self._ended()
-        if self._is_put_off:
-            self._is_put_off = False
-            self._due()
 
     def _note_lost(self, meta_lost: frozenset[int]) -> None:
         """Of some logs nothing may be stored any more: nothing is trimmed behind what was."""
@@ -388,7 +407,7 @@ class Checkpoints:
         self._journal.release(needed)
 
 
-def _run(plans: list[FlushPlan], commit: MetaCommit | None, meta: Meta) -> Outcome:
+def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
     """Write segments and meta. Blocks. Raises OSError, but for a full disk, which may refuse one
     part and have room for another."""
     outcome = Outcome()
@@ -401,8 +420,6 @@ def _run(plans: list[FlushPlan], commit: MetaCommit | None, meta: Meta) -> Outco
                 raise
             outcome.is_full = True
     failpoint.hit("checkpoint.flushed")
-    if commit is None:
-        return outcome
     try:
         meta.commit(commit.batches, commit.covered)
         outcome.is_meta_saved = True

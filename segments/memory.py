@@ -266,7 +266,7 @@ class MemoryStore:
     ) -> None:
         self.on_durable: Callable[[int], None] = lambda token: None
         self.on_fatal: Callable[[BaseException], None] = lambda error: None
-        self.collect_meta: Callable[[], list[MetaBatch]] = list
+        self.collect_meta: Callable[[Sequence[Log]], list[MetaBatch]] = lambda logs: []
         self.workers = workers
         self._options = options or StoreOptions()
         if image is None:
@@ -528,7 +528,7 @@ class MemoryStore:
         if self._checkpointing:
             return
         self._checkpointing = True
-        for batch in self.collect_meta():
+        for batch in self.collect_meta(list(self._logs.values())):
             if batch.log_id in self._logs:
                 resets = self._logs[batch.log_id].state.resets
                 self._collected.append(Collected(batch, resets))

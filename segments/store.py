@@ -95,7 +95,7 @@ class DiskStore:
     ) -> None:
         self.on_durable: Callable[[int], None] = _ignore
         self.on_fatal: Callable[[BaseException], None] = _ignore
-        self.collect_meta: Callable[[], list[MetaBatch]] = list
+        self.collect_meta: Callable[[Sequence[Log]], list[MetaBatch]] = lambda logs: []
         self._fs = fs
         self._directory = directory
         self.workers = workers
@@ -393,9 +393,9 @@ class DiskStore:
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
         self._checkpoints.begin(done)
 
-    def _collect_meta(self) -> list[MetaBatch]:
+    def _collect_meta(self, logs: Sequence[DiskLog]) -> list[MetaBatch]:
         """As the owner has it now: it sets the callback after the store is open."""
-        return self.collect_meta()
+        return self.collect_meta(logs)
 
     def _may_checkpoint(self) -> bool:
         return not (self._chores.is_running or self._failed or self._closing)

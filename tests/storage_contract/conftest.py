@@ -82,7 +82,7 @@ class Harness:
         """The next checkpoint stores these, once."""
         waiting = list(batches)
 
-        def take():
+        def take(logs):
             taken, waiting[:] = list(waiting), []
             return taken
 

@@ -1,5 +1,5 @@
-"""Where many logs grow, they are flushed a few at a time; deleted together, they go together; and
-none of it makes work for the collector of garbage."""
+"""A checkpoint by time takes a few logs at a time; logs deleted together go together; and none of
+it makes work for the collector of garbage."""
 
 import errno
 import gc
@@ -10,7 +10,7 @@ import pytest
 from segments import checkpoints as checkpoints_module
 from segments import failpoint
 from segments.api import HardState, MetaBatch, StoreOptions
-from segments.checkpoints import FLUSH_BYTES_MIN, MANY_LOGS, PARTS
+from segments.checkpoints import FLUSH_BYTES_MIN, MANY_LOGS, PARTS_MAX
 from segments.fs import RealFileSystem
 from segments.leftovers import REMOVED_LOGS
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
@@ -19,7 +19,7 @@ OPTIONS = replace(
     StoreOptions(), journal_file_bytes=8 << 20, journal_first_file_bytes=1 << 20,
     meta_map_bytes=4 << 20,
 )  # fmt: skip
-PART_MS = OPTIONS.checkpoint_interval_ms // PARTS
+PART_MS = OPTIONS.checkpoint_interval_ms // PARTS_MAX
 
 
 @pytest.fixture
@@ -57,6 +57,11 @@ def grow(harness, writer, logs, size):
     harness.submit()
 
 
+def part_timers(harness):
+    due = harness.store._checkpoints._part_due
+    return [timer for _, _, timer in harness.workers._timers if timer.fn == due]
+
+
 def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flushes):
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
     for _ in range(200):
@@ -72,12 +77,49 @@ def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flush
     assert [harness.all_entries(log) for log in harness.store.logs.values()] == contents
 
 
-def test_few_logs_are_flushed_by_checkpoints_only(harness, writer, flushes):
+def test_few_logs_are_flushed_one_by_one_once_a_round(harness, writer, flushes):
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS - 1)]
-    for _ in range(PARTS - 2):
-        grow(harness, writer, logs, size=1_000)
+    for _ in range(2 * PARTS_MAX):
+        grow(harness, writer, logs, size=2_000)
         harness.workers.advance(PART_MS)
-    assert flushes == []
+    flushed = [log_id for job in flushes for log_id, _, _ in job]
+    assert max(map(len, flushes)) <= 2
+    assert {flushed.count(log.log_id) for log in logs} <= {1, 2}
+    assert harness.store._checkpoints.count == 2
+
+
+def test_state_is_collected_share_by_share(harness, writer):
+    """Each log's once a round: a thousand at once would stop the loop."""
+    logs = [harness.new_log(group_id=n + 1) for n in range(3 * PARTS_MAX)]
+    asked = []
+
+    def collect(share):
+        asked.append([log.log_id for log in share])
+        return [MetaBatch(log.log_id, 1, [(b"key", b"value")]) for log in share]
+
+    harness.store.collect_meta = collect
+    grow(harness, writer, logs, size=10)
+    harness.workers.advance(PARTS_MAX * PART_MS)
+    assert {len(share) for share in asked} == {3}
+    assert sorted(log_id for share in asked for log_id in share) == [log.log_id for log in logs]
+    assert all(harness.store.load_meta(log) == (1, [(b"key", b"value")]) for log in logs)
+
+
+def test_rounds_end_when_nothing_is_appended(harness, writer):
+    """A server at rest has no timer for what it has done."""
+    logs = [harness.new_log(group_id=n + 1) for n in range(3)]
+    checkpoints = harness.store._checkpoints
+    grow(harness, writer, logs, size=FLUSH_BYTES_MIN)
+    harness.workers.advance(2 * OPTIONS.checkpoint_interval_ms)
+    assert harness.store.unflushed_bytes == 0
+    assert not [
+        timer for _, _, timer in harness.workers._timers if timer.fn == checkpoints._part_due
+    ]
+    rounds = checkpoints.count
+    grow(harness, writer, logs, size=FLUSH_BYTES_MIN)
+    harness.workers.advance(2 * OPTIONS.checkpoint_interval_ms)
+    assert harness.store.unflushed_bytes == 0
+    assert checkpoints.count > rounds
 
 
 def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes):
@@ -93,20 +135,25 @@ def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes)
     assert harness.store.unflushed_bytes == 0
 
 
-def test_checkpoint_that_fell_due_beside_a_part_follows_it(harness, writer, flushes):
-    """State is not left unsaved because parts are always under way."""
-    logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
+def test_checkpoint_that_is_asked_for_beside_a_part_follows_it(harness, writer):
+    """Who waits for one waits for a whole one."""
+    logs = [harness.new_log(group_id=n + 1) for n in range(3)]
     checkpoints = harness.store._checkpoints
-    harness.collect(MetaBatch(logs[0].log_id, 1, [(b"key", b"value")]))
-    for _ in range(64):
-        grow(harness, writer, logs, size=1_000)
-    checkpoints._part_due()
-    assert checkpoints._is_part
-    checkpoints._due()
-    assert checkpoints.count == 0
+    grow(harness, writer, logs, size=FLUSH_BYTES_MIN)
+    done = []
+    pool = harness.workers.pool
+    jobs = []
+    harness.workers.pool = lambda job, finished: jobs.append((job, finished))
+    while not jobs:
+        harness.workers.advance(PART_MS)
+    harness.store.checkpoint(lambda: done.append(harness.store.unflushed_bytes))
+    assert len(jobs) == 1
+    harness.workers.pool = pool
+    harness.workers.pool(*jobs[0])
     harness.pump()
+    harness.workers.advance(PART_MS)
+    assert done == [0]
     assert checkpoints.count == 1
-    assert harness.store.load_meta(logs[0]) == (1, [(b"key", b"value")])
 
 
 def test_part_that_meets_a_full_disk_is_made_up_for(harness, writer):
@@ -191,27 +238,22 @@ def test_disk_without_room_for_more_names_is_not_full_for_ever(tmp_path, writer,
     made.close()
 
 
-def test_checkpoints_that_parts_put_off_do_not_multiply(harness, writer):
-    """One timer is all there is, and they come no more often."""
-    harness.crash()
-    interval_ms = 4 * PARTS + 2
-    harness.options = replace(OPTIONS, checkpoint_interval_ms=interval_ms)
-    harness.start()
+def test_slow_parts_do_not_multiply(harness, writer):
+    """One timer is all there is, and rounds come no more often."""
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
     workers, checkpoints = harness.workers, harness.store._checkpoints
     pool = workers.pool
-    workers.pool = lambda job, done: workers.call_later(3, lambda: pool(job, done))
-    put_off = 0
-    for _ in range(8 * PARTS):
+    workers.pool = lambda job, done: workers.call_later(PART_MS, lambda: pool(job, done))
+    was_late = False
+    for _ in range(4 * PARTS_MAX):
         grow(harness, writer, logs, size=2_000)
-        workers.advance(2)  # half the time that a part takes
-        put_off += checkpoints._is_put_off
+        workers.advance(PART_MS // 2)  # half the time that a part takes
+        was_late |= checkpoints.is_running
         stage(harness, writer, logs[:1], size=100)
-        due = [timer for _, _, timer in workers._timers if timer.fn == checkpoints._due]
-        assert len(due) <= 1
-        workers.advance(2)
-    assert put_off
-    assert checkpoints.count <= 8
+        assert len(part_timers(harness)) == 1
+        workers.advance(PART_MS // 2)
+    assert was_late
+    assert 1 <= checkpoints.count <= 4
 
 
 def test_blocks_and_files_leave_nothing_to_collect(writer):

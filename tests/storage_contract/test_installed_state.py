@@ -135,7 +135,9 @@ def test_meta_of_a_reset_that_is_not_durable_waits_for_it(harness):
     assert (log.first_index, log.applied_index, log.installed_state) == (1, 0, b"")
     assert harness.store.load_meta(log) == (0, [])
     reset(harness, log)
-    cover(harness, log)
+    harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
+    harness.store.checkpoint()
+    harness.pump()
     assert log.installed_state == STATE
     harness.submit()
     harness.checkpoint()

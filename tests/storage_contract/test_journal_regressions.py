@@ -55,7 +55,7 @@ def test_full_disk_during_a_checkpoint_loses_no_machine_state(
     pending: list[tuple[bytes, bytes | None]] = [(b"k1", b"v1"), (b"k2", b"old")]
     applied = 0
 
-    def collect() -> list[MetaBatch]:
+    def collect(logs: object) -> list[MetaBatch]:
         items, pending[:] = list(pending), []
         return [MetaBatch(log.log_id, applied, items)]
 

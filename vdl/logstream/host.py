@@ -674,9 +674,14 @@ class Host:
         if replicas := self.catalog.replicas(group.group_id):  # else its topic is deleted
             group.placement = tuple(replica_ids(replicas))
 
-    def _collect_meta(self) -> list[storage.MetaBatch]:
-        """What the machines changed since the last checkpoint."""
-        collected = (group.collect_meta() for group in self._groups.values())
+    def _collect_meta(self, logs: Sequence[storage.Log]) -> list[storage.MetaBatch]:
+        """See `Store.collect_meta`."""
+        groups = [self._groups.get(log.group_id) for log in logs]
+        collected = (
+            group.collect_meta()
+            for group, log in zip(groups, logs, strict=True)
+            if group is not None and group.log is log
+        )
         return [batch for batch in collected if batch is not None]
 
     # --- for people -----------------------------------------------------------------------

@@ -218,7 +218,7 @@ def test_meta_value_damaged_is_refused_not_defaulted(bench):
     (log,) = bench.create()
     bench.append(log, 3)
     batch = MetaBatch(log.log_id, 3, [(b"key%d" % n, b"value") for n in range(9)])
-    bench.store.collect_meta = lambda: [batch]
+    bench.store.collect_meta = lambda logs: [batch]
     bench.checkpoint()
     assert bench.store.load_meta(log)[0] == 3
     file = RealFileSystem().open_meta
