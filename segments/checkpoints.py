@@ -55,10 +55,10 @@ class Outcome:
 
 
 class Checkpoints:
-    """`spread` is a number that the servers of a set do not share, so that they do not flush the
-    same logs at the same time. `collect` asks the owner for these logs' applied state, `may_begin`
-    whether the files are free, `lists_removed` whether a start would still find a log that was
-    deleted; `ended` is told of each end."""
+    """`spread` is a number that the servers of a set most likely do not share, so that they do not
+    flush the same logs at the same time. `collect` asks the owner for these logs' applied state,
+    `may_begin` whether the files are free, `lists_removed` whether a start would still find a log
+    that was deleted; `ended` is told of each end."""
 
     def __init__(
         self,
@@ -105,8 +105,12 @@ class Checkpoints:
         """Something was appended during this round: another one follows."""
         self._is_retrying = False
         self._waiters: list[Callable[[], None]] = []
-        self._bytes_at_last = 0
-        self._entries_since = 0
+        self._entries = 0
+        """Journaled in this life."""
+        self._at_last = (0, 0)
+        """Bytes and entries journaled: what was due of them is in segments."""
+        self._at_round = (0, 0)
+        """The same when the round began."""
         self._note_token = 0
         self._releases = False
         """Files may go then: before a round's end it is not worth a look at all logs."""
@@ -122,8 +126,17 @@ class Checkpoints:
         if self._parts_left:
             self._is_wanted = True
         else:
-            self._parts_left = self._parts
+            self._begin_round()
             self._wait()
+
+    def _begin_round(self) -> None:
+        self._parts_left = self._parts
+        self._is_wanted = False
+        self._at_round = self._journaled
+
+    @property
+    def _journaled(self) -> tuple[int, int]:
+        return self._journal.bytes, self._entries
 
     def committed(self, log: DiskLog) -> None:
         """The log has committed entries that no segment holds."""
@@ -144,9 +157,11 @@ class Checkpoints:
             return
         self._parts_left -= 1
         share = self._parts_left
-        if not share and self._is_wanted:
-            self._parts_left = self._parts
-            self._is_wanted = False
+        if not share:
+            # Of what came during the round, some came after its log's part.
+            self._at_last = max(self._at_last, self._at_round)
+            if self._is_wanted:
+                self._begin_round()
         if self._parts_left:
             self._wait()
         if not share and self._is_pressed:
@@ -167,7 +182,7 @@ class Checkpoints:
                 log.id: log for log in self.dirty.values() if log.unflushed >= FLUSH_BYTES_MIN
             }
         commit = self._take_state(logs)
-        plans = self._plans(tails.values())
+        plans = self._plans(tails.values(), is_spread=len(self.dirty) >= MANY_LOGS)
         if plans or commit.batches or not share:
             self._start(plans, commit, is_whole=False, ends_round=not share)
 
@@ -185,14 +200,17 @@ class Checkpoints:
 
     def journaled(self, entries: int) -> None:
         """A batch with so many entries is durable."""
-        self._entries_since += entries
+        self._entries += entries
         self.release_files()
 
     def begin_if_pressed(self) -> None:
         """Begin if enough was journaled since the last one."""
-        if not self.is_full and (
-            self._entries_since >= self._options.checkpoint_entries
-            or self._journal.bytes - self._bytes_at_last >= self._options.checkpoint_bytes
+        if self.is_full:
+            return
+        journaled_bytes, entries = self._at_last
+        if (
+            self._entries - entries >= self._options.checkpoint_entries
+            or self._journal.bytes - journaled_bytes >= self._options.checkpoint_bytes
         ):
             self.begin()
 
@@ -206,8 +224,11 @@ class Checkpoints:
             self._waiters.append(done)
         if self.is_running or not self._may_begin():
             return
+        self._at_last = self._journaled
         commit = self._take_state(list(self._logs.values()))
-        self._start(self._plans(self.dirty.values()), commit, is_whole=True, ends_round=True)
+        is_spread = len(self.dirty) >= MANY_LOGS and not self._is_pressed
+        plans = self._plans(self.dirty.values(), is_spread=is_spread)
+        self._start(plans, commit, is_whole=True, ends_round=True)
 
     def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
         """What these logs' machines changed, and what is left of what others did."""
@@ -217,9 +238,6 @@ class Checkpoints:
     def _start(
         self, plans: list[FlushPlan], commit: MetaCommit, *, is_whole: bool, ends_round: bool
     ) -> None:
-        if ends_round:
-            self._bytes_at_last = self._journal.bytes
-            self._entries_since = 0
         self.is_running = True
         meta = self._meta
 
@@ -229,9 +247,8 @@ class Checkpoints:
         self._workers.pool(lambda: _run(plans, commit, meta), finished)
 
     # --- what ---------------------------------------------------------------------------------
-    def _plans(self, logs: Iterable[DiskLog]) -> list[FlushPlan]:
-        """Of those whose tails are due, by id."""
-        is_spread = len(self.dirty) >= MANY_LOGS and not self._is_pressed
+    def _plans(self, logs: Iterable[DiskLog], *, is_spread: bool) -> list[FlushPlan]:
+        """Of those whose tails are due, each at its own size if so said, by id."""
         spread, step = self._spread, FLUSH_STEP_BYTES if is_spread else 0
         due = [
             log
@@ -327,6 +344,8 @@ class Checkpoints:
     def _note_lost(self, meta_lost: frozenset[int]) -> None:
         """Of some logs nothing may be stored any more: nothing is trimmed behind what was."""
         for log in self._logs.values():
+            if log.id in meta_lost and not log.is_meta_lost:
+                self.arm()  # all of its state is due
             log.is_meta_lost = log.id in meta_lost
             if log.is_meta_lost:
                 log.applied = 0

@@ -317,6 +317,7 @@ class DiskStore:
         batch = self._journal.batch
         log.reset(first_index, prev_term, next_offset, bytes(state), batch)
         self._checkpoints.hold_files()
+        self._checkpoints.arm()  # its state is to be covered
         failpoint.hit("reset.staged")
         self._checkpoints.dirty.pop(log.id, None)
         fs, directory, log_id = self._fs, self._directory, log.id

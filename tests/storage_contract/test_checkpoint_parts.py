@@ -135,6 +135,32 @@ def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes)
     assert harness.store.unflushed_bytes == 0
 
 
+@pytest.mark.parametrize("share", range(0, PARTS_MAX, 7))
+def test_round_does_not_put_off_the_checkpoint_by_bytes(share, writer):
+    """What came after its log's part still waits when the round ends, and counts."""
+    made = SimHarness(replace(OPTIONS, checkpoint_bytes=1 << 20))
+    made.start()
+    log = made.new_log()
+    checkpoints = made.store._checkpoints
+    checkpoints._spread = share - log.log_id
+    for _ in range(6 * PARTS_MAX):
+        grow(made, writer, [log], size=3_300)  # a checkpoint's worth in six seconds
+        made.workers.advance(PART_MS)
+        assert made.store.unflushed_bytes <= 1.1 * (1 << 20)
+    made.crash()
+
+
+def test_installed_state_is_covered_though_nothing_follows(harness):
+    """A snapshot may be the last that a server hears of a log for long."""
+    log = harness.new_log()
+    harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
+    harness.store.reset_log(log, first_index=500, prev_term=1, next_offset=700, state=b"state")
+    harness.submit()
+    assert log.installed_state == b"state"
+    harness.workers.advance(2 * OPTIONS.checkpoint_interval_ms)
+    assert log.installed_state == b""
+
+
 def test_checkpoint_that_is_asked_for_beside_a_part_follows_it(harness, writer):
     """Who waits for one waits for a whole one."""
     logs = [harness.new_log(group_id=n + 1) for n in range(3)]
