@@ -144,7 +144,7 @@ def test_round_does_not_put_off_the_checkpoint_by_bytes(share, writer):
     checkpoints = made.store._checkpoints
     checkpoints._spread = share - log.log_id
     for _ in range(6 * PARTS_MAX):
-        grow(made, writer, [log], size=3_300)  # a checkpoint's worth in six seconds
+        grow(made, writer, [log], size=35_000)  # a checkpoint's worth in six seconds
         made.workers.advance(PART_MS)
         assert made.store.unflushed_bytes <= 1.1 * (1 << 20)
     made.crash()
