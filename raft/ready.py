@@ -209,8 +209,7 @@ class ReadyMaker:
                 append.vote = hard_state.vote
                 append.commit = hard_state.commit
             # After the acknowledgements: they are handled while the entries are still here.
-            log = raft.log
-            if log.last_index > log.stable or ready.snapshot is not None:
+            if raft.log.has_unstable or ready.snapshot is not None:
                 responses.append(_stable_answer(raft, ready))
             ready.messages.append(append)
         if ready.committed_entries:

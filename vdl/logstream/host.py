@@ -676,13 +676,12 @@ class Host:
 
     def _collect_meta(self, logs: Sequence[storage.Log]) -> list[storage.MetaBatch]:
         """See `Store.collect_meta`."""
-        groups = [self._groups.get(log.group_id) for log in logs]
-        collected = (
-            group.collect_meta()
-            for group, log in zip(groups, logs, strict=True)
-            if group is not None and group.log is log
-        )
-        return [batch for batch in collected if batch is not None]
+        batches: list[storage.MetaBatch] = []
+        for log in logs:
+            group = self._groups.get(log.group_id)
+            if group is not None and group.log is log and (batch := group.collect_meta()):
+                batches.append(batch)
+        return batches
 
     # --- for people -----------------------------------------------------------------------
     @property
