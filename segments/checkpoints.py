@@ -12,7 +12,7 @@ Must not know: how blocks, segments and transactions are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -29,17 +29,21 @@ from segments.pending_meta import MetaCommit, PendingMeta
 from segments.segment import Cursor
 
 FLUSH_BYTES_MIN = 16 << 10
-"""Smaller tails stay in the journal and are written again at its head, once, before a flush."""
+"""Smaller tails stay in the journal and are written again at its head, once, before a flush; but
+where so many logs have one that an eighth of the cache is not room for all, less is enough."""
 MANY_LOGS = 64
 """With as many dirty logs, a tail is flushed as soon as it has outgrown a size of its own."""
 FLUSH_STEPS = 64
-FLUSH_STEP_BYTES = 768
-"""So that size is 16 to 64 KiB: logs that grow alike fall due one after the other."""
+"""So that size is one to four times the least: logs that grow alike fall due one after the other.
+"""
 PARTS_MAX = 50
 PART_MS_MIN = 200
 """So many parts, and so far apart at the least, has a checkpoint by time."""
 JOURNAL_FILES_MIN = 3
-"""The file being written, and two that wait for their entries to reach segments."""
+"""The file being written, and two that wait for their entries to reach segments. A tail that needs
+an older one is flushed when its log has its turn, whatever size it would have grown to."""
+JOURNAL_FILES_MANY = 5
+"""So many may wait for that where many logs are dirty: all at once would be a second's work."""
 
 
 @dataclass(slots=True)
@@ -176,13 +180,11 @@ class Checkpoints:
             log for log in self._logs.values() if (log.id + self._spread) % self._parts == share
         ]
         tails = {log.id: log for log in logs if log.id in self.dirty}
-        if len(self.dirty) >= MANY_LOGS:
-            # Without a call for each log: most are not due.
-            tails |= {
-                log.id: log for log in self.dirty.values() if log.unflushed >= FLUSH_BYTES_MIN
-            }
+        is_spread = len(self.dirty) >= MANY_LOGS
         commit = self._take_state(logs)
-        plans = self._plans(tails.values(), is_spread=len(self.dirty) >= MANY_LOGS)
+        plans = self._plans(tails.values(), is_spread=is_spread)
+        if is_spread:
+            plans += self._plans_of_others(tails)
         if plans or commit.batches or not share:
             self._start(plans, commit, is_whole=False, ends_round=not share)
 
@@ -249,22 +251,53 @@ class Checkpoints:
     # --- what ---------------------------------------------------------------------------------
     def _plans(self, logs: Iterable[DiskLog], *, is_spread: bool) -> list[FlushPlan]:
         """Of those whose tails are due, each at its own size if so said, by id."""
-        spread, step = self._spread, FLUSH_STEP_BYTES if is_spread else 0
+        least = self._flush_bytes_min
+        too_old = self._journal.first_of_newest(JOURNAL_FILES_MIN)
         due = [
             log
             for log in logs
-            if self._should_flush(log, FLUSH_BYTES_MIN + (log.id + spread) % FLUSH_STEPS * step)
+            if self._should_flush(
+                log,
+                self._own_size(log, least)
+                if is_spread and not 0 < log.oldest_needed() < too_old
+                else least,
+            )
         ]
+        return self._planned(due)
+
+    def _plans_of_others(self, looked_at: Container[int]) -> list[FlushPlan]:
+        """Of all other logs whose tails have outgrown their own sizes, by id."""
+        least = self._flush_bytes_min
+        # Without a call for each log: most are not due.
+        grown = [
+            log for log in self.dirty.values() if log.unflushed >= least and log.id not in looked_at
+        ]
+        return self._planned(
+            [log for log in grown if self._should_flush(log, self._own_size(log, least))]
+        )
+
+    def _planned(self, due: list[DiskLog]) -> list[FlushPlan]:
         due.sort(key=attrgetter("id"))
         return [self._plan(log) for log in due]
+
+    def _own_size(self, log: DiskLog, least: int) -> int:
+        return least + (log.id + self._spread) % FLUSH_STEPS * 3 * least // FLUSH_STEPS
+
+    @property
+    def _flush_bytes_min(self) -> int:
+        """Tails smaller than this, of however many logs, leave room for appends in the cache: they
+        wait when half of it waits for segments."""
+        room = self._options.cache_bytes_max // 8
+        return min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
 
     @property
     def _is_pressed(self) -> bool:
         """Much waits for segments in memory or in the journal, or the disk is full."""
+        files_max = JOURNAL_FILES_MIN if len(self.dirty) < MANY_LOGS else JOURNAL_FILES_MANY
         return (
             self._journal.is_full
             or self._cache.unflushed > self._options.cache_bytes_max // 4
-            or self._journal.file_count > JOURNAL_FILES_MIN
+            or self._journal.file_count > files_max
         )
 
     def _should_flush(self, log: DiskLog, bytes_min: int) -> bool:
@@ -399,8 +432,13 @@ class Checkpoints:
         oldest = min(needed.values(), default=0)
         if not oldest or oldest == self._journal.current_sequence:
             return
+        least = self._flush_bytes_min
         for log_id in sorted(needed):
-            if needed[log_id] == oldest:
+            if needed[log_id] != oldest:
+                continue
+            if log_id in self.dirty and self._should_flush(self._logs[log_id], least):
+                self.arm()  # it has grown since its turn, or this file old: the next round has it
+            else:
                 self._logs[log_id].restage(oldest, self._journal.batch)
 
     def hold_files(self) -> None:

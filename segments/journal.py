@@ -317,6 +317,10 @@ class Journal:
     def file_count(self) -> int:
         return len(self._paths)
 
+    def first_of_newest(self, count: int) -> int:
+        """Sequence of the oldest of the newest `count` files; 0: there are not so many."""
+        return sorted(self._paths)[-count] if len(self._paths) >= count else 0
+
     def _write(self) -> None:
         """Write the oldest batch's next block, if a file is there to take it."""
         assert not self._writing, "two writes at once"

@@ -10,7 +10,13 @@ import pytest
 from segments import checkpoints as checkpoints_module
 from segments import failpoint
 from segments.api import HardState, MetaBatch, StoreOptions
-from segments.checkpoints import FLUSH_BYTES_MIN, MANY_LOGS, PARTS_MAX
+from segments.checkpoints import (
+    FLUSH_BYTES_MIN,
+    JOURNAL_FILES_MANY,
+    JOURNAL_FILES_MIN,
+    MANY_LOGS,
+    PARTS_MAX,
+)
 from segments.fs import RealFileSystem
 from segments.leftovers import REMOVED_LOGS
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
@@ -77,6 +83,24 @@ def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flush
     assert [harness.all_entries(log) for log in harness.store.logs.values()] == contents
 
 
+def test_tails_that_keep_old_journal_files_go_with_their_shares(harness, writer, flushes):
+    """Also when the journal has outgrown its files: all at once would hold up appends."""
+    harness.crash()
+    harness.options = replace(OPTIONS, journal_file_bytes=4 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
+    files = []
+    for _ in range(10 * PARTS_MAX):
+        grow(harness, writer, logs, size=450)
+        harness.workers.advance(PART_MS)
+        files.append(harness.store.stats()["journal_files"])
+    assert JOURNAL_FILES_MIN < max(files) <= JOURNAL_FILES_MANY
+    assert max(map(len, flushes)) <= len(logs) // 4
+    assert files[-1] > JOURNAL_FILES_MIN
+    harness.workers.advance(2 * OPTIONS.checkpoint_interval_ms)
+    assert harness.store.stats()["journal_files"] <= JOURNAL_FILES_MIN
+
+
 def test_few_logs_are_flushed_one_by_one_once_a_round(harness, writer, flushes):
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS - 1)]
     for _ in range(2 * PARTS_MAX):
@@ -133,6 +157,21 @@ def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes)
     harness.checkpoint()
     assert sum(map(len, flushes)) == len(logs)
     assert harness.store.unflushed_bytes == 0
+
+
+def test_small_tails_of_many_logs_leave_room(harness, writer):
+    """None is worth a flush by itself; appends would wait for ever once half of the cache waited
+    for one."""
+    harness.crash()
+    harness.options = replace(OPTIONS, cache_bytes_max=2 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
+    for _ in range(FLUSH_BYTES_MIN // 1_000 - 3):
+        grow(harness, writer, logs, size=1_000)
+    assert max(log.unflushed for log in harness.store._logs.values()) < FLUSH_BYTES_MIN
+    assert harness.store.unflushed_bytes * 2 > harness.options.cache_bytes_max
+    harness.workers.advance(PARTS_MAX * PART_MS)
+    assert harness.store.unflushed_bytes * 4 <= harness.options.cache_bytes_max
 
 
 @pytest.mark.parametrize("share", range(0, PARTS_MAX, 7))
