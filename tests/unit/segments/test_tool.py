@@ -16,7 +16,7 @@ from vdl.commands.app import run_app
 def filled(bench):
     first, second = bench.create(2)
     bench.append(first, 100, size=300)
-    bench.append(second, 10, size=300)
+    bench.append(second, 10, size=30)
     bench.checkpoint()
     bench.store.abandon()
 
