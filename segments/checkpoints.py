@@ -29,8 +29,8 @@ from segments.pending_meta import MetaCommit, PendingMeta
 from segments.segment import Cursor
 
 FLUSH_BYTES_MIN = 16 << 10
-"""Smaller tails stay in the journal and are written again at its head, once, before a flush; but
-where so many logs have one that an eighth of the cache is not room for all, less is enough."""
+"""Smaller tails stay in the journal and are written again at its head, once, before a flush, or go
+when that file has to, where many logs are dirty; less is enough as an eighth of the cache fills."""
 MANY_LOGS = 64
 """With as many dirty logs, a tail is flushed as soon as it has outgrown a size of its own."""
 FLUSH_STEPS = 64
@@ -180,11 +180,11 @@ class Checkpoints:
             log for log in self._logs.values() if (log.id + self._spread) % self._parts == share
         ]
         tails = {log.id: log for log in logs if log.id in self.dirty}
-        is_spread = len(self.dirty) >= MANY_LOGS
         commit = self._take_state(logs)
+        is_spread = self._is_spread
         plans = self._plans(tails.values(), is_spread=is_spread)
         if is_spread:
-            plans += self._plans_of_others(tails)
+            plans += self._plans_of_grown(tails)
         if plans or commit.batches or not share:
             self._start(plans, commit, is_whole=False, ends_round=not share)
 
@@ -206,13 +206,17 @@ class Checkpoints:
         self.release_files()
 
     def begin_if_pressed(self) -> None:
-        """Begin if enough was journaled since the last one."""
+        """Begin if enough was journaled since the last one; less is enough while appends may soon
+        have to wait for room in the cache."""
         if self.is_full:
             return
+        bytes_max = self._options.checkpoint_bytes
+        if self._is_crowded:
+            bytes_max = min(bytes_max, self._options.cache_bytes_max // 8)
         journaled_bytes, entries = self._at_last
         if (
             self._entries - entries >= self._options.checkpoint_entries
-            or self._journal.bytes - journaled_bytes >= self._options.checkpoint_bytes
+            or self._journal.bytes - journaled_bytes >= bytes_max
         ):
             self.begin()
 
@@ -228,8 +232,10 @@ class Checkpoints:
             return
         self._at_last = self._journaled
         commit = self._take_state(list(self._logs.values()))
-        is_spread = len(self.dirty) >= MANY_LOGS and not self._is_pressed
-        plans = self._plans(self.dirty.values(), is_spread=is_spread)
+        if self._is_spread and not self._is_pressed:
+            plans = self._plans_of_grown(())
+        else:
+            plans = self._plans(self.dirty.values(), is_spread=False)
         self._start(plans, commit, is_whole=True, ends_round=True)
 
     def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
@@ -250,22 +256,22 @@ class Checkpoints:
 
     # --- what ---------------------------------------------------------------------------------
     def _plans(self, logs: Iterable[DiskLog], *, is_spread: bool) -> list[FlushPlan]:
-        """Of those whose tails are due, each at its own size if so said, by id."""
+        """Of those whose tails are due, by id. Where many are dirty each log has its own size, and
+        a tail goes at any size that needs an old journal file: to write it again would only put
+        that off, and be a thousand tails in one moment."""
         least = self._flush_bytes_min
         too_old = self._journal.first_of_newest(JOURNAL_FILES_MIN)
-        due = [
-            log
-            for log in logs
-            if self._should_flush(
-                log,
-                self._own_size(log, least)
-                if is_spread and not 0 < log.oldest_needed() < too_old
-                else least,
-            )
-        ]
+        due = []
+        for log in logs:
+            bytes_min = least
+            if is_spread:
+                is_old = 0 < log.oldest_needed() < too_old
+                bytes_min = 0 if is_old else self._own_size(log, least)
+            if self._is_due(log, bytes_min):
+                due.append(log)
         return self._planned(due)
 
-    def _plans_of_others(self, looked_at: Container[int]) -> list[FlushPlan]:
+    def _plans_of_grown(self, looked_at: Container[int]) -> list[FlushPlan]:
         """Of all other logs whose tails have outgrown their own sizes, by id."""
         least = self._flush_bytes_min
         # Without a call for each log: most are not due.
@@ -273,7 +279,7 @@ class Checkpoints:
             log for log in self.dirty.values() if log.unflushed >= least and log.id not in looked_at
         ]
         return self._planned(
-            [log for log in grown if self._should_flush(log, self._own_size(log, least))]
+            [log for log in grown if self._is_grown(log, self._own_size(log, least))]
         )
 
     def _planned(self, due: list[DiskLog]) -> list[FlushPlan]:
@@ -286,26 +292,35 @@ class Checkpoints:
     @property
     def _flush_bytes_min(self) -> int:
         """Tails smaller than this, of however many logs, leave room for appends in the cache: they
-        wait when half of it waits for segments."""
+        wait when half of it waits for segments. It sinks while an eighth of the cache fills: in one
+        step it would make hundreds of tails due."""
         room = self._options.cache_bytes_max // 8
-        return min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
+        share = min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
+        filled = min(max(2 * self._cache.unflushed - room, 0), room)
+        return FLUSH_BYTES_MIN - (FLUSH_BYTES_MIN - share) * filled // room
+
+    @property
+    def _is_spread(self) -> bool:
+        return len(self.dirty) >= MANY_LOGS
+
+    @property
+    def _is_crowded(self) -> bool:
+        return self._cache.unflushed > self._options.cache_bytes_max // 4
 
     @property
     def _is_pressed(self) -> bool:
         """Much waits for segments in memory or in the journal, or the disk is full."""
-        files_max = JOURNAL_FILES_MIN if len(self.dirty) < MANY_LOGS else JOURNAL_FILES_MANY
-        return (
-            self._journal.is_full
-            or self._cache.unflushed > self._options.cache_bytes_max // 4
-            or self._journal.file_count > files_max
-        )
+        files_max = JOURNAL_FILES_MANY if self._is_spread else JOURNAL_FILES_MIN
+        return self._journal.is_full or self._is_crowded or self._journal.file_count > files_max
 
-    def _should_flush(self, log: DiskLog, bytes_min: int) -> bool:
-        if log.flush_blocked or log.is_lost:
-            return False
-        if log.unflushed >= bytes_min or log.rewritten:
-            return True
-        return log.last - log.flushed_index >= self._options.checkpoint_entries // 100
+    def _is_due(self, log: DiskLog, bytes_min: int) -> bool:
+        """Its tail has grown to that many bytes, or to many entries, or was written again."""
+        return (log.rewritten and _can_flush(log)) or self._is_grown(log, bytes_min)
+
+    def _is_grown(self, log: DiskLog, bytes_min: int) -> bool:
+        entries = log.last - log.flushed_index
+        is_grown = log.unflushed >= bytes_min or entries >= self._options.checkpoint_entries // 100
+        return is_grown and _can_flush(log)
 
     def _plan(self, log: DiskLog) -> FlushPlan:
         """What a flush of everything committed writes."""
@@ -432,14 +447,15 @@ class Checkpoints:
         oldest = min(needed.values(), default=0)
         if not oldest or oldest == self._journal.current_sequence:
             return
-        least = self._flush_bytes_min
+        least = 0 if self._is_spread else self._flush_bytes_min
         for log_id in sorted(needed):
             if needed[log_id] != oldest:
                 continue
-            if log_id in self.dirty and self._should_flush(self._logs[log_id], least):
+            log = self._logs[log_id]
+            is_due = log_id in self.dirty and self._is_due(log, least)
+            if is_due:
                 self.arm()  # it has grown since its turn, or this file old: the next round has it
-            else:
-                self._logs[log_id].restage(oldest, self._journal.batch)
+            log.restage(oldest, self._journal.batch, with_tail=not is_due)
 
     def hold_files(self) -> None:
         """What is staged just now ends a need for journal files: none goes before it is durable."""
@@ -462,6 +478,10 @@ class Checkpoints:
             if not log.is_lost:
                 needed = min(needed, log.oldest_needed() or needed)
         self._journal.release(needed)
+
+
+def _can_flush(log: DiskLog) -> bool:
+    return not (log.flush_blocked or log.is_lost)
 
 
 def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:

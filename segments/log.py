@@ -417,11 +417,11 @@ class DiskLog:
         self.last = index - 1
         self.stage_state(batch, TRUNCATE, 0, index, 0)
 
-    def restage(self, sequence: int, batch: Batch) -> None:
+    def restage(self, sequence: int, batch: Batch, *, with_tail: bool) -> None:
         """Stage once more what journal file `sequence` is needed for, so that it may go."""
         if self.install is not None and self.install_sequence == sequence:
             self._stage_install(STATE, self.install, batch)
-        if self._oldest_run() == sequence and self.last > self.flushed_index:
+        if with_tail and self._oldest_run() == sequence and self.last > self.flushed_index:
             self._restage_entries(self.flushed_index + 1, batch)
             self.rewritten = True
 

@@ -147,16 +147,18 @@ def test_rounds_end_when_nothing_is_appended(harness, writer):
 
 
 def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes):
-    """Above a quarter of the cache a checkpoint takes every tail that is worth a flush."""
+    """Above a quarter of the cache a checkpoint begins, and takes every tail worth a flush."""
     harness.crash()
     harness.options = replace(OPTIONS, cache_bytes_max=4 << 20)
     harness.start()
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
-    for _ in range(17):
+    for _ in range(15):
         grow(harness, writer, logs, size=1_000)
-    harness.checkpoint()
-    assert sum(map(len, flushes)) == len(logs)
-    assert harness.store.unflushed_bytes == 0
+    assert sum(map(len, flushes)) == 0
+    for _ in range(2):
+        grow(harness, writer, logs, size=1_000)
+    assert max(map(len, flushes)) == len(logs)
+    assert harness.store.unflushed_bytes * 4 < harness.options.cache_bytes_max
 
 
 def test_small_tails_of_many_logs_leave_room(harness, writer):
@@ -166,12 +168,99 @@ def test_small_tails_of_many_logs_leave_room(harness, writer):
     harness.options = replace(OPTIONS, cache_bytes_max=2 << 20)
     harness.start()
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
-    for _ in range(FLUSH_BYTES_MIN // 1_000 - 3):
+    for _ in range(3 * FLUSH_BYTES_MIN // 1_000):
         grow(harness, writer, logs, size=1_000)
-    assert max(log.unflushed for log in harness.store._logs.values()) < FLUSH_BYTES_MIN
-    assert harness.store.unflushed_bytes * 2 > harness.options.cache_bytes_max
+        assert max(log.unflushed for log in harness.store._logs.values()) < FLUSH_BYTES_MIN
+        assert harness.store.unflushed_bytes * 2 < harness.options.cache_bytes_max
     harness.workers.advance(PARTS_MAX * PART_MS)
     assert harness.store.unflushed_bytes * 4 <= harness.options.cache_bytes_max
+
+
+@pytest.mark.parametrize("count", [1, MANY_LOGS - 1, MANY_LOGS])
+def test_small_cache_does_not_fill_between_rounds(harness, writer, count):
+    """Appends would wait for the end of one, or for `checkpoint_bytes` that are not reached."""
+    harness.crash()
+    harness.options = replace(OPTIONS, cache_bytes_max=8 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(count)]
+    for n in range(1_600):
+        grow(harness, writer, [logs[n % count]], size=10_000)
+        assert harness.store.unflushed_bytes * 2 < harness.options.cache_bytes_max
+        if not n % 40:
+            harness.workers.advance(PART_MS)
+
+
+def test_what_cannot_be_flushed_does_not_begin_checkpoints_for_ever(harness, writer):
+    """One for each block would be begun while a quarter of the cache is not committed."""
+    harness.crash()
+    harness.options = replace(OPTIONS, cache_bytes_max=8 << 20)
+    harness.start()
+    log = harness.new_log()
+    for _ in range(30):
+        harness.store.append(log, writer(log).entries(1, size=100_000))
+        harness.submit()
+    checkpoints = harness.store._checkpoints
+    before = checkpoints.count
+    for _ in range(100):
+        harness.store.append(log, writer(log).entries(1, size=10))
+        harness.submit()
+    assert harness.store.unflushed_bytes * 4 > harness.options.cache_bytes_max
+    assert checkpoints.count <= before + 1  # an eighth of the cache was journaled
+
+
+def test_many_logs_are_never_flushed_together(harness, writer, flushes):
+    """Neither by a checkpoint by bytes, nor because hundreds of tails came to need an old journal
+    file, or were written again, in the same moment."""
+    harness.crash()
+    harness.options = replace(OPTIONS, journal_file_bytes=4 << 20, checkpoint_bytes=2 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(4 * MANY_LOGS)]
+    files = 0
+    for n in range(12 * PARTS_MAX):
+        for log in logs[n % 4 :: 4]:
+            stage(harness, writer, [log], size=450)
+        harness.submit()
+        harness.workers.advance(PART_MS)
+        files = max(files, harness.store.stats()["journal_files"])
+    assert max(map(len, flushes)) <= len(logs) // 8
+    assert files <= JOURNAL_FILES_MANY
+    rewritten = sum(log.rewritten for log in harness.store._logs.values())
+    assert rewritten == 0
+
+
+def test_idle_logs_do_not_make_flushes_of_busy_ones_small(harness, writer, flushes):
+    """A thousand that hold one entry since an election take no room worth a word."""
+    harness.crash()
+    harness.options = replace(OPTIONS, cache_bytes_max=8 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(8 * MANY_LOGS)]
+    grow(harness, writer, logs, size=10)
+    busy = logs[:8]
+    for _ in range(4 * PARTS_MAX):
+        grow(harness, writer, busy, size=1_000)
+        harness.workers.advance(PART_MS)
+    sizes = [size for job in flushes for _, size, _ in job]
+    assert sizes
+    assert min(sizes) >= FLUSH_BYTES_MIN
+
+
+def test_state_that_holds_a_file_is_written_again_beside_a_tail_that_is_due(harness, writer):
+    """A flush does not move it, and the file would be kept for as long as the log is busy."""
+    harness.crash()
+    harness.options = replace(OPTIONS, journal_file_bytes=1 << 20, journal_first_file_bytes=1 << 20)
+    harness.start()
+    log = harness.new_log()
+    harness.store.collect_meta = lambda logs: []
+    harness.store.reset_log(log, first_index=500, prev_term=1, next_offset=700, state=b"state")
+    harness.submit()
+    pool = harness.workers.pool
+    harness.workers.pool = lambda job, done: harness.workers.call_later(
+        2 * PART_MS, lambda: pool(job, done)
+    )
+    for _ in range(20 * PARTS_MAX):
+        grow(harness, writer, [log], size=10_000)
+        harness.workers.advance(PART_MS)
+    assert harness.store.stats()["journal_files"] <= 2 * JOURNAL_FILES_MANY
 
 
 @pytest.mark.parametrize("share", range(0, PARTS_MAX, 7))

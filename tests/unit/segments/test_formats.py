@@ -163,7 +163,7 @@ def test_install_record_and_frame_are_as_documented():
     batch.buffers.clear()
     log.reset(9, 2, 500, b"state", batch)
     log.install_sequence = 3
-    log.restage(3, batch)
+    log.restage(3, batch, with_tail=True)
     assert [record.hex() for record in batch.records] == [INSTALL_RECORD, STATE_RECORD]
     frame = b"".join(batch.buffers[:2])
     assert frame == b"".join(batch.buffers[2:])
