@@ -26,6 +26,7 @@ import lmdb
 
 from segments.api import Buffer, CorruptRecord, DirectoryInUse
 from segments.meta_header import check_headers
+from segments.meta_pages import check_pages, good_items
 
 IOV_MAX = 1024
 DISK_FULL_RETRY_MS = 1000
@@ -87,6 +88,11 @@ class Lock(Protocol):
 class MetaFile(Protocol):
     """A small ordered key-value file whose commits are durable transactions. What is read from
     damaged pages raises CorruptRecord, or is nonsense that the reader must find out."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Pages made no sense when it was opened: what is read is what can be told of the others,
+        and `commit` raises CorruptRecord."""
 
     def get(self, key: bytes) -> bytes | None: ...
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -266,19 +272,23 @@ class LmdbFile:
     can add is therefore had beforehand, which may be refused. After that there is no full disk: a
     commit that fails is a failed sync.
 
-    Before LMDB acts on the file's headers, each time, they are checked: it would not.
+    Before LMDB acts on the file's headers, each time, they are checked: it would not. All pages are
+    when the file is opened; one that changes later can still end the process. What can be told of a
+    damaged file is read without LMDB.
     """
 
-    __slots__ = ("_environment", "_fd", "_map_bytes", "_reserved")
+    __slots__ = ("_environment", "_fd", "_good", "_map_bytes", "_reserved")
 
     def __init__(self, path: str, map_bytes: int) -> None:
         self._map_bytes = map_bytes
         self._reserved = 0
+        self._good: dict[bytes, bytes] | None = None
+        """Instead of the environment, when that is not to be touched."""
         data = f"{path}/data.mdb"
         if os.path.exists(data) and os.path.getsize(data):
             fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                _check_headers(fd)
+                self._good = _good_if_damaged(fd)
             finally:
                 os.close(fd)
         try:
@@ -290,14 +300,22 @@ class LmdbFile:
         _sync_directory(path.rpartition("/")[0] or ".")
         self._fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
 
+    @property
+    def is_damaged(self) -> bool:
+        return self._good is not None
+
     def get(self, key: bytes) -> bytes | None:
         return self.get_all([key])[0]
 
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._good is not None:
+            return [self._good.get(key) for key in keys]
         with _reading(), self._begin() as transaction:
             return [transaction.get(key) for key in keys]
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        if self._good is not None:
+            return sorted(item for item in self._good.items() if item[0].startswith(prefix))
         found: list[tuple[bytes, bytes]] = []
         with _reading(), self._begin() as transaction, transaction.cursor() as cursor:
             if cursor.set_range(prefix):
@@ -308,6 +326,8 @@ class LmdbFile:
         return found
 
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        if self._good is not None:
+            raise CorruptRecord("meta page", 0)
         try:
             self._reserve(puts)
             with self._begin(write=True) as transaction:
@@ -359,6 +379,25 @@ class LmdbFile:
 def _check_headers(fd: int) -> None:
     """Raises CorruptRecord, StorageError."""
     check_headers(lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size)
+
+
+def _good_if_damaged(fd: int) -> dict[bytes, bytes] | None:
+    """None for a whole file. Raises CorruptRecord when nothing can be told, StorageError."""
+    file_bytes = os.fstat(fd).st_size
+
+    def read(length: int, position: int) -> bytes:
+        try:
+            return os.pread(fd, length, position)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            return b""
+
+    try:
+        check_pages(read, file_bytes)
+    except CorruptRecord:
+        return good_items(read, file_bytes)
+    return None
 
 
 def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:

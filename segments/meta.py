@@ -93,14 +93,15 @@ class Meta:
             raise StorageError(f"meta has version {int.from_bytes(found[:4], 'little')}, not 1")
 
     def check(self, log_ids: Iterable[int]) -> None:
-        """Read everything once; keep what is good in a new file when something is not. Blocks."""
+        """Read everything once; keep what is good in a new file when something is not, or a page
+        that nobody reads is not. Blocks."""
         for log_id in log_ids:
             try:
                 self.load(log_id)
                 self._known[log_id] = self._read_applied(log_id)
             except CorruptRecord:
                 self._outdated.add(log_id)
-        if self._outdated:
+        if self._outdated or self._file.is_damaged:
             self._salvage()
 
     def expect(self, log_id: int, applied: int) -> None:
@@ -176,12 +177,20 @@ class Meta:
     def _salvage(self) -> None:
         """Begin a new file with the logs whose state is good; the others' must be written anew."""
         kept: list[tuple[bytes, bytes | None]] = []
-        for log_id in sorted({*self._log_ids(), *self._known}):
-            stored = self._salvageable(log_id)
-            if stored:
-                kept += stored
-            else:
-                self._outdated.add(log_id)
+        try:
+            # All pages are looked at then: to read one that is damaged may end the process.
+            self._file.close()
+            self._file = self._fs.open_meta(self._path, self._map_bytes)
+        except CorruptRecord:
+            self._outdated |= self._known.keys()
+            self._known.clear()
+        else:
+            for log_id in sorted({*self._log_ids(), *self._known}):
+                stored = self._salvageable(log_id)
+                if stored:
+                    kept += stored
+                else:
+                    self._outdated.add(log_id)
         fresh = f"{self._path}.new"
         if self._fs.exists(fresh):
             self._fs.remove_tree(fresh)
@@ -198,7 +207,8 @@ class Meta:
     def _log_ids(self) -> list[int]:
         """Logs that have something stored, as far as it can be told."""
         try:
-            return sorted({_LOG.unpack_from(key)[0] for key, _ in self._file.scan(b"")})
+            keys = [key for key, _ in self._file.scan(b"") if len(key) >= _LOG.size]
+            return sorted({_LOG.unpack_from(key)[0] for key in keys})
         except CorruptRecord:
             return []
 

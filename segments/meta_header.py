@@ -35,7 +35,9 @@ _NO_PAGE = (1 << 64) - 1
 _PAGE_BYTES_MAX = 1 << 16
 
 
-class _Tree(NamedTuple):
+class Tree(NamedTuple):
+    """What a header says of one of the two trees: that of items, and that of free pages."""
+
     page_bytes: int
     flags: int
     depth: int
@@ -46,23 +48,38 @@ class _Tree(NamedTuple):
     root: int
 
 
-def check_headers(read: Callable[[int, int], bytes], file_bytes: int) -> None:
-    """`read(length, position)` reads from the file, which has `file_bytes`.
+class MetaHeader(NamedTuple):
+    """`last`: number of the last page that was ever given out."""
+
+    transaction: int
+    page_bytes: int
+    last: int
+    free: Tree
+    items: Tree
+
+
+def check_headers(read: Callable[[int, int], bytes], file_bytes: int) -> MetaHeader:
+    """The one that counts. `read(length, position)` reads from the file, which has `file_bytes`.
 
     Raises CorruptRecord, and StorageError for a file of another version of LMDB.
     """
-    page_bytes, first = _check_header(read, 0, 0, file_bytes)
-    same_bytes, second = _check_header(read, page_bytes, 1, file_bytes)
-    if same_bytes != page_bytes:
-        raise CorruptRecord("page size of meta", 0, expected=page_bytes, actual=same_bytes)
-    if abs(first - second) > 1:
-        raise CorruptRecord("transactions of meta", 0, expected=first, actual=second)
+    first = _check_header(read, 0, 0, file_bytes)
+    second = _check_header(read, first.page_bytes, 1, file_bytes)
+    if second.page_bytes != first.page_bytes:
+        raise CorruptRecord(
+            "page size of meta", 0, expected=first.page_bytes, actual=second.page_bytes
+        )
+    if abs(first.transaction - second.transaction) > 1:
+        raise CorruptRecord(
+            "transactions of meta", 0, expected=first.transaction, actual=second.transaction
+        )
+    return second if second.transaction > first.transaction else first
 
 
 def _check_header(
     read: Callable[[int, int], bytes], position: int, number: int, file_bytes: int
-) -> tuple[int, int]:
-    """The page size and the transaction that a header says. Raises CorruptRecord, StorageError."""
+) -> MetaHeader:
+    """Raises CorruptRecord, StorageError."""
     packed = read(_HEADER.size, position)
     if len(packed) < _HEADER.size:
         raise CorruptRecord("header of meta", position)
@@ -78,7 +95,7 @@ def _check_header(
     # A transaction writes the page that its number names; a new file begins with two zeros.
     if transaction and transaction % 2 != number:
         raise CorruptRecord("transaction of meta", position, actual=transaction)
-    free_list, items = _Tree(*_TREE.unpack(free)), _Tree(*_TREE.unpack(tree))
+    free_list, items = Tree(*_TREE.unpack(free)), Tree(*_TREE.unpack(tree))
     page_bytes = free_list.page_bytes
     if page_bytes.bit_count() != 1 or page_bytes > _PAGE_BYTES_MAX or items.page_bytes:
         raise CorruptRecord("page size of meta", position, actual=page_bytes)
@@ -88,10 +105,10 @@ def _check_header(
         raise CorruptRecord("flags of meta", position)
     for found in (free_list, items):
         _check_tree(found, last, position)
-    return page_bytes, transaction
+    return MetaHeader(transaction, page_bytes, last, free_list, items)
 
 
-def _check_tree(tree: _Tree, last: int, position: int) -> None:
+def _check_tree(tree: Tree, last: int, position: int) -> None:
     pages = tree.branch_pages + tree.leaf_pages
     is_empty = tree.root == _NO_PAGE
     if (

@@ -52,6 +52,7 @@ class SimMeta:
     """A key-value environment; every commit is one durable transaction."""
 
     __slots__ = ("_disk", "_store")
+    is_damaged = False
 
     def __init__(self, disk: SimDisk, store: MetaStore) -> None:
         self._disk = disk
