@@ -12,7 +12,7 @@ Must not know: how blocks, segments and transactions are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -29,8 +29,9 @@ from segments.pending_meta import MetaCommit, PendingMeta
 from segments.segment import Cursor
 
 FLUSH_BYTES_MIN = 16 << 10
-"""Smaller tails stay in the journal and are written again at its head, once, before a flush, or go
-when that file has to, where many logs are dirty; less is enough as an eighth of the cache fills."""
+"""Smaller tails stay in the journal, are written again at its head once, and then flushed; where
+many logs are dirty, they are flushed when they need an old file. Less is enough as the cache fills.
+"""
 MANY_LOGS = 64
 """With as many dirty logs, a tail is flushed as soon as it has outgrown a size of its own."""
 FLUSH_STEPS = 64
@@ -40,10 +41,11 @@ PARTS_MAX = 50
 PART_MS_MIN = 200
 """So many parts, and so far apart at the least, has a checkpoint by time."""
 JOURNAL_FILES_MIN = 3
-"""The file being written, and two that wait for their entries to reach segments. A tail that needs
-an older one is flushed when its log has its turn, whatever size it would have grown to."""
+"""The file being written, and two that wait for their entries to reach segments. Where many logs
+are dirty, a tail that needs an older one is flushed when its log has its turn, whatever its size.
+"""
 JOURNAL_FILES_MANY = 5
-"""So many may wait for that where many logs are dirty: all at once would be a second's work."""
+"""With more, files are let go after each part, and not at a round's end."""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,8 @@ class Checkpoints:
         """Something was appended during this round: another one follows."""
         self._is_retrying = False
         self._waiters: list[Callable[[], None]] = []
+        self._has_committed = False
+        """Something was, since all logs were last looked at."""
         self._entries = 0
         """Journaled in this life."""
         self._at_last = (0, 0)
@@ -145,6 +149,7 @@ class Checkpoints:
     def committed(self, log: DiskLog) -> None:
         """The log has committed entries that no segment holds."""
         self.dirty[log.id] = log
+        self._has_committed = True
         # Its part may have come between the append and this, and found nothing to flush.
         self.arm()
 
@@ -176,15 +181,8 @@ class Checkpoints:
     def _begin_part(self, share: int) -> None:
         """State and tails of the logs of this share; where many grow, also the tails of others that
         have outgrown their size."""
-        logs = [
-            log for log in self._logs.values() if (log.id + self._spread) % self._parts == share
-        ]
-        tails = {log.id: log for log in logs if log.id in self.dirty}
-        commit = self._take_state(logs)
-        is_spread = self._is_spread
-        plans = self._plans(tails.values(), is_spread=is_spread)
-        if is_spread:
-            plans += self._plans_of_grown(tails)
+        commit = self._take_state(self._of_share(share, self._logs))
+        plans = self._plans_of_share(share)
         if plans or commit.batches or not share:
             self._start(plans, commit, is_whole=False, ends_round=not share)
 
@@ -207,12 +205,15 @@ class Checkpoints:
 
     def begin_if_pressed(self) -> None:
         """Begin if enough was journaled since the last one; less is enough while appends may soon
-        have to wait for room in the cache."""
+        have to wait for room in the cache, and nothing while they do, if something was committed.
+        """
         if self.is_full:
             return
         bytes_max = self._options.checkpoint_bytes
         if self._is_crowded:
-            bytes_max = min(bytes_max, self._options.cache_bytes_max // 8)
+            cache_bytes_max = self._options.cache_bytes_max
+            is_waited_for = self._has_committed and 2 * self._cache.unflushed > cache_bytes_max
+            bytes_max = 0 if is_waited_for else min(bytes_max, cache_bytes_max // 8)
         journaled_bytes, entries = self._at_last
         if (
             self._entries - entries >= self._options.checkpoint_entries
@@ -231,11 +232,13 @@ class Checkpoints:
         if self.is_running or not self._may_begin():
             return
         self._at_last = self._journaled
+        self._has_committed = False
         commit = self._take_state(list(self._logs.values()))
-        if self._is_spread and not self._is_pressed:
-            plans = self._plans_of_grown(())
+        if self.is_full or not self._is_spread:
+            plans = self._plans(self.dirty.values())
         else:
-            plans = self._plans(self.dirty.values(), is_spread=False)
+            # In place of a round's last part it does that, too.
+            plans = self._plans_of_share(0, at_least=self._is_pressed)
         self._start(plans, commit, is_whole=True, ends_round=True)
 
     def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
@@ -255,32 +258,48 @@ class Checkpoints:
         self._workers.pool(lambda: _run(plans, commit, meta), finished)
 
     # --- what ---------------------------------------------------------------------------------
-    def _plans(self, logs: Iterable[DiskLog], *, is_spread: bool) -> list[FlushPlan]:
+    def _of_share(self, share: int, logs: Mapping[int, DiskLog]) -> list[DiskLog]:
+        return [log for log in logs.values() if (log.id + self._spread) % self._parts == share]
+
+    def _plans_of_share(self, share: int, *, at_least: bool = False) -> list[FlushPlan]:
+        """Of the logs of this share whose tails are due; where many logs grow, also of others whose
+        tails have outgrown their own sizes, or the least."""
+        plans = self._plans(self._of_share(share, self.dirty))
+        if self._is_spread:
+            planned = {plan.files.log_id for plan in plans}
+            plans += self._plans_of_grown(planned, at_least=at_least)
+        return plans
+
+    def _plans(self, logs: Iterable[DiskLog]) -> list[FlushPlan]:
         """Of those whose tails are due, by id. Where many are dirty each log has its own size, and
         a tail goes at any size that needs an old journal file: to write it again would only put
         that off, and be a thousand tails in one moment."""
         least = self._flush_bytes_min
+        is_spread = self._is_spread
         too_old = self._journal.first_of_newest(JOURNAL_FILES_MIN)
         due = []
         for log in logs:
             bytes_min = least
             if is_spread:
-                is_old = 0 < log.oldest_needed() < too_old
+                is_old = 0 < log.oldest_run() < too_old
                 bytes_min = 0 if is_old else self._own_size(log, least)
             if self._is_due(log, bytes_min):
                 due.append(log)
         return self._planned(due)
 
-    def _plans_of_grown(self, looked_at: Container[int]) -> list[FlushPlan]:
-        """Of all other logs whose tails have outgrown their own sizes, by id."""
+    def _plans_of_grown(self, planned: Container[int], *, at_least: bool) -> list[FlushPlan]:
+        """Of all other logs whose tails have outgrown their own sizes, or the least, by id."""
         least = self._flush_bytes_min
         # Without a call for each log: most are not due.
         grown = [
-            log for log in self.dirty.values() if log.unflushed >= least and log.id not in looked_at
+            log for log in self.dirty.values() if log.unflushed >= least and log.id not in planned
         ]
-        return self._planned(
-            [log for log in grown if self._is_grown(log, self._own_size(log, least))]
-        )
+        due = []
+        for log in grown:
+            bytes_min = least if at_least else self._own_size(log, least)
+            if self._is_grown(log, bytes_min):
+                due.append(log)
+        return self._planned(due)
 
     def _planned(self, due: list[DiskLog]) -> list[FlushPlan]:
         due.sort(key=attrgetter("id"))
@@ -297,7 +316,7 @@ class Checkpoints:
         room = self._options.cache_bytes_max // 8
         share = min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
         filled = min(max(2 * self._cache.unflushed - room, 0), room)
-        return FLUSH_BYTES_MIN - (FLUSH_BYTES_MIN - share) * filled // room
+        return FLUSH_BYTES_MIN - (FLUSH_BYTES_MIN - share) * filled // max(room, 1)
 
     @property
     def _is_spread(self) -> bool:
@@ -309,9 +328,10 @@ class Checkpoints:
 
     @property
     def _is_pressed(self) -> bool:
-        """Much waits for segments in memory or in the journal, or the disk is full."""
-        files_max = JOURNAL_FILES_MANY if self._is_spread else JOURNAL_FILES_MIN
-        return self._journal.is_full or self._is_crowded or self._journal.file_count > files_max
+        """Much waits for segments in memory or in the journal, or the disk is full. Where many logs
+        are dirty, journal files wait for tails whose turn will come: others would not help."""
+        is_long = not self._is_spread and self._journal.file_count > JOURNAL_FILES_MIN
+        return self._journal.is_full or self._is_crowded or is_long
 
     def _is_due(self, log: DiskLog, bytes_min: int) -> bool:
         """Its tail has grown to that many bytes, or to many entries, or was written again."""
@@ -381,13 +401,16 @@ class Checkpoints:
         self._cache.evict()
         failpoint.hit("checkpoint.noted")
         self._note_token = self._journal.submit(urgent=False)
-        self._releases = self._releases or ends_round
+        is_long = self._journal.file_count > JOURNAL_FILES_MANY
+        self._releases = self._releases or ends_round or is_long
         self.release_files()
         if is_whole:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter()
         self._ended()
+        if self._journal.is_idle:
+            self.begin_if_pressed()  # no block follows that would ask
 
     def _note_lost(self, meta_lost: frozenset[int]) -> None:
         """Of some logs nothing may be stored any more: nothing is trimmed behind what was."""

@@ -421,7 +421,7 @@ class DiskLog:
         """Stage once more what journal file `sequence` is needed for, so that it may go."""
         if self.install is not None and self.install_sequence == sequence:
             self._stage_install(STATE, self.install, batch)
-        if with_tail and self._oldest_run() == sequence and self.last > self.flushed_index:
+        if with_tail and self.oldest_run() == sequence and self.last > self.flushed_index:
             self._restage_entries(self.flushed_index + 1, batch)
             self.rewritten = True
 
@@ -615,10 +615,11 @@ class DiskLog:
     def oldest_needed(self) -> int:
         """Sequence of the oldest journal file with an entry that no segment holds, or an installed
         state that no checkpoint covers; 0: none."""
-        run, install = self._oldest_run(), self.install_sequence
+        run, install = self.oldest_run(), self.install_sequence
         return min(run, install) if run and install else run or install
 
-    def _oldest_run(self) -> int:
+    def oldest_run(self) -> int:
+        """The same for entries only."""
         self.runs = [run for run in self.runs if run.last > self.flushed_index]
         return min((run.sequence for run in self.runs), default=0)
 

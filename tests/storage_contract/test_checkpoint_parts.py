@@ -228,6 +228,70 @@ def test_many_logs_are_never_flushed_together(harness, writer, flushes):
     assert rewritten == 0
 
 
+def test_journal_grows_with_a_burst_and_not_beyond_it(harness, writer):
+    """The logs of each share have their turn, also of that which a round ends with; files they do
+    not need any more go, and rounds end."""
+    harness.crash()
+    harness.options = replace(OPTIONS, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(3 * MANY_LOGS)]
+    grow(harness, writer, logs, size=100)
+    checkpoints = harness.store._checkpoints
+    last = [log for log in logs if (log.log_id + checkpoints._spread) % PARTS_MAX == 0]
+    busy = [log for log in logs if log not in last]
+    files = []
+    for part in range(7 * PARTS_MAX):
+        is_burst = part < 2 * PARTS_MAX
+        for log in busy[part % 3 :: 3] if is_burst else busy[part % 24 :: 24]:
+            stage(harness, writer, [log], size=2_500)
+        harness.submit()
+        harness.workers.advance(PART_MS)
+        files.append(harness.store.stats()["journal_files"])
+    assert max(files) > JOURNAL_FILES_MANY
+    assert max(files[5 * PARTS_MAX :]) <= JOURNAL_FILES_MANY
+    harness.workers.advance(3 * OPTIONS.checkpoint_interval_ms)
+    assert harness.store.stats()["journal_files"] <= JOURNAL_FILES_MIN
+    assert not part_timers(harness)
+
+
+def test_what_was_held_back_is_flushed_once_it_is_committed(harness, writer):
+    """Half of the cache is full, nothing is appended any more, and the round ends much later."""
+    log = harness.new_log()
+    harness.workers.advance(PART_MS)
+    while harness.store.unflushed_bytes * 2 <= harness.options.cache_bytes_max:
+        harness.store.append(log, writer(log).entries(1, size=500_000))
+        harness.submit()
+    harness.store.set_hard_state(log, HardState(1, 0, log.last_index))
+    harness.submit()
+    harness.workers.advance(PART_MS)
+    assert harness.store.unflushed_bytes == 0
+
+
+def test_full_disk_is_not_found_free_by_having_nothing_to_do(harness, writer, monkeypatch):
+    """Tails go at any size in their logs' parts: what was refused there is what is tried again."""
+    harness.crash()
+    harness.options = replace(OPTIONS, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
+    harness.start()
+    logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
+
+    def refused(plan):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(checkpoints_module, "run_flush", refused)
+    checkpoints = harness.store._checkpoints
+    logs = [log for log in logs if (log.log_id + checkpoints._spread) % PARTS_MAX]
+    for _ in range(10 * PARTS_MAX):
+        if harness.store.accepts_appends:
+            grow(harness, writer, logs, size=60)
+        harness.workers.advance(PART_MS)
+        if checkpoints.is_full:
+            break
+    assert checkpoints.is_full
+    for _ in range(5 * PARTS_MAX):
+        harness.workers.advance(PART_MS // 10)
+        assert checkpoints.is_full
+
+
 def test_idle_logs_do_not_make_flushes_of_busy_ones_small(harness, writer, flushes):
     """A thousand that hold one entry since an election take no room worth a word."""
     harness.crash()

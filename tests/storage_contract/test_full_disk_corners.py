@@ -21,7 +21,7 @@ OPTIONS = replace(
     journal_file_bytes=256 << 10,
     journal_first_file_bytes=64 << 10,
     segment_bytes=16 << 10,
-    cache_bytes_max=16 << 10,
+    cache_bytes_max=1 << 20,
     checkpoint_bytes=1 << 30,
     checkpoint_entries=10**9,
 )
