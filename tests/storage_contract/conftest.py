@@ -14,10 +14,12 @@ from segments.api import HardState, NotInMemory, StorageError, StoredEntry, Stor
 from segments.fs import RealFileSystem
 from segments.inline import InlineWorkers
 from segments.memory import MemoryStore
+from segments.meta import Meta
 from segments.store import DiskStore
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 
+META_MAP_BYTES = 64 << 20
 SMALL = StoreOptions(
     journal_file_bytes=64 << 10,
     journal_first_file_bytes=16 << 10,
@@ -270,3 +272,12 @@ def make_harness():
 @pytest.fixture
 def odd_options():
     return ODD
+
+
+def meta_of_start(path, log_ids, applied):
+    """Opened as a start does it: what the journal knows of is to be found."""
+    meta = Meta(RealFileSystem(), str(path), META_MAP_BYTES)
+    for log_id in log_ids:
+        meta.expect(log_id, applied)
+    meta.check(log_ids)
+    return meta

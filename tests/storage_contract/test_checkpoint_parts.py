@@ -51,6 +51,12 @@ def flushes(monkeypatch):
     return jobs
 
 
+def begin_again(harness, **options):
+    harness.crash()
+    harness.options = replace(OPTIONS, **options)
+    harness.start()
+
+
 def stage(harness, writer, logs, size):
     """One committed entry more for each log."""
     for log in logs:
@@ -85,9 +91,7 @@ def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flush
 
 def test_tails_that_keep_old_journal_files_go_with_their_shares(harness, writer, flushes):
     """Also when the journal has outgrown its files: all at once would hold up appends."""
-    harness.crash()
-    harness.options = replace(OPTIONS, journal_file_bytes=4 << 20)
-    harness.start()
+    begin_again(harness, journal_file_bytes=4 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
     files = []
     for _ in range(10 * PARTS_MAX):
@@ -148,9 +152,7 @@ def test_rounds_end_when_nothing_is_appended(harness, writer):
 
 def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes):
     """Above a quarter of the cache a checkpoint begins, and takes every tail worth a flush."""
-    harness.crash()
-    harness.options = replace(OPTIONS, cache_bytes_max=4 << 20)
-    harness.start()
+    begin_again(harness, cache_bytes_max=4 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
     for _ in range(15):
         grow(harness, writer, logs, size=1_000)
@@ -164,9 +166,7 @@ def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes)
 def test_small_tails_of_many_logs_leave_room(harness, writer):
     """None is worth a flush by itself; appends would wait for ever once half of the cache waited
     for one."""
-    harness.crash()
-    harness.options = replace(OPTIONS, cache_bytes_max=2 << 20)
-    harness.start()
+    begin_again(harness, cache_bytes_max=2 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
     for _ in range(3 * FLUSH_BYTES_MIN // 1_000):
         grow(harness, writer, logs, size=1_000)
@@ -179,9 +179,7 @@ def test_small_tails_of_many_logs_leave_room(harness, writer):
 @pytest.mark.parametrize("count", [1, MANY_LOGS - 1, MANY_LOGS])
 def test_small_cache_does_not_fill_between_rounds(harness, writer, count):
     """Appends would wait for the end of one, or for `checkpoint_bytes` that are not reached."""
-    harness.crash()
-    harness.options = replace(OPTIONS, cache_bytes_max=8 << 20)
-    harness.start()
+    begin_again(harness, cache_bytes_max=8 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(count)]
     for n in range(1_600):
         grow(harness, writer, [logs[n % count]], size=10_000)
@@ -192,9 +190,7 @@ def test_small_cache_does_not_fill_between_rounds(harness, writer, count):
 
 def test_what_cannot_be_flushed_does_not_begin_checkpoints_for_ever(harness, writer):
     """One for each block would be begun while a quarter of the cache is not committed."""
-    harness.crash()
-    harness.options = replace(OPTIONS, cache_bytes_max=8 << 20)
-    harness.start()
+    begin_again(harness, cache_bytes_max=8 << 20)
     log = harness.new_log()
     for _ in range(30):
         harness.store.append(log, writer(log).entries(1, size=100_000))
@@ -211,9 +207,7 @@ def test_what_cannot_be_flushed_does_not_begin_checkpoints_for_ever(harness, wri
 def test_many_logs_are_never_flushed_together(harness, writer, flushes):
     """Neither by a checkpoint by bytes, nor because hundreds of tails came to need an old journal
     file, or were written again, in the same moment."""
-    harness.crash()
-    harness.options = replace(OPTIONS, journal_file_bytes=4 << 20, checkpoint_bytes=2 << 20)
-    harness.start()
+    begin_again(harness, journal_file_bytes=4 << 20, checkpoint_bytes=2 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(4 * MANY_LOGS)]
     files = 0
     for n in range(12 * PARTS_MAX):
@@ -231,9 +225,7 @@ def test_many_logs_are_never_flushed_together(harness, writer, flushes):
 def test_journal_grows_with_a_burst_and_not_beyond_it(harness, writer):
     """The logs of each share have their turn, also of that which a round ends with; files they do
     not need any more go, and rounds end."""
-    harness.crash()
-    harness.options = replace(OPTIONS, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
-    harness.start()
+    begin_again(harness, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(3 * MANY_LOGS)]
     grow(harness, writer, logs, size=100)
     checkpoints = harness.store._checkpoints
@@ -269,9 +261,7 @@ def test_what_was_held_back_is_flushed_once_it_is_committed(harness, writer):
 
 def test_full_disk_is_not_found_free_by_having_nothing_to_do(harness, writer, monkeypatch):
     """Tails go at any size in their logs' parts: what was refused there is what is tried again."""
-    harness.crash()
-    harness.options = replace(OPTIONS, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
-    harness.start()
+    begin_again(harness, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
 
     def refused(plan):
@@ -294,9 +284,7 @@ def test_full_disk_is_not_found_free_by_having_nothing_to_do(harness, writer, mo
 
 def test_idle_logs_do_not_make_flushes_of_busy_ones_small(harness, writer, flushes):
     """A thousand that hold one entry since an election take no room worth a word."""
-    harness.crash()
-    harness.options = replace(OPTIONS, cache_bytes_max=8 << 20)
-    harness.start()
+    begin_again(harness, cache_bytes_max=8 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(8 * MANY_LOGS)]
     grow(harness, writer, logs, size=10)
     busy = logs[:8]
@@ -310,9 +298,7 @@ def test_idle_logs_do_not_make_flushes_of_busy_ones_small(harness, writer, flush
 
 def test_state_that_holds_a_file_is_written_again_beside_a_tail_that_is_due(harness, writer):
     """A flush does not move it, and the file would be kept for as long as the log is busy."""
-    harness.crash()
-    harness.options = replace(OPTIONS, journal_file_bytes=1 << 20, journal_first_file_bytes=1 << 20)
-    harness.start()
+    begin_again(harness, journal_file_bytes=1 << 20, journal_first_file_bytes=1 << 20)
     log = harness.new_log()
     harness.store.collect_meta = lambda logs: []
     harness.store.reset_log(log, first_index=500, prev_term=1, next_offset=700, state=b"state")

@@ -9,11 +9,11 @@ import pytest
 from segments.api import CorruptRecord, MetaBatch, StorageError
 from segments.fs import RealFileSystem
 from segments.meta import Meta
+from tests.storage_contract.conftest import META_MAP_BYTES, meta_of_start
 from tests.storage_contract.damage import flip_bit
 
 LOGS = (1, 2)
 ROUNDS = 13
-MAP_BYTES = 64 << 20
 PAGE_BYTES = 4096
 HEADER_BYTES = 152
 FILE_BYTES_MAX = 1 << 20
@@ -35,19 +35,14 @@ def commit(meta, round_, want):
 
 
 def opened(path):
-    """As a start does it: what the journal knows of is to be found."""
-    meta = Meta(RealFileSystem(), str(path), MAP_BYTES)
-    for log_id in LOGS:
-        meta.expect(log_id, ROUNDS)
-    meta.check(LOGS)
-    return meta
+    return meta_of_start(path, LOGS, ROUNDS)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A closed store, and what it holds."""
     path = tmp_path_factory.mktemp("written") / "meta"
-    meta = Meta(RealFileSystem(), str(path), MAP_BYTES)
+    meta = Meta(RealFileSystem(), str(path), META_MAP_BYTES)
     want = {log_id: {} for log_id in LOGS}
     for round_ in range(ROUNDS):
         commit(meta, round_, want)

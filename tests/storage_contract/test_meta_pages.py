@@ -15,12 +15,12 @@ from segments.fs import RealFileSystem
 from segments.meta import Meta
 from segments.meta_header import check_headers
 from segments.meta_pages import check_pages, good_items
+from tests.storage_contract.conftest import META_MAP_BYTES, meta_of_start
 from tests.storage_contract.damage import flip_bit
 
 LOGS = range(1, 41)
 FORGOTTEN = range(41, 61)
 ROUNDS = 12
-MAP_BYTES = 64 << 20
 PAGE_BYTES = 4096
 LARGE_BYTES = 10_000
 FLIPS = 150
@@ -48,12 +48,7 @@ def commit(meta, log_ids, round_):
 
 
 def opened(path):
-    """As a start does it: what the journal knows of is to be found."""
-    meta = Meta(RealFileSystem(), str(path), MAP_BYTES)
-    for log_id in LOGS:
-        meta.expect(log_id, ROUNDS)
-    meta.check(LOGS)
-    return meta
+    return meta_of_start(path, LOGS, ROUNDS)
 
 
 def reader(path):
@@ -65,7 +60,7 @@ def reader(path):
 def written(tmp_path_factory):
     """A closed store of forty logs, with free pages that twenty others have left."""
     path = tmp_path_factory.mktemp("written") / "meta"
-    meta = Meta(RealFileSystem(), str(path), MAP_BYTES)
+    meta = Meta(RealFileSystem(), str(path), META_MAP_BYTES)
     for round_ in range(ROUNDS):
         commit(meta, [*LOGS, *FORGOTTEN], round_)
     meta.forget(FORGOTTEN)
