@@ -182,8 +182,19 @@ class ReplicaSet:
     def wait_stopped(self, server_id: int, *, seconds_max: float = 10.0) -> None:
         deadline = time.monotonic() + seconds_max
         while self._is_running(server_id):
-            assert time.monotonic() < deadline, f"server {server_id} did not end"
+            is_late = time.monotonic() > deadline
+            assert not is_late, f"server {server_id} did not end: {self._threads(server_id)}"
             time.sleep(POLL_SECONDS)
+
+    def _threads(self, server_id: int) -> str:
+        """What each thread of the server does in the kernel: one that waits for a disk without an
+        end keeps a process that has exited."""
+        found = []
+        for task in Path(f"/proc/{self.server(server_id).running_pid()}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                state = (task / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+                found.append(f"{state} {(task / 'stack').read_text(encoding='ascii')}")
+        return "\n".join(found)
 
     def _is_running(self, server_id: int) -> bool:
         pid = self.server(server_id).running_pid()
