@@ -12,15 +12,17 @@ disk again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
 import random
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rpc.hello import Hello
 from rpc.links import Links
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+_STANDARD_ERROR = 2
 
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _WARNING_SECONDS = 60
@@ -212,7 +215,7 @@ class Process:
 
     def _cannot_listen(self, name: str, port: int, error: OSError) -> None:
         self._log.error("cannot_listen", listener=name, port=port, error=str(error))
-        os._exit(EXIT_FAILED)
+        end_now(EXIT_FAILED)
 
     def _close_listeners(self) -> None:
         """Who connects now is refused."""
@@ -263,14 +266,14 @@ class Process:
         """A disk that hangs must not keep a process: what a clean stop saves is only time. Nor may
         what asyncio waits for behind a stop that is done: the jobs of its own threads."""
         if self._ended.done():
-            os._exit(self._ended.result())
+            end_now(self._ended.result())
         self._log.error("stop_timed_out")
-        os._exit(EXIT_FAILED)
+        end_now(EXIT_FAILED)
 
     def _disk_failed(self, error: BaseException) -> None:
         """Nothing may be acknowledged after a failed sync: end before anything else can run."""
         self._log.error("disk_failed", error=f"{type(error).__name__}: {error}")
-        os._exit(EXIT_FAILED)
+        end_now(EXIT_FAILED)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """An exception left a callback: state may be half changed, so nothing may follow."""
@@ -285,7 +288,7 @@ class Process:
             str(context.get("message")),
             exc_info=error if isinstance(error, BaseException) else None,
         )
-        os._exit(EXIT_FAILED)
+        end_now(EXIT_FAILED)
 
     def _cannot_accept(self) -> None:
         """Nobody is served on the metrics port for lack of a descriptor; the server is all right.
@@ -305,6 +308,16 @@ def stop_seconds_max(config: Config) -> float:
 def _health(server: Server) -> Health:
     facts = server.health()
     return Health(server.state is ServerState.SERVING, facts)
+
+
+def end_now(status: int) -> NoReturn:
+    """End the process, its connections first: a thread that waits for a disk that hangs keeps what
+    an ended process had open, and peers and clients would wait for an answer for that long."""
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):
+            if descriptor > _STANDARD_ERROR and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+    os._exit(status)
 
 
 def run(config: Config, on_open: Callable[[], None]) -> int:

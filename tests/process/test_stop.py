@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -75,3 +76,29 @@ def test_stopped_server_ends_whatever_still_hangs(hangs, tmp_path):
     assert "Traceback" not in words
     assert "stop_timed_out" not in words
     assert words.count("hanging on two.test") == (1 if hangs == "names" else 0)
+
+
+# A process that the system cannot end, because one of its threads waits for a disk.
+HELD = """
+import os, socket, sys, time
+from vdl.process import end_now
+
+os._exit = lambda status: time.sleep(120)
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+end_now(1)
+"""
+
+
+def test_process_that_cannot_end_lets_go_of_its_connections():
+    """Who is connected would wait for an answer until the disk gives up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        with subprocess.Popen([sys.executable, "-c", HELD, port]) as process:
+            try:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(30)
+                    assert connection.recv(1) == b""
+                assert process.poll() is None
+            finally:
+                process.kill()

@@ -6,7 +6,7 @@ import time
 from http.client import HTTPConnection
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.harness.load import QUIET
@@ -39,7 +39,21 @@ def create_topic(
         placed = {"replica_assignment": [servers] * partitions}
     admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
     topic = NewTopic(name, num_partitions=partitions, **placed)
-    admin.create_topics([topic])[name].result(timeout=CALL_SECONDS_MAX)
+    deadline = time.monotonic() + HEALTHY_SECONDS_MAX
+    is_first = True
+    while True:
+        try:
+            admin.create_topics([topic])[name].result(timeout=CALL_SECONDS_MAX)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.TOPIC_ALREADY_EXISTS and not is_first:
+                return
+            # A leader that moves just then cannot say whether it took effect.
+            if code != KafkaError.REQUEST_TIMED_OUT or time.monotonic() > deadline:
+                raise
+            is_first = False
+        else:
+            return
 
 
 def status(replica_set: ReplicaSet) -> ClusterStatus:
