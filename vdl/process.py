@@ -22,6 +22,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rpc.hello import Hello
@@ -313,7 +314,7 @@ def _health(server: Server) -> Health:
 def end_now(status: int) -> NoReturn:
     """End the process, its connections first: a thread that waits for a disk that hangs keeps what
     an ended process had open, and peers and clients would wait for an answer for that long."""
-    for descriptor in map(int, os.listdir("/dev/fd")):
+    for descriptor in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
         with contextlib.suppress(OSError):
             if descriptor > _STANDARD_ERROR and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
