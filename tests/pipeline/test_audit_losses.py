@@ -25,7 +25,7 @@ from tests.storage_contract.damage import flip_bit
 from tests.unit.segments.conftest import OPTIONS, Bench
 from vdl.pipeline.audit import GIVEN_UP, GOOD, LOST, MISSING, Finding, tail_of
 
-SIZES = replace(OPTIONS, index_segment_entries=INDEX_ENTRIES)
+SIZES = replace(OPTIONS, index_segment_entries=INDEX_ENTRIES, cache_bytes_max=1 << 20)
 FLUSHED, LAST, OTHER_LAST = 100, 105, 10
 GROUP, OTHER_GROUP = 9, 10
 
