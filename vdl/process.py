@@ -18,7 +18,7 @@ import gc
 import os
 import random
 import signal
-import stat
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -313,12 +313,26 @@ def _health(server: Server) -> Health:
 
 def end_now(status: int) -> NoReturn:
     """End the process, its connections first: a thread that waits for a disk that hangs keeps what
-    an ended process had open, and peers and clients would wait for an answer for that long."""
-    for descriptor in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
-        with contextlib.suppress(OSError):
-            if descriptor > _STANDARD_ERROR and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                os.close(descriptor)
-    os._exit(status)
+    an ended process had open, and peers and clients would wait for an answer for that long.
+
+    Not closed but shut down: another thread must not get the number of one for a file. Whatever
+    fails here, the process ends.
+    """
+    try:
+        for descriptor in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
+            if descriptor > _STANDARD_ERROR:
+                with contextlib.suppress(OSError):  # not a socket, or not connected
+                    _shut_down(descriptor)
+    finally:
+        os._exit(status)
+
+
+def _shut_down(descriptor: int) -> None:
+    connection = socket.socket(fileno=descriptor)
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    finally:
+        connection.detach()
 
 
 def run(config: Config, on_open: Callable[[], None]) -> int:

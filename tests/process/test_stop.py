@@ -85,8 +85,16 @@ from vdl.process import end_now
 
 os._exit = lambda status: time.sleep(120)
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+listener = socket.create_server(("127.0.0.1", 0))
+connection.sendall(b"%d\\n" % listener.getsockname()[1])
 end_now(1)
 """
+
+
+def test_process_ends_though_its_connections_cannot_be_found():
+    """A disk fails while there are no descriptors left: nothing may be acknowledged after it."""
+    ends = "from vdl import process; process.Path = None; process.end_now(7)"
+    assert subprocess.run([sys.executable, "-c", ends], check=False, timeout=60).returncode == 7
 
 
 def test_process_that_cannot_end_lets_go_of_its_connections():
@@ -98,7 +106,11 @@ def test_process_that_cannot_end_lets_go_of_its_connections():
                 connection, _ = listener.accept()
                 with connection:
                     connection.settimeout(30)
-                    assert connection.recv(1) == b""
+                    with connection.makefile("rb") as received:
+                        listens_on = int(received.readline())
+                        assert received.read() == b""
+                with pytest.raises(ConnectionError):
+                    socket.create_connection(("127.0.0.1", listens_on), timeout=30)
                 assert process.poll() is None
             finally:
                 process.kill()
