@@ -1,19 +1,25 @@
 """The codecs of Kafka's record batches, with a bound on what decompressing may give.
 
-A producer chooses the codec and VDL passes the batch on as it is; only the few places that must
-look inside (compacted topics, offsets by time, tools, our own client) come here. Whoever compressed
-is not trusted: output goes into a buffer of bounded size, so a few bytes cannot become gigabytes
-whatever they claim. The bound is `RATIO_MAX` times the input, at least `FLOOR_BYTES` (small batches
-of equal records compress far better than large ones) and never more than `OUTPUT_BYTES_MAX`.
+A producer chooses the codec and VDL passes the batch on as it is; what must look inside (the check
+of a produce, offsets by time, tools, our own client) comes here. Whoever compressed is not trusted:
+output goes into a buffer of bounded size, so a few bytes cannot become gigabytes whatever they
+claim. The bound is `RATIO_MAX` times the input, at least `FLOOR_BYTES` (small batches of equal
+records compress far better than large ones) and never more than `OUTPUT_BYTES_MAX`.
 
 Framing, as Java's client has it: gzip members, LZ4 frames of independent blocks (its reader knows
 no others), zstd frames, and for snappy the blocks of xerial's stream. Plain snappy without that
 framing is read too, since some producers send it.
+
+`decompress` reads what was stored, whatever its form. `decompress_into` is for what a producer
+sends, and takes only what every client reads alike: one frame or member that fills its bytes. Of
+two, Java's LZ4, librdkafka's gzip and kafka-python's zstd would read the first and miss records.
 """
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
+from struct import error as StructError
 
 import cramjam
 
@@ -26,9 +32,28 @@ RATIO_MAX = 100
 FLOOR_BYTES = 1024 * 1024
 _FIRST_TRY_BYTES = 64 * 1024
 
+FRAME_BLOCKS_MAX = 16_384
+"""Blocks of one frame: the largest output, in pieces of a kilobyte."""
+
+_UINT32_LE = Struct("<I")
+_LZ4_MAGIC = 0x184D2204
+_LZ4_VERSION_MASK, _LZ4_VERSION = 0xC0, 0x40
+_LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 32, 16, 8, 4
+_LZ4_RESERVED = 3
+"""The dictionary's bit among them: Java's reader knows none."""
+_LZ4_STORED = 1 << 31
+_ZSTD_MAGIC = 0xFD2FB528
+_ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 32, 4
+_ZSTD_DICTIONARY_BYTES = (0, 1, 2, 4)
+_ZSTD_SIZE_BYTES = (0, 2, 4, 8)
+_ZSTD_RUN = 1
+_GZIP_SIZE_BYTES = 4
+
 # xerial stream: magic, version, lowest compatible version; then blocks of [int32 length | snappy].
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + (1).to_bytes(4) + (1).to_bytes(4)
+_XERIAL_VERSION = slice(8, 12)
+_XERIAL_VERSION_MIN = (1).to_bytes(4)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _BLOCK_LENGTH = Struct(">i")
 
@@ -90,6 +115,111 @@ def decompress(codec: Compression, data: Buffer) -> memoryview:
             return _decompress_bounded(codec, cramjam.zstd.decompress_into, view)
 
 
+def decompress_into(codec: Compression, data: Buffer, output: memoryview) -> int:
+    """Decompress what a producer sent into `output`; how many bytes of it that took. Raises
+    CorruptCompression: the codec cannot read it, some client's could not, or it is too much."""
+    view = memoryview(data)
+    try:
+        match codec:
+            case Compression.NONE:
+                raise AssertionError("not compressed")
+            case Compression.GZIP:
+                size = cramjam.gzip.decompress_into(view, output)
+                is_sound = _is_one_member(view, size)
+            case Compression.SNAPPY:
+                return _snappy_into(view, output)
+            case Compression.LZ4:
+                is_sound = _is_one_lz4_frame(view)
+                size = cramjam.lz4.decompress_into(view, output) if is_sound else 0
+            case Compression.ZSTD:
+                is_sound = _is_one_zstd_frame(view)
+                size = cramjam.zstd.decompress_into(view, output) if is_sound else 0
+    except cramjam.DecompressionError as error:
+        raise CorruptCompression(codec, len(view)) from error
+    if not is_sound:
+        raise CorruptCompression(codec, len(view))
+    return size
+
+
+def _is_one_member(data: memoryview, size: int) -> bool:
+    """Whether gzip data, of which `size` bytes came, is one member (RFC 1952). Its end says how
+    many bytes the last one gave: all, so that others can only have been empty; and the first was
+    not. Nothing but that is asked of zlib, which is slower."""
+    if _UINT32_LE.unpack_from(data, len(data) - _GZIP_SIZE_BYTES)[0] != size & 0xFFFFFFFF:
+        return False
+    return not size or bool(zlib.decompressobj(wbits=31).decompress(data, 1))
+
+
+def _is_one_lz4_frame(data: memoryview) -> bool:
+    """Whether one frame of independent blocks fills the data: what Java's reader takes."""
+    try:
+        if _UINT32_LE.unpack_from(data, 0)[0] != _LZ4_MAGIC:
+            return False
+        flags = data[4]
+        if flags & (_LZ4_VERSION_MASK | _LZ4_RESERVED | _LZ4_INDEPENDENT) != (
+            _LZ4_VERSION | _LZ4_INDEPENDENT
+        ):
+            return False
+        position = 15 if flags & _LZ4_CONTENT_SIZE else 7
+        after_block = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+        for _ in range(FRAME_BLOCKS_MAX):
+            size = _UINT32_LE.unpack_from(data, position)[0]
+            position += 4
+            if not size:
+                return position + (4 if flags & _LZ4_CONTENT_CHECKSUM else 0) == len(data)
+            if size == _LZ4_STORED:
+                return False  # Java takes this for the end
+            position += (size & ~_LZ4_STORED) + after_block
+    except (IndexError, StructError):
+        pass
+    return False
+
+
+def _is_one_zstd_frame(data: memoryview) -> bool:
+    """Whether one frame fills the data (RFC 8878)."""
+    try:
+        if _UINT32_LE.unpack_from(data, 0)[0] != _ZSTD_MAGIC:
+            return False
+        flags = data[4]
+        is_single = bool(flags & _ZSTD_SINGLE_SEGMENT)
+        position = 5 + (not is_single) + _ZSTD_DICTIONARY_BYTES[flags & 3]
+        position += _ZSTD_SIZE_BYTES[flags >> 6] or is_single
+        for _ in range(FRAME_BLOCKS_MAX):
+            header = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+            is_run = header >> 1 & 3 == _ZSTD_RUN
+            position += 3 + (1 if is_run else header >> 3)
+            if header & 1:
+                return position + (4 if flags & _ZSTD_CHECKSUM else 0) == len(data)
+    except (IndexError, StructError):
+        pass
+    return False
+
+
+def _snappy_into(data: memoryview, output: memoryview) -> int:
+    """The blocks of xerial's stream, one behind the other; or one block without it."""
+    if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
+        return _snappy_block_into(data, output, len(data))
+    if len(data) < len(_XERIAL_HEADER) or data[_XERIAL_VERSION].tobytes() < _XERIAL_VERSION_MIN:
+        raise CorruptCompression(Compression.SNAPPY, len(data))
+    size = 0
+    for block in _xerial_blocks(data):
+        size += _snappy_block_into(block, output[size:], len(data))
+    return size
+
+
+def _snappy_block_into(block: memoryview, output: memoryview, size: int) -> int:
+    """One raw snappy block, which states its own length in front. Raises CorruptCompression."""
+    try:
+        if not block:
+            raise CorruptCompression(Compression.SNAPPY, size)
+        length = cramjam.snappy.decompress_raw_len(block)
+        if length > len(output):
+            raise CorruptCompression(Compression.SNAPPY, size)
+        return cramjam.snappy.decompress_raw_into(block, output[:length]) if length else 0
+    except cramjam.DecompressionError as error:
+        raise CorruptCompression(Compression.SNAPPY, size) from error
+
+
 def _decompress_bounded(
     codec: Compression, decompress_into: Callable[[memoryview, bytearray], int], data: memoryview
 ) -> memoryview:
@@ -119,6 +249,13 @@ def _decompress_snappy(data: memoryview) -> memoryview:
     if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         return memoryview(_decompress_snappy_block(data, limit, len(data)))
     output = bytearray()
+    for block in _xerial_blocks(data):
+        output += _decompress_snappy_block(block, limit - len(output), len(data))
+    return memoryview(output)
+
+
+def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
+    """The blocks of xerial's stream. Raises CorruptCompression."""
     position = len(_XERIAL_HEADER)
     while position < len(data):
         if len(data) - position < _BLOCK_LENGTH.size:
@@ -127,10 +264,8 @@ def _decompress_snappy(data: memoryview) -> memoryview:
         position += _BLOCK_LENGTH.size
         if not 0 < length <= len(data) - position:
             raise CorruptCompression(Compression.SNAPPY, len(data))
-        block = data[position : position + length]
-        output += _decompress_snappy_block(block, limit - len(output), len(data))
+        yield data[position : position + length]
         position += length
-    return memoryview(output)
 
 
 def _decompress_snappy_block(block: memoryview, limit: int, size: int) -> bytearray:

@@ -1,0 +1,12 @@
+from vdl.record_walk import Buffer, Walked
+
+def walk(
+    records: Buffer,
+    count: int,
+    base_timestamp: int,
+    oldest: int,
+    newest: int,
+    keys_required: bool,
+    release: bool,
+    /,
+) -> Walked: ...
