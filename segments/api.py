@@ -209,6 +209,9 @@ class Workers(Protocol):
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run in a bounded pool, in no particular order."""
 
+    def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run what only computes, in no particular order, and not behind what waits for a disk."""
+
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         """Run `fn` on the loop after `delay_ms`."""
 

@@ -43,6 +43,9 @@ class InlineWorkers:
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.pool_jobs.append((job, done))
 
+    def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.pool_jobs.append((job, done))
+
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> InlineTimer:
         timer = InlineTimer(fn)
         self._timer_count += 1

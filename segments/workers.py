@@ -1,4 +1,5 @@
-"""The threads that block: one for the journal, a small pool for everything else.
+"""The threads that block: one for the journal, a small pool for everything else; and two that only
+compute, so that it need not wait for a thread that waits for a disk.
 
 A job is a plain callable that touches only files and what it closed over; its result, or the
 exception it raised, is handed to `done` on the loop. The journal thread runs its jobs one at a time
@@ -33,13 +34,21 @@ class ThreadWorkers:
         call_later: Callable[[int, Callable[[], None]], Timer],
         *,
         pool_threads: int = 3,
+        compute_threads: int = 2,
     ) -> None:
         self._ring = ring
         self._call_later = call_later
         self._journal: SimpleQueue[_Job | None] = SimpleQueue()
         self._pool: SimpleQueue[_Job | None] = SimpleQueue()
-        self._threads = [self._start("journal", self._journal)]
-        self._threads += [self._start(f"pool-{n}", self._pool) for n in range(pool_threads)]
+        self._computing: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads = {
+            self._start("journal", self._journal): self._journal,
+            **{self._start(f"pool-{n}", self._pool): self._pool for n in range(pool_threads)},
+            **{
+                self._start(f"compute-{n}", self._computing): self._computing
+                for n in range(compute_threads)
+            },
+        }
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._journal.put((job, done))
@@ -47,14 +56,16 @@ class ThreadWorkers:
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._pool.put((job, done))
 
+    def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._computing.put((job, done))
+
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         return self._call_later(delay_ms, fn)
 
     def close(self) -> None:
         """Finish what is queued and end the threads. Blocks."""
-        self._journal.put(None)
-        for _ in self._threads[1:]:
-            self._pool.put(None)
+        for queue in self._threads.values():
+            queue.put(None)
         for thread in self._threads:
             thread.join()
 

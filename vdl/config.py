@@ -187,6 +187,7 @@ KEYS: dict[str, Key] = {
     "kafka.log.segment.bytes": Key("kafka.segment_bytes", size(64 * KIB, 2 * GIB - 1)),
     "kafka.min.insync.replicas": Key("kafka.min_insync_replicas", integer(1, 7)),
     "kafka.log.retention.ms": Key("kafka.retention_ms", milliseconds(-1, INT64_MAX)),
+    "request.check_on_loop_bytes": Key("kafka.record_check_loop_bytes", size(0, 16 * MIB)),
     "kafka.max.partitions.per.request": Key(
         "kafka.partitions_per_request_max", integer(1, 1_000_000)
     ),

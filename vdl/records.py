@@ -17,9 +17,11 @@
 61 records                compressed together if a codec is set
 ```
 
-On the write path a batch is one opaque value: `check_batch` looks at the header and the CRC and
-never inside, because walking the records costs microseconds each. What needs the inside (offsets by
-timestamp, compacted topics, clients, tools) iterates with `iter_records`.
+A produce is checked in two steps. `check_batch` here looks at the header and the CRC, and at
+whether so many records can be in so few bytes; the records themselves are walked by
+`vdl.record_walk` before anything is appended. Behind that a batch is one opaque value: what is
+stored is sound, and what needs the inside (offsets by timestamp, clients, tools) iterates with
+`iter_records`.
 
 Kafka's error numbers are data here: a bad batch is a `KafkaError` with the code to answer.
 Must not know: logs, requests, sockets.
@@ -32,8 +34,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from vdl.compression import Compression, CorruptCompression, compress, decompress
+from vdl.compression import Compression, CorruptCompression, compress, decompress, output_limit
 from vdl.errors import ErrorCode, KafkaError, VdlError
+from vdl.record_walk import RECORD_BYTES_MIN
 
 Buffer = bytes | bytearray | memoryview
 
@@ -198,6 +201,10 @@ def _check_fields(header: BatchHeader, produce_version: int) -> None:
         codec == Compression.ZSTD and produce_version < ZSTD_SINCE_PRODUCE_VERSION
     ):
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "compression type not supported")
+    # Cheap, and enough to keep any work for the records in proportion to the bytes that came.
+    record_bytes = header.batch_length + LENGTH_FROM - HEADER_BYTES
+    if header.count * RECORD_BYTES_MIN > (output_limit(record_bytes) if codec else record_bytes):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "more records than the bytes can hold")
     if attributes & LOG_APPEND_TIME_FLAG:
         raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "LogAppendTime is not the producer's to set")
 
@@ -209,11 +216,17 @@ def patch_position(batch: memoryview, *, base_offset: int, leader_epoch: int) ->
 
 
 def patch_log_append_time(batch: memoryview, timestamp_ms: int) -> None:
-    """Mark the batch `LogAppendTime` at `timestamp_ms`; the one patch that recomputes the CRC."""
+    """Mark the batch `LogAppendTime` at `timestamp_ms`. The CRC is made good again."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_FLAG)
     _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
-    _CRC.pack_into(batch, _CRC_AT, crc32c(batch[CRC_FROM:]))
+    seal(batch)
+
+
+def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
+    """Correct what the header says of its records. The CRC is made good again."""
+    _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
+    seal(batch)
 
 
 # --- reading ---

@@ -46,6 +46,7 @@ from vdl.logstream.host import Host
 from vdl.logstream.retention import KEEP, RetentionPolicy
 from vdl.logstream.state_group import Outcome, OutcomeKind
 from vdl.logstream.stream import LogStream
+from vdl.record_walk import IS_NATIVE
 from vdl.state.commands import RegisterServer
 
 _REGISTER_RETRY_NS = 300 * MS
@@ -279,6 +280,7 @@ class Server:
             clock=self.clock,
             log=self._log,
             random_bytes=self._random_bytes,
+            compute=self.store.workers.compute,
         )
         context.groups = GroupCoordinator(
             host=host, clock=self.clock, rng=self._rng, config=config.kafka
@@ -286,6 +288,11 @@ class Server:
         for coordinator in host.coordinators:
             context.groups.attach(coordinator)
         self.frontend = Frontend(context)
+        if not IS_NATIVE:
+            self._log.info(
+                "records_walked_in_python",
+                meaning="no C compiler was there at the set-up: to check a record costs 2 µs",
+            )
         host.on_catalog_change = self._catalog_changed
         host.on_answers = self.frontend.flush
         host.upkeep.policy_of = self._retention_policy
@@ -432,6 +439,9 @@ class Server:
             "client_connections_accepted_total": frontend.connections_accepted,
             "client_connections_refused_total": frontend.connections_refused,
             "handler_errors_total": frontend.handler_errors,
+            "record_walk_native": int(IS_NATIVE),
+            "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
+            "record_checks_refused_total": frontend.context.record_checks.refused,
         }
 
 

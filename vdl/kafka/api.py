@@ -49,14 +49,18 @@ class Later:
     The handler returns it and keeps a reference where the answer will come from. `complete` may be
     called before the handler returns, and exactly once. When the client goes away first,
     `cancelled` becomes true, `on_cancel` runs if it was set, and a later `complete` is ignored.
+
+    `holding`: it has not taken its place in the log yet, so that nothing may start behind it until
+    `let_go` is called.
     """
 
-    __slots__ = ("_notify", "cancelled", "done", "on_cancel", "response")
+    __slots__ = ("_notify", "cancelled", "done", "holding", "on_cancel", "response")
 
     def __init__(self) -> None:
         self.response: Any = None
         self.done = False
         self.cancelled = False
+        self.holding = False
         self.on_cancel: Callable[[], None] | None = None
         self._notify: Callable[[Later], None] | None = None
 
@@ -73,6 +77,12 @@ class Later:
         if notify is not None:
             self._notify = None
             notify(self)
+
+    def let_go(self) -> None:
+        """What is behind it may start."""
+        self.holding = False
+        if self._notify is not None:
+            self._notify(self)
 
     def run(self, step: Callable[[], None]) -> None:
         """One step towards the answer, called from outside the handler: if it raises, that is the

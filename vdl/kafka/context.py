@@ -21,6 +21,7 @@ from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.reader_pace import ReaderPace
+from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.log import Log
 
 
@@ -58,6 +59,8 @@ class KafkaOptions:
     retention_ms: int = -1
     """`log.retention.ms`: how long topics keep their records that do not say. Kafka's 168 hours
     would delete old data for whoever does not know of them: here the default is for ever."""
+    record_check_loop_bytes: int = 2 << 20
+    """Larger batches are checked off the loop, as are compressed ones of more than 32 KiB."""
     partitions_per_request_max: int = 10_000
     """Partitions one CreateTopics may ask for in all (`max.request.partition.size.limit`
     is a response limit in Kafka; this bounds the work of one command)."""
@@ -119,6 +122,9 @@ class Appended(Protocol):
     def base_offset(self) -> int: ...
     @property
     def log_start_offset(self) -> int: ...
+    @property
+    def duplicate_timestamp(self) -> int | None:
+        """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
 
 
 class TimedOffset(Protocol):
@@ -262,9 +268,13 @@ class Context:
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, Any] = field(default_factory=dict)
     """Encoded answers that several requests of this turn may share; emptied after each."""
+    compute: Compute = at_once
+    """Where what takes long is computed."""
     reader_pace: ReaderPace = field(init=False)
+    record_checks: RecordChecks = field(init=False)
 
     def __post_init__(self) -> None:
+        self.record_checks = RecordChecks(self.compute, self.config.record_check_loop_bytes)
         self.reader_pace = ReaderPace(self.config.cold_read_bytes_per_second)
 
 

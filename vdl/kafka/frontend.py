@@ -5,7 +5,8 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
 
 * Requests of one connection start in arrival order and are answered in that order. A request starts
   when all before it are answered, as in Kafka; only Produce may start while other Produce requests
-  of its connection wait, because it takes its place in the log when it starts.
+  of its connection wait, because it takes its place in the log when it starts. One whose batches
+  are checked off the loop first holds back those behind it.
 * Every bound is a setting: connections, connections of one address, requests and bytes in flight,
   unsent bytes, idle time, time for one request to arrive. At a bound the connection is not read.
 * Answers that become known during a turn of the loop leave with one call per connection.
@@ -272,9 +273,12 @@ class ClientSession:
         api = API.get(self._waiting[0].api_key)
         if api is None or not api.pipelined:
             return not self._started
-        if self._started and not self._started[-1].api.pipelined:
-            return False
-        if self._frontend.context.host.overloaded:
+        if self._started:
+            last = self._started[-1]
+            if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
+                return False
+        context = self._frontend.context
+        if context.host.overloaded or context.record_checks.is_full:
             if not self._held_back:
                 self._held_back = True
                 self._frontend.hold_back(self)

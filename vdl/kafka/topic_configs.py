@@ -107,6 +107,7 @@ BATCH_BYTES_MAX = 16 << 20
 SEGMENT_BYTES_MIN = 64 << 10
 """Smaller segments are mostly file names."""
 
+CLEANUP_POLICY = "cleanup.policy"
 MAX_MESSAGE_BYTES = "max.message.bytes"
 RETENTION_BYTES = "retention.bytes"
 RETENTION_MS = "retention.ms"
@@ -118,7 +119,7 @@ TIMESTAMP_BEFORE_MAX_MS = "message.timestamp.before.max.ms"
 
 KNOWN = (
     TopicConfig(
-        "cleanup.policy",
+        CLEANUP_POLICY,
         ConfigType.LIST,
         "delete",
         "What is done with old segments: only delete.",

@@ -50,12 +50,14 @@ class Appended:
     error: ErrorCode
     base_offset: int = -1
     log_start_offset: int = -1
+    duplicate_timestamp: int | None = None
+    """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
 
 
 class Waiter:
     """A produce that waits for its entry to commit."""
 
-    __slots__ = ("base_offset", "deadline_ns", "done", "index", "term")
+    __slots__ = ("base_offset", "deadline_ns", "done", "duplicate_timestamp", "index", "term")
 
     def __init__(
         self,
@@ -65,12 +67,14 @@ class Waiter:
         base_offset: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
+        duplicate_timestamp: int | None = None,
     ) -> None:
         self.index = index
         self.term = term
         self.base_offset = base_offset
         self.deadline_ns = deadline_ns
         self.done = done
+        self.duplicate_timestamp = duplicate_timestamp
 
 
 class HeldAppend:
@@ -280,6 +284,7 @@ class LogStream:
                 header.count,
                 entry.base_offset,
                 entry.index,
+                entry.timestamp,
             )
         self._waiters.append(
             Waiter(
@@ -317,7 +322,10 @@ class LogStream:
         if original.index <= self.group.commit:
             done(
                 Appended(
-                    ErrorCode.NONE, original.base_offset, log_start_offset=self.log_start_offset
+                    ErrorCode.NONE,
+                    original.base_offset,
+                    self.log_start_offset,
+                    original.timestamp,
                 )
             )
             return
@@ -327,6 +335,7 @@ class LogStream:
             base_offset=original.base_offset,
             deadline_ns=deadline_ns,
             done=done,
+            duplicate_timestamp=original.timestamp,
         )
         # Waiters are kept in index order: the duplicate goes right behind its original.
         position = len(self._waiters)
@@ -502,7 +511,7 @@ class LogStream:
         self.high_watermark = log.offset_after(commit)
         waiters = self._waiters
         if waiters and waiters[0].index <= commit:
-            log_start = log.log_start_offset
+            log_start = self.log_start_offset
             node = self.group.node
             leads_in = node.term if node.is_leader else 0
             while waiters and waiters[0].index <= commit:
@@ -512,7 +521,12 @@ class LogStream:
                 # it certainly never will be read.
                 if waiter.term == leads_in or log.term(waiter.index) == waiter.term:
                     waiter.done(
-                        Appended(ErrorCode.NONE, waiter.base_offset, log_start_offset=log_start)
+                        Appended(
+                            ErrorCode.NONE,
+                            waiter.base_offset,
+                            log_start,
+                            waiter.duplicate_timestamp,
+                        )
                     )
                 else:
                     waiter.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))

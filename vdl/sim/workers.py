@@ -1,5 +1,7 @@
 """Where a simulated process's blocking work runs: one journal worker and a small pool.
 
+Jobs that only compute take a time of their own and end in another order than they began.
+
 A job does its work when it starts and is complete when its virtual time is over: only then are its
 effects durable and its caller told (see `disk`). A process that dies takes its callbacks with it;
 how far the jobs it was running got is drawn by the disk. A process that dies before it has opened
@@ -20,6 +22,8 @@ from vdl.sim.disk import SimDisk, Step
 
 T = TypeVar("T")
 POOL_WORKERS = 4
+COMPUTE_NS = (30_000, 900_000, 5_000, 200_000, 3_000_000, 70_000, 10_000)
+"""How long one job after the other computes."""
 
 
 class NoWorkers:
@@ -29,6 +33,9 @@ class NoWorkers:
         """It does not begin."""
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """It does not begin."""
+
+    def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """It does not begin."""
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> NoTimer:
@@ -54,6 +61,7 @@ class SimWorkers:
         self._pool_busy = 0
         self._running: dict[int, list[Step]] = {}
         self._jobs = 0
+        self._computed = 0
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._journal.append(lambda: self._run(job, done, self._journal_done))
@@ -64,6 +72,11 @@ class SimWorkers:
         self._pool.append(lambda: self._run(job, done, self._pool_done))
         if self._pool_busy < POOL_WORKERS:
             self._pool_next()
+
+    def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        cost_ns = COMPUTE_NS[self._computed % len(COMPUTE_NS)]
+        self._computed += 1
+        self._clock.call_later(cost_ns, lambda: done(job()))
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> SimTimer:
         return self._clock.call_later(delay_ms * MS, fn)

@@ -46,12 +46,14 @@ _KEY_KIND = b"p"
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One accepted batch: its sequence numbers [first, last], its offset and its entry."""
+    """One accepted batch: its sequence numbers [first, last], its offset, its entry, and its
+    largest timestamp (ms; -1 where that was not kept yet)."""
 
     first: int
     last: int
     base_offset: int
     index: int
+    timestamp: int = -1
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +61,9 @@ class Duplicate(msgspec.Struct, frozen=True, gc=False):
 
     base_offset: int
     index: int
+    timestamp: int = -1
+    """Largest timestamp of the original (ms): what it was answered with where that is the time of
+    its append."""
 
 
 class StoredProducer(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +89,7 @@ class Producer:
         """The accepted batch with exactly these sequence numbers."""
         for batch in self.window:
             if batch.first == first and batch.last == last:
-                return Duplicate(batch.base_offset, batch.index)
+                return Duplicate(batch.base_offset, batch.index, batch.timestamp)
         return None
 
 
@@ -104,6 +109,7 @@ class Overlay:
         record_count: int,
         base_offset: int,
         index: int,
+        timestamp: int,
     ) -> None:
         """A batch that `check` passed was appended."""
         producer = self.producers.get(producer_id)
@@ -114,7 +120,7 @@ class Overlay:
             producer.epoch = epoch
             producer.window.clear()
         last = (base_sequence + record_count - 1) % SEQUENCE_END
-        producer.window.append(Batch(base_sequence, last, base_offset, index))
+        producer.window.append(Batch(base_sequence, last, base_offset, index, timestamp))
 
     def committed(self, producer_id: int, index: int) -> None:
         """Entries up to `index` are applied: `Producers` knows them from now on."""
@@ -212,7 +218,7 @@ class Producers:
         producer.last_timestamp = timestamp
         window = producer.window
         last = (base_sequence + record_count - 1) % SEQUENCE_END
-        window.append(Batch(base_sequence, last, base_offset, index))
+        window.append(Batch(base_sequence, last, base_offset, index, timestamp))
         if len(window) > WINDOW_BATCHES:
             del window[0]
         self._dirty.add(producer_id)

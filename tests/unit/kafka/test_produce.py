@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tests.unit.kafka.twin import WALL_MS, Client, World, batch
-from vdl.compression import Compression
+from vdl.compression import Compression, compress
 from vdl.errors import ErrorCode
+from vdl.kafka import record_checks
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.record_checks import CHECKS_AT_ONCE, RecordChecks
 from vdl.kafka.wire.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     TopicProduceData,
 )
-from vdl.records import read_header
+from vdl.records import (
+    HEADER_BYTES,
+    Record,
+    build_batch,
+    crc_matches,
+    iter_records,
+    read_header,
+    seal,
+)
 
 PRODUCE = 0
 
@@ -283,3 +297,270 @@ def test_clients_that_go_away_leave_their_appends() -> None:
     world.run()
     assert stream.high_watermark == 1
     assert len(world.frontend) == 0
+
+
+# --- what is inside a batch ---
+
+
+def claiming(
+    count: int, *, records: int = 1, size: int = 10, codec: Compression = Compression.NONE
+) -> bytearray:
+    """A batch that says it holds `count` records."""
+    data = batch(records, size, compression=codec)
+    data[23:27] = (count - 1).to_bytes(4, "big")
+    data[57:61] = count.to_bytes(4, "big")
+    seal(data)
+    return data
+
+
+def with_garbage(*, size: int = 10) -> bytearray:
+    """A batch behind whose record something follows."""
+    data = batch(size=size) + b"garbage"
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    seal(data)
+    return data
+
+
+def repacked(
+    codec: Compression, change: Callable[[bytes], bytes], *, count: int = 3, size: int = 10
+) -> bytearray:
+    """A batch whose compressed records were changed."""
+    plain = batch(count, size, compression=codec)
+    data = plain[:HEADER_BYTES] + change(bytes(plain[HEADER_BYTES:]))
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    seal(data)
+    return data
+
+
+CODECS = [codec for codec in Compression if codec is not Compression.NONE]
+LOOP_BYTES = [0, 2 << 20]
+"""Everything is checked off the loop, or what is small is checked on it."""
+
+
+def world_with(loop_bytes: int) -> World:
+    return World(KafkaOptions(record_check_loop_bytes=loop_bytes))
+
+
+@pytest.mark.parametrize("loop_bytes", LOOP_BYTES)
+@pytest.mark.parametrize(
+    "records",
+    [
+        claiming((1 << 31) - 1),
+        claiming(10),
+        claiming(2),
+        claiming(2, records=3),
+        with_garbage(),
+        *(claiming(10, codec=codec) for codec in CODECS),
+        *(claiming(2, records=3, codec=codec) for codec in CODECS),
+        *(repacked(codec, lambda data: data[:-3]) for codec in CODECS),
+        *(repacked(codec, lambda data: data + b"more") for codec in CODECS),
+        *(repacked(codec, lambda data: b"") for codec in CODECS),
+        *(repacked(codec, lambda data: b"\xff" * 30) for codec in CODECS),
+    ],
+)
+def test_produce_of_a_lying_batch_is_refused_and_takes_no_offset(
+    records: bytearray, loop_bytes: int
+) -> None:
+    """As many offsets are given as there are records, and what is stored can be read."""
+    world = world_with(loop_bytes)
+    (stream,) = world.topic()
+    client = world.client()
+    answer = only(client.ask(PRODUCE, 9, produce(records)))
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert answer.error_message
+    assert answer.log_start_offset == stream.log_start_offset
+    assert stream.batches == []
+    assert only(client.ask(PRODUCE, 9, produce(batch()))).base_offset == 0
+
+
+@pytest.mark.parametrize("loop_bytes", LOOP_BYTES)
+@pytest.mark.parametrize("codec", Compression)
+def test_produce_of_sound_batches_passes_wherever_they_are_checked(
+    codec: Compression, loop_bytes: int
+) -> None:
+    """Small and large, with each codec."""
+    world = world_with(loop_bytes)
+    (stream,) = world.topic()
+    client = world.client()
+    for count, size in ((1, 0), (50, 100), (200, 4_000)):
+        answer = only(client.ask(PRODUCE, 9, produce(batch(count, size, compression=codec))))
+        assert answer.error_code == ErrorCode.NONE
+    assert [len(list(iter_records(memoryview(one.data)))) for one in stream.batches] == [1, 50, 200]
+
+
+@pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4, Compression.ZSTD])
+def test_produce_of_a_decompression_bomb_is_refused(codec: Compression) -> None:
+    """A few kilobytes that would become 64 MiB."""
+    world = World()
+    (stream,) = world.topic()
+    zeros = compress(codec, bytes(64 << 20))
+    bomb = repacked(codec, lambda data: zeros)
+    assert len(bomb) < 1 << 20
+    assert error_of(world, produce(bomb)) == ErrorCode.INVALID_RECORD
+    assert stream.batches == []
+
+
+@pytest.mark.parametrize("loop_bytes", LOOP_BYTES)
+def test_produce_with_a_wrong_largest_timestamp_is_corrected(loop_bytes: int) -> None:
+    """As Kafka does: the header says what the records say, and its CRC is good."""
+    world = world_with(loop_bytes)
+    (stream,) = world.topic()
+    for lie in (WALL_MS + 1_000_000, 0, -1):
+        data = batch(3)
+        data[35:43] = lie.to_bytes(8, "big", signed=True)
+        seal(data)
+        assert error_of(world, produce(data)) == ErrorCode.NONE
+    for stored in stream.batches:
+        assert read_header(stored.data).max_timestamp == WALL_MS + 2
+        assert crc_matches(memoryview(stored.data))
+
+
+def test_produce_without_timestamps_is_filed_under_the_time_of_its_append() -> None:
+    """So that retention can age it; the records themselves still have none."""
+    world = World()
+    (stream,) = world.topic()
+    assert error_of(world, produce(batch(timestamp=-1))) == ErrorCode.NONE
+    (stored,) = stream.batches
+    assert read_header(stored.data).max_timestamp == -1
+    assert WALL_MS <= stored.timestamp < WALL_MS + 1_000
+
+
+@pytest.mark.parametrize("loop_bytes", LOOP_BYTES)
+def test_produce_names_each_record_that_is_out_of_time(loop_bytes: int) -> None:
+    """KIP-467: the index of each and why, from v8 on; the rest of the request goes on."""
+    world = world_with(loop_bytes)
+    world.topic(configs={"message.timestamp.before.max.ms": "1000"})
+    times = [WALL_MS, WALL_MS - 5_000, WALL_MS, WALL_MS + 4_000_000]
+    data = build_batch([Record(None, b"v", timestamp=time) for time in times])
+    answer = only(world.client().ask(PRODUCE, 9, produce(data)))
+    assert answer.error_code == ErrorCode.INVALID_TIMESTAMP
+    assert answer.error_message
+    assert [error.batch_index for error in answer.record_errors] == [1, 3]
+    assert str(times[1]) in answer.record_errors[0].batch_index_error_message
+    before = only(world.client().ask(PRODUCE, 7, produce(data)))
+    assert (before.error_code, before.record_errors) == (ErrorCode.INVALID_TIMESTAMP, [])
+
+
+def test_produce_where_keys_are_required_names_the_records_without() -> None:
+    """A compacted topic keeps records by their key. No topic can be made one yet."""
+    world = World()
+    world.topic(configs={"cleanup.policy": "compact"})
+    keys = [b"a", None, b"b", None]
+    data = build_batch([Record(key, b"v", timestamp=WALL_MS) for key in keys])
+    answer = only(world.client().ask(PRODUCE, 9, produce(data)))
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert [error.batch_index for error in answer.record_errors] == [1, 3]
+
+
+class Threads:
+    """Jobs that wait until a test runs them, in whatever order."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], None]] = []
+
+    def compute(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.jobs.append(lambda: done(job()))
+
+
+def threaded_world() -> tuple[World, Threads]:
+    world, threads = world_with(100), Threads()
+    world.context.record_checks = RecordChecks(threads.compute, 100)
+    return world, threads
+
+
+def test_produce_that_left_the_loop_holds_back_those_behind_it() -> None:
+    """The log has a connection's batches in the order in which they were sent."""
+    world, threads = threaded_world()
+    (stream,) = world.topic()
+    client, other = world.client(), world.client()
+    client.request(PRODUCE, 9, produce(batch(5, 100)))
+    client.request(PRODUCE, 9, produce(batch(1)))
+    other.request(PRODUCE, 9, produce(batch(2)))
+    world.run()
+    assert [read_header(one.data).count for one in stream.batches] == [2]
+    threads.jobs.pop()()
+    world.run()
+    assert [read_header(one.data).count for one in stream.batches] == [2, 5, 1]
+    assert [only(answer).base_offset for answer in client.answers()] == [2, 7]
+
+
+def test_produce_of_several_partitions_keeps_their_order_within_the_request() -> None:
+    """Checks end in another order than they began; a batch that is refused holds nobody up."""
+    world, threads = threaded_world()
+    first, second = world.topic(partitions=2)
+    client = world.client()
+    bad, large, small = with_garbage(size=200), batch(3, 200), batch(1)
+    request = produce()
+    request.topic_data[0].partition_data = [
+        PartitionProduceData(partition, memoryview(data))
+        for partition, data in ((1, small), (0, bad), (1, large), (0, batch(2)))
+    ]
+    client.request(PRODUCE, 9, request)
+    assert (len(first.batches), len(second.batches)) == (0, 1)
+    while threads.jobs:
+        threads.jobs.pop()()
+    world.run()
+    (answer,) = client.answers()
+    rows = answer.responses[0].partition_responses
+    assert [row.error_code for row in rows] == [0, ErrorCode.INVALID_RECORD, 0, 0]
+    assert [row.base_offset for row in rows] == [0, -1, 1, 0]
+
+
+def test_produce_whose_topic_goes_while_it_is_checked_is_not_appended() -> None:
+    """The log of that time is not there any more."""
+    world, threads = threaded_world()
+    world.topic()
+    client = world.client()
+    client.request(PRODUCE, 9, produce(batch(5, 100)))
+    world.host.streams.clear()
+    threads.jobs.pop()()
+    world.run()
+    assert only(client.answers()[0]).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_produce_without_acks_that_lies_closes_the_connection() -> None:
+    """Also when that is found off the loop."""
+    world, threads = threaded_world()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(PRODUCE, 9, produce(with_garbage(size=200), acks=0))
+    threads.jobs.pop()()
+    world.run()
+    assert client.closed
+    assert stream.batches == []
+
+
+def test_produce_waits_while_too_much_waits_for_the_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is held for checks is bounded over all connections: at the bound nothing starts, and
+    one batch below it everything does."""
+    world, threads = threaded_world()
+    (stream,) = world.topic()
+    large = batch(5, 100)
+    monkeypatch.setattr(record_checks, "WAITING_BYTES_MAX", 4 * len(large))
+    for _ in range(3):
+        world.client().request(PRODUCE, 9, produce(large))
+    small = world.client()
+    assert only(small.ask(PRODUCE, 9, produce(batch()))).error_code == ErrorCode.NONE
+    world.client().request(PRODUCE, 9, produce(large))
+    assert len(threads.jobs) == CHECKS_AT_ONCE
+    small.request(PRODUCE, 9, produce(batch()))
+    world.run()
+    assert small.answers() == []
+    threads.jobs.pop()()
+    world.run()
+    assert only(small.answers()[0]).error_code == ErrorCode.NONE
+    while threads.jobs:
+        threads.jobs.pop()()
+    world.run()
+    assert stream.high_watermark == 4 * 5 + 2
+
+
+def test_produce_duplicate_is_answered_with_the_originals_append_time() -> None:
+    """KIP-98, as Kafka: not with the time of now."""
+    world = World()
+    (stream,) = world.topic(configs={"message.timestamp.type": "LogAppendTime"})
+    stream.duplicate_timestamp = WALL_MS - 77
+    answer = only(world.client().ask(PRODUCE, 9, produce(batch())))
+    assert answer.log_append_time_ms == WALL_MS - 77

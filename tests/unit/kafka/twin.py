@@ -50,6 +50,7 @@ class TwinAppended:
     error: ErrorCode
     base_offset: int = -1
     log_start_offset: int = -1
+    duplicate_timestamp: int | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class TwinBatch:
     term: int
     data: bytes
     done: Callable[[TwinAppended], None] | None
+    timestamp: int = -1
 
 
 class TwinWait:
@@ -92,6 +94,8 @@ class TwinStream:
         self.waits: list[TwinWait] = []
         self.asked: list[Callable[[bool], None]] = []
         self.committing = False
+        self.duplicate_timestamp: int | None = None
+        """Every batch is called a duplicate of one with this timestamp."""
 
     @property
     def end_offset(self) -> int:
@@ -110,7 +114,11 @@ class TwinStream:
             return
         base = self.end_offset
         patch_position(batch, base_offset=base, leader_epoch=self.term)
-        self.batches.append(TwinBatch(base, base + header.count, self.term, bytes(batch), done))
+        self.batches.append(
+            TwinBatch(
+                base, base + header.count, self.term, bytes(batch), done, header.max_timestamp
+            )
+        )
         if self.auto_commit and not self.committing:
             self.committing = True
             self.clock.call_soon(self.commit)
@@ -122,7 +130,14 @@ class TwinStream:
             self.high_watermark = batch.end_offset
             if batch.done is not None:
                 done, batch.done = batch.done, None
-                done(TwinAppended(ErrorCode.NONE, batch.base_offset, self.log_start_offset))
+                done(
+                    TwinAppended(
+                        ErrorCode.NONE,
+                        batch.base_offset,
+                        self.log_start_offset,
+                        self.duplicate_timestamp,
+                    )
+                )
         self.wake(lambda wait: wait.offset < self.high_watermark)
 
     def wake(self, due: Callable[[TwinWait], bool]) -> None:

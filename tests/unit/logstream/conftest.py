@@ -46,6 +46,9 @@ class DelayWorkers:
         self._free_at = max(self._free_at, now_ns) + SYNC_NS
         self._clock.call_later(self._free_at - now_ns, lambda: done(job()))
 
+    def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.pool(job, done)
+
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         def run() -> None:
             result: T | BaseException

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,16 @@ from vdl.state.producers import (
 
 PID = 42
 COUNT = 10
+
+
+def time_of(index: int) -> int:
+    """The largest timestamp of the batch in that entry."""
+    return 1_000 + index
+
+
+def original(base_offset: int, index: int) -> Duplicate:
+    """The verdict on a batch that is there already: also when it was appended is known."""
+    return Duplicate(base_offset, index, time_of(index))
 
 
 class Leader:
@@ -41,13 +52,13 @@ class Leader:
             index = len(self.log) + 1
             offset = self.log[-1][4] + self.log[-1][3] if self.log else 0
             self.log.append((pid, epoch, sequence, count, offset, index))
-            self.overlay.append(*self.log[-1])
+            self.overlay.append(*self.log[-1], time_of(index))
         return verdict
 
     def apply(self, until: int | None = None) -> None:
         until = len(self.log) if until is None else until
         for batch in self.log[self.applied : until]:
-            self.producers.apply(*batch, 1_000 + batch[5])
+            self.producers.apply(*batch, time_of(batch[5]))
             self.overlay.committed(batch[0], batch[5])
         self.applied = max(self.applied, until)
 
@@ -73,7 +84,7 @@ def test_retry_of_an_uncommitted_batch_names_the_original_entry() -> None:
     leader = Leader()
     leader.send(0)
     leader.send(10)
-    assert leader.send(10) == Duplicate(base_offset=10, index=2)
+    assert leader.send(10) == original(10, 2)
 
 
 def test_retry_after_failover_gets_the_original_offset() -> None:
@@ -83,7 +94,7 @@ def test_retry_after_failover_gets_the_original_offset() -> None:
         leader.send(n * COUNT)
     leader.apply(4)
     leader.fail_over()
-    assert leader.send(30) == Duplicate(base_offset=30, index=4)
+    assert leader.send(30) == original(30, 4)
     assert leader.send(40) is ErrorCode.NONE, "it was lost with the old leader"
 
 
@@ -93,7 +104,7 @@ def test_retry_is_found_in_the_committed_window_behind_an_overlay() -> None:
     leader.send(0)
     leader.apply()
     leader.send(10)
-    assert leader.send(0) == Duplicate(base_offset=0, index=1)
+    assert leader.send(0) == original(0, 1)
 
 
 def test_gap_in_sequence_is_out_of_order() -> None:
@@ -112,7 +123,7 @@ def test_batch_below_the_window_is_a_duplicate_without_offset() -> None:
         leader.send(n * COUNT)
     leader.apply()
     assert leader.send(0) is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
-    assert leader.send(10) == Duplicate(base_offset=10, index=2)
+    assert leader.send(10) == original(10, 2)
 
 
 def test_unknown_producer_must_start_at_zero() -> None:
@@ -129,7 +140,7 @@ def test_epoch_that_rises_starts_a_new_sequence_and_fences_the_old() -> None:
     assert leader.send(10, epoch=1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert leader.send(0, epoch=1) is ErrorCode.NONE
     assert leader.send(10, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert leader.send(0, epoch=1) == Duplicate(base_offset=10, index=2)
+    assert leader.send(0, epoch=1) == original(10, 2)
     leader.apply()
     assert leader.send(10, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert leader.send(10, epoch=1) is ErrorCode.NONE
@@ -246,13 +257,13 @@ def test_random_sends_never_append_twice_or_out_of_order(
         else:
             mine = [batch for batch in leader.log if batch[1] == epoch]
             verdict = leader.send(number * COUNT, epoch=epoch)
-            original = [batch for batch in mine if batch[2] == number * COUNT]
+            first = [batch for batch in mine if batch[2] == number * COUNT]
             newest = max((batch[1] for batch in leader.log), default=-1)
             if epoch < newest:
                 assert verdict is ErrorCode.INVALID_PRODUCER_EPOCH
-            elif original and original[0] in mine[-WINDOW_BATCHES:]:
-                assert verdict == Duplicate(original[0][4], original[0][5])
-            elif original:
+            elif first and first[0] in mine[-WINDOW_BATCHES:]:
+                assert verdict == original(first[0][4], first[0][5])
+            elif first:
                 assert verdict is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or isinstance(
                     verdict, Duplicate
                 )
@@ -266,3 +277,17 @@ def test_random_sends_never_append_twice_or_out_of_order(
     for epoch in range(3):
         sequences = [batch[2] for batch in leader.log if batch[1] == epoch]
         assert sequences == [n * COUNT for n in range(len(sequences))]
+
+
+def test_windows_stored_before_batches_had_times_are_read() -> None:
+    """What an older release stored has no time: -1, which is answered as none."""
+    leader = Leader()
+    leader.send(0)
+    leader.apply()
+    ((key, value),) = leader.state.items()
+    stored = msgspec.msgpack.decode(value)
+    assert stored[2][0][4] == time_of(1)
+    del stored[2][0][4]
+    old = PartitionState()
+    old.load([(key, msgspec.msgpack.encode(stored))])
+    assert old.producers.check(Overlay(), PID, 0, 0, COUNT) == Duplicate(0, 1, -1)

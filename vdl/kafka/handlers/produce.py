@@ -12,13 +12,19 @@ request still counts as in flight until its fate is known, so that its bytes are
 Transactional batches are refused with INVALID_TXN_STATE: no transaction can be open, because
 no transactional id is ever given a producer id.
 
-Records are opaque: what Kafka finds wrong inside a batch (a varint, a header) is stored and
-returned as it was sent. A timestamp is checked by the batch's largest, and by its first for the
-lower bound.
+A batch is appended only after every record in it was walked (`record_checks`): nothing is
+acknowledged that a consumer could not read, and as many offsets are given as there are records. The
+largest timestamp is the one found; where the header says another, it is corrected, as in Kafka. A
+batch without any is filed under the time of its append, so that retention can age it.
+
+Most batches are checked and appended in one step. Where one must be checked off the loop, the
+request's batches behind it wait with it, and so do the connection's later requests: the log has
+them in the order in which they were sent.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 
 from vdl.errors import ErrorCode, KafkaError
@@ -31,13 +37,16 @@ from vdl.kafka.handlers.partitions import (
     partition_group,
     topic_setting,
 )
+from vdl.kafka.record_checks import Bounds, RecordsRefused, Verdict
 from vdl.kafka.topic_configs import (
+    CLEANUP_POLICY,
     MAX_MESSAGE_BYTES,
     TIMESTAMP_AFTER_MAX_MS,
     TIMESTAMP_BEFORE_MAX_MS,
     TIMESTAMP_TYPE,
 )
 from vdl.kafka.wire.produce import (
+    BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
     PartitionProduceData,
@@ -46,24 +55,51 @@ from vdl.kafka.wire.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from vdl.record_walk import ANY_TIME
 from vdl.records import (
+    NO_TIMESTAMP,
     TRANSACTIONAL_FLAG,
     BatchHeader,
     check_batch,
     patch_log_append_time,
+    patch_max_timestamp,
 )
 
 _ACKS = frozenset({-1, 0, 1})
 _HINTS_FROM = 10
 _TOPIC_IDS_FROM = 13
-_NO_TIMESTAMP = -1
-_NO_LIMIT_MS = (1 << 63) - 1
+_OLDEST, _NEWEST = ANY_TIME
+_NO_LIMIT_MS = _NEWEST
+
+
+class _Placed:
+    """One partition's batch on its way into the log."""
+
+    __slots__ = ("answer", "group_id", "header", "log_append_time", "records", "verdict")
+
+    def __init__(
+        self,
+        group_id: int,
+        records: memoryview,
+        header: BatchHeader,
+        answer: PartitionProduceResponse,
+        *,
+        log_append_time: bool,
+    ) -> None:
+        self.group_id = group_id
+        self.records = records
+        self.header = header
+        self.answer = answer
+        self.log_append_time = log_append_time
+        """Whether it gets the time of its append."""
+        self.verdict: Verdict | None = None
+        """None while it is being checked."""
 
 
 class _Produce:
     """One request under way: its answer, and how many appends it waits for."""
 
-    __slots__ = ("acks", "ctx", "deadline_ns", "later", "response", "waiting")
+    __slots__ = ("acks", "ctx", "deadline_ns", "later", "line", "response", "waiting")
 
     def __init__(self, ctx: RequestContext, request: ProduceRequest) -> None:
         self.ctx = ctx
@@ -72,6 +108,9 @@ class _Produce:
         self.response = ProduceResponse()
         self.later: Later | None = None
         self.waiting = 0
+        """Batches whose fate is open."""
+        self.line: deque[_Placed] = deque()
+        """Batches that have not been appended: the first is being checked, the rest behind it."""
 
     def append(
         self, topic: Topic, data: PartitionProduceData, answer: PartitionProduceResponse
@@ -83,52 +122,114 @@ class _Produce:
         if stream is None or not stream.is_leader:
             self.refuse_as_follower(group_id, answer)
             return
+        try:
+            self.check(topic, group_id, data.records, answer)
+        except KafkaError:
+            answer.log_start_offset = stream.log_start_offset
+            raise
+
+    def check(
+        self,
+        topic: Topic,
+        group_id: int,
+        records: object,
+        answer: PartitionProduceResponse,
+    ) -> None:
+        """Check one batch and place it, now or when it is known to be sound. Raises KafkaError."""
         bytes_max = topic_setting(
             topic, MAX_MESSAGE_BYTES, self.ctx.server.config.message_max_bytes
         )
-        records = data.records
         assert records is None or type(records) is memoryview, type(records)
         header = check_batch(records, produce_version=self.ctx.api_version, bytes_max=bytes_max)
         assert records is not None, "checked"
         if header.attributes & TRANSACTIONAL_FLAG:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
-        self.check_time(topic, header, records, answer)
-        self.waiting += 1
-        stream.append(
-            records,
-            header,
-            deadline_ns=self.deadline_ns,
-            done=partial(self.appended, group_id, answer),
+        configs = topic.configs
+        log_append_time = (
+            bool(configs) and configs.get(TIMESTAMP_TYPE, "").lower() == "logappendtime"
         )
-
-    def check_time(
-        self,
-        topic: Topic,
-        header: BatchHeader,
-        records: memoryview,
-        answer: PartitionProduceResponse,
-    ) -> None:
-        """Refuse timestamps out of bounds (KIP-32, KIP-937), or give the batch the time of now."""
-        now_ms = self.ctx.server.clock.wall_ms()
-        if topic.configs and topic.configs.get(TIMESTAMP_TYPE, "").lower() == "logappendtime":
-            patch_log_append_time(records, now_ms)
-            header.max_timestamp = now_ms
-            answer.log_append_time_ms = now_ms
+        bounds = self.bounds(topic, log_append_time=log_append_time)
+        placed = _Placed(group_id, records, header, answer, log_append_time=log_append_time)
+        checks = self.ctx.server.record_checks
+        verdict = checks.check(records, header, bounds) if not self.line else None
+        self.waiting += 1
+        if verdict is not None:
+            placed.verdict = verdict
+            self.place(placed)
             return
-        newest, first = header.max_timestamp, header.base_timestamp
+        self.line.append(placed)
+        checks.check_later(records, header, bounds, partial(self.checked, placed))
+
+    def bounds(self, topic: Topic, *, log_append_time: bool) -> Bounds:
+        """What the topic asks of each record: its time, unless that is not kept (KIP-32, KIP-937),
+        and a key where records are kept by it."""
+        configs = topic.configs
+        keys_required = bool(configs) and "compact" in configs.get(CLEANUP_POLICY, "")
+        if log_append_time:
+            return Bounds(*ANY_TIME, keys_required=keys_required)
+        now_ms = self.ctx.server.clock.wall_ms()
         after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, 3_600_000)
         before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, _NO_LIMIT_MS)
-        if (newest != _NO_TIMESTAMP and newest - now_ms > after_ms) or (
-            first != _NO_TIMESTAMP and now_ms - first > before_ms
-        ):
-            raise KafkaError(
-                ErrorCode.INVALID_TIMESTAMP, "a timestamp of the batch is out of the allowed range"
-            )
+        oldest = _OLDEST if before_ms == _NO_LIMIT_MS else now_ms - before_ms
+        return Bounds(oldest, min(now_ms + after_ms, _NEWEST), keys_required=keys_required)
 
-    def appended(self, group_id: int, answer: PartitionProduceResponse, appended: Appended) -> None:
+    def checked(self, placed: _Placed, verdict: Verdict) -> None:
+        """A batch that had left the loop is checked. Called from the loop, which a bug here must
+        not reach."""
+        try:
+            placed.verdict = verdict
+            while self.line and self.line[0].verdict is not None:
+                self.place(self.line.popleft())
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self.line.clear()
+            if self.later is not None and not self.later.done:
+                self.later.complete(error)
+        if not self.line and self.later is not None:
+            self.later.let_go()
+
+    def place(self, placed: _Placed) -> None:
+        """Append a batch that was checked, or say what is wrong with it."""
+        verdict, header, answer = placed.verdict, placed.header, placed.answer
+        group_id = placed.group_id
+        done = partial(self.appended, group_id, answer, placed.log_append_time)
+        stream: LogStream | None = self.ctx.server.host.stream(group_id)
+        if isinstance(verdict, KafkaError):
+            answer.log_start_offset = -1 if stream is None else stream.log_start_offset
+            refuse(answer, verdict)
+            self.settled()
+            return
+        if isinstance(verdict, BaseException):
+            raise verdict
+        assert verdict is not None, "still being checked"
+        if stream is None:
+            # Its topic went while it was being checked.
+            self.refuse_as_follower(group_id, answer)
+            self.settled()
+            return
+        if placed.log_append_time:
+            now_ms = self.ctx.server.clock.wall_ms()
+            patch_log_append_time(placed.records, now_ms)
+            header.max_timestamp = now_ms
+            answer.log_append_time_ms = now_ms
+        elif verdict != header.max_timestamp:
+            patch_max_timestamp(placed.records, verdict)
+            header.max_timestamp = verdict
+        if header.max_timestamp == NO_TIMESTAMP:
+            header.max_timestamp = self.ctx.server.clock.wall_ms()
+        stream.append(placed.records, header, deadline_ns=self.deadline_ns, done=done)
+
+    def appended(
+        self,
+        group_id: int,
+        answer: PartitionProduceResponse,
+        log_append_time: bool,
+        appended: Appended,
+    ) -> None:
         """The fate of one partition's batch. Called from the host's turn, which a bug here must not
         reach."""
         try:
+            if appended.duplicate_timestamp is not None and log_append_time:
+                answer.log_append_time_ms = appended.duplicate_timestamp
             self.settle(group_id, answer, appended)
         except Exception as error:  # noqa: BLE001 - the connection edge
             if self.later is not None and not self.later.done:
@@ -144,6 +245,10 @@ class _Produce:
             answer.log_append_time_ms = -1
             if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
                 self.refuse_as_follower(group_id, answer)
+        self.settled()
+
+    def settled(self) -> None:
+        """One batch less whose fate is open."""
         self.waiting -= 1
         if not self.waiting and self.later is not None:
             self.later.complete(self.answer())
@@ -203,9 +308,19 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
                 try:
                     produce.append(topic, data, answer)
                 except KafkaError as error:
-                    answer.error_code = error.code
-                    answer.error_message = error.message or None
+                    refuse(answer, error)
     if not produce.waiting:
         return produce.answer()
     later = produce.later = Later()
+    later.holding = bool(produce.line)
     return later
+
+
+def refuse(answer: PartitionProduceResponse, error: KafkaError) -> None:
+    """Say what is wrong with a batch, and with which of its records (KIP-467)."""
+    answer.error_code = error.code
+    answer.error_message = error.message or None
+    if isinstance(error, RecordsRefused):
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(index, text) for index, text in error.record_errors
+        ]

@@ -1,0 +1,272 @@
+"""What is inside a produced batch is checked before it may be appended: on the loop if that is
+quick, else in a thread that only computes.
+
+`check` gives a verdict at once, or says that the batch must leave the loop; then `check_later`
+gives it, and whoever asked keeps the order of what comes behind. Rules and codes are Kafka's
+(`LogValidator`): what cannot be read is INVALID_RECORD; well-formed records that are not wanted are
+named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compressed data that no client
+can read, or that would become too much, is INVALID_RECORD, where Kafka says UNKNOWN_SERVER_ERROR.
+
+Bounds, over all connections together:
+
+* `CHECKS_AT_ONCE` batches are checked in threads at once, each decompressed into a buffer of
+  `OUTPUT_BYTES_MAX`. More is never held decompressed; the buffers are used again.
+* What waits for a thread is held as it was sent. From `WAITING_BYTES_MAX` on, `is_full` says that
+  no further produce may start.
+
+Must not know: requests, connections, logs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from mmap import PAGESIZE, mmap
+from typing import Any
+
+from vdl import record_walk
+from vdl.compression import (
+    OUTPUT_BYTES_MAX,
+    Compression,
+    CorruptCompression,
+    decompress_into,
+    output_limit,
+)
+from vdl.errors import ErrorCode, KafkaError
+from vdl.record_walk import FAULT_TEXTS, IS_NATIVE, OUT_OF_TIME, Refused
+from vdl.records import CODEC_MASK, HEADER_BYTES, BatchHeader
+
+CHECKS_AT_ONCE = 2
+"""Times `OUTPUT_BYTES_MAX` is the most that is held decompressed."""
+
+WAITING_BYTES_MAX = 64 << 20
+"""Bytes of batches, as they were sent, that may wait for a thread or be in one."""
+
+LOOP_COMPRESSED_BYTES = 32 << 10
+LOOP_DECOMPRESSED_BYTES = 128 << 10
+"""What is compressed is checked on the loop when it is no larger than this, before and after."""
+
+LOOP_BYTES_IN_PYTHON = 16 << 10
+"""What is checked on the loop where there is only the walk in Python."""
+
+SCRATCH_KEPT_BYTES = 2 << 20
+"""A larger part of a buffer than this goes back to the system after its use."""
+
+RECORD_ERRORS_IN_TEXT = 3
+"""As many as Kafka has in the text for the whole batch."""
+
+Verdict = int | BaseException
+"""The largest timestamp of the records (ms, -1 for none); a KafkaError; or what should not be."""
+
+Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+"""`(job, done)`: run a job elsewhere, and `done` on the loop with its result or exception."""
+
+
+class RecordsRefused(KafkaError):
+    """Records that are well formed and not wanted: (index, why) of each (KIP-467)."""
+
+    def __init__(self, code: ErrorCode, message: str, record_errors: list[tuple[int, str]]) -> None:
+        super().__init__(code, message)
+        self.record_errors = record_errors
+
+
+class Bounds:
+    """What a partition asks of each record."""
+
+    __slots__ = ("keys_required", "newest", "oldest")
+
+    def __init__(self, oldest: int, newest: int, *, keys_required: bool) -> None:
+        self.oldest = oldest
+        self.newest = newest
+        """Timestamps (ms), inclusive."""
+        self.keys_required = keys_required
+
+
+class _Waiting:
+    """A batch that left the loop."""
+
+    __slots__ = ("batch", "bounds", "done", "header")
+
+    def __init__(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        bounds: Bounds,
+        done: Callable[[Verdict], None],
+    ) -> None:
+        self.batch = batch
+        self.header = header
+        self.bounds = bounds
+        self.done = done
+
+
+class Scratch:
+    """Room for what one batch decompresses to. Its pages are taken as they are written."""
+
+    __slots__ = ("_map", "view")
+
+    def __init__(self) -> None:
+        self._map = mmap(-1, OUTPUT_BYTES_MAX)
+        self.view = memoryview(self._map)
+
+    def trim(self) -> None:
+        """Give back what a large batch took."""
+        from mmap import MADV_DONTNEED
+
+        kept = -(-SCRATCH_KEPT_BYTES // PAGESIZE) * PAGESIZE
+        self._map.madvise(MADV_DONTNEED, kept, OUTPUT_BYTES_MAX - kept)
+
+
+class RecordChecks:
+    """The checks of one server. `loop_bytes`: what is not compressed is checked on the loop when it
+    is no larger."""
+
+    __slots__ = (
+        "_compute",
+        "_loop_bytes",
+        "_loop_compressed_bytes",
+        "_loop_scratch",
+        "_running",
+        "_scratches",
+        "_waiting",
+        "_waiting_bytes",
+        "left_loop",
+        "refused",
+    )
+
+    def __init__(self, compute: Compute, loop_bytes: int) -> None:
+        self._compute = compute
+        self._loop_bytes = loop_bytes if IS_NATIVE else min(loop_bytes, LOOP_BYTES_IN_PYTHON)
+        self._loop_compressed_bytes = min(loop_bytes, LOOP_COMPRESSED_BYTES)
+        self._loop_scratch = memoryview(b"")
+        self._scratches: list[Scratch] = []
+        self._running = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self.left_loop = 0
+        """Batches that were checked in a thread."""
+        self.refused = 0
+        """Batches whose inside was not what it should be."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the threads that nothing further may come."""
+        return self._waiting_bytes >= WAITING_BYTES_MAX
+
+    def check(self, batch: memoryview, header: BatchHeader, bounds: Bounds) -> int | None:
+        """The largest timestamp of the records, whose header is checked already; None when this is
+        for `check_later`. Raises KafkaError."""
+        codec = header.attributes & CODEC_MASK
+        records = batch[HEADER_BYTES:]
+        if codec:
+            if len(batch) > self._loop_compressed_bytes:
+                return None
+            if not self._loop_scratch:
+                self._loop_scratch = memoryview(bytearray(LOOP_DECOMPRESSED_BYTES))
+            try:
+                size = decompress_into(Compression(codec), records, self._loop_scratch)
+            except CorruptCompression:
+                return None  # corrupt, or larger than the room here
+            records = self._loop_scratch[:size]
+        elif len(batch) > self._loop_bytes:
+            return None
+        try:
+            return judge(records, header, bounds, release=False)
+        except KafkaError:
+            self.refused += 1
+            raise
+
+    def check_later(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        bounds: Bounds,
+        done: Callable[[Verdict], None],
+    ) -> None:
+        """As `check`, whatever the size; `done` gets the verdict. Batches come out in any order."""
+        self.left_loop += 1
+        self._waiting.append(_Waiting(batch, header, bounds, done))
+        self._waiting_bytes += len(batch)
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and self._running < CHECKS_AT_ONCE:
+            one = self._waiting.popleft()
+            self._running += 1
+            scratch = self._scratches.pop() if self._scratches else Scratch()
+            self._compute(
+                partial(_judge_in_thread, one, scratch), partial(self._done, one, scratch)
+            )
+
+    def _done(self, one: _Waiting, scratch: Scratch, verdict: Verdict) -> None:
+        self._running -= 1
+        self._scratches.append(scratch)
+        self._waiting_bytes -= len(one.batch)
+        self.refused += isinstance(verdict, KafkaError)
+        self._start()
+        one.done(verdict)
+
+
+def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: bool) -> int:
+    """The largest timestamp of a batch's records, which are not compressed. Raises KafkaError."""
+    fault, index, max_timestamp, refused = record_walk.walk(
+        records,
+        header.count,
+        header.base_timestamp,
+        bounds.oldest,
+        bounds.newest,
+        bounds.keys_required,
+        release,
+    )
+    if fault:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"record {index}: {FAULT_TEXTS[fault]}")
+    if refused:
+        raise _refusal(refused, bounds)
+    return max_timestamp
+
+
+def _judge_in_thread(one: _Waiting, scratch: Scratch) -> Verdict:
+    """The verdict. Off the loop."""
+    records = one.batch[HEADER_BYTES:]
+    codec = one.header.attributes & CODEC_MASK
+    try:
+        if not codec:
+            return judge(records, one.header, one.bounds, release=True)
+        limit = output_limit(len(records))
+        try:
+            size = decompress_into(Compression(codec), records, scratch.view[:limit])
+            return judge(scratch.view[:size], one.header, one.bounds, release=True)
+        except CorruptCompression:
+            what = "the records cannot be decompressed, or become too large"
+            return KafkaError(ErrorCode.INVALID_RECORD, what)
+        finally:
+            if limit > SCRATCH_KEPT_BYTES:
+                scratch.trim()
+    except KafkaError as error:
+        return error
+
+
+def _refusal(refused: tuple[Refused, ...], bounds: Bounds) -> RecordsRefused:
+    """The error for records that are not wanted, in Kafka's words."""
+    errors = []
+    for index, why, timestamp in refused:
+        if why == OUT_OF_TIME:
+            text = (
+                f"Timestamp {timestamp} of message with offset {index} is out of range. "
+                f"The timestamp should be within [{bounds.oldest}, {bounds.newest}]"
+            )
+        else:
+            text = "Compacted topic cannot accept message without key"
+        errors.append((index, text))
+    if any(why == OUT_OF_TIME for _, why, _ in refused):
+        message = "One or more records have been rejected due to invalid timestamp"
+        return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, message, errors)
+    first = "; ".join(f"record {index}: {text}" for index, text in errors[:RECORD_ERRORS_IN_TEXT])
+    message = f"One or more records have been rejected due to {len(errors)} record errors: {first}"
+    return RecordsRefused(ErrorCode.INVALID_RECORD, message, errors)
+
+
+def at_once(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    """`Compute` without threads: for servers that have none."""
+    done(job())
