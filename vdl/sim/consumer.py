@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import fetch, list_offsets
 from vdl.kafka.wire.runtime import ZERO_UUID
-from vdl.records import Record, crc_matches, iter_records, read_header, split_batches
+from vdl.records import (
+    BatchHeader,
+    CorruptBatch,
+    Record,
+    crc_matches,
+    iter_records,
+    read_header,
+    split_batches,
+)
 from vdl.sim.client import Failure, KafkaClient, Message
 from vdl.sim.subscription import (
     ResetStrategy,
@@ -318,7 +326,11 @@ class Consumer:
                 self.corrupt.append(f"{want.tp} from server {leader}")
                 return
             header = read_header(batch)
-            for record in iter_records(batch):
+            records = _records_of(batch)
+            if not _is_what_it_says(header, records):
+                self.corrupt.append(f"{want.tp} at {header.base_offset}: {header}")
+                return
+            for record in records:
                 if record.offset >= want.position:
                     fetched.records.append(record)
                     fetched.epochs.append(header.leader_epoch)
@@ -333,6 +345,24 @@ class Consumer:
         if state is None or state.incarnation != incarnation:
             return False
         return position < 0 or state.position == position
+
+
+def _records_of(batch: memoryview) -> list[Record]:
+    """The records of a batch, or none where they cannot be read."""
+    try:
+        return list(iter_records(batch))
+    except CorruptBatch:
+        return []
+
+
+def _is_what_it_says(header: BatchHeader, records: list[Record]) -> bool:
+    """Whether the records of a batch are dense, as many as its header says, and not later."""
+    count = len(records)
+    return (
+        0 < count == header.count == header.last_offset_delta + 1
+        and [record.offset - header.base_offset for record in records] == list(range(count))
+        and header.max_timestamp == max(record.timestamp for record in records)
+    )
 
 
 def list_request(

@@ -90,6 +90,10 @@ class Options:
     record_bytes_max: int = 200
     topic_churn: float = 0.0
     old_clients: bool = False
+    liars: int = 0
+    """Clients whose batches are not what they say."""
+    check_on_loop_bytes: int = 2 << 20
+    """Larger batches are checked off the loop."""
 
     def describe(self) -> str:
         """Every knob that is not at its default, as name=value."""
@@ -167,4 +171,6 @@ def draw(rng: Random) -> Options:
         # Drawn last, so that what older knobs are in a seed does not depend on it.
         cuts_in_start=fault(0.1, 0.6),
         cuts_at_places=fault(0.1, 0.6),
+        liars=0 if rng.random() < OFF else 1,
+        check_on_loop_bytes=spread(64, 16 << 10),
     )

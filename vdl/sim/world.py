@@ -37,6 +37,7 @@ from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.faults import Nemesis
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.invariants import Violation, Watch
+from vdl.sim.liar import Liar
 from vdl.sim.machine import (
     DISK_ERRORS,
     KAFKA_PORT,
@@ -133,7 +134,8 @@ class World:
             topic=TOPIC,
             acknowledged=self.watch.acknowledged,
         )
-        self._loads: list[ProducerLoad | MemberLoad | Asker | TopicChurn] = []
+        self._loads: list[ProducerLoad | MemberLoad | Asker | TopicChurn | Liar] = []
+        self.liars: list[Liar] = []
         self._elections_at_birth = 0
 
     def note(self, text: str) -> None:
@@ -210,6 +212,9 @@ class World:
         for producer in self.env.producers:
             for tp in producer.order_lost:
                 watch.violate("order-lost", f"oldest batch of {tp} called out of order")
+        for liar in self.liars:
+            for text in liar.believed:
+                watch.violate("lie-believed", text)
         for anomaly in report.find(self.recorder.ops):
             watch.violate(anomaly.name, str(anomaly))
 
@@ -351,6 +356,8 @@ class World:
         self._loads.append(Asker(self.env, "a0", host(), luck()))
         if options.topic_churn:
             self._loads.append(TopicChurn(self.env, "t0", host(), luck()))
+        self.liars = [Liar(self.env, f"l{i}", host(), luck()) for i in range(options.liars)]
+        self._loads += self.liars
 
     def _liveness(self) -> bool:
         """Everything heals: the world must come to rest, and soon."""
@@ -485,6 +492,7 @@ def server_config(server_id: int, options: Options) -> Config:
             KafkaOptions(),
             group_min_session_timeout_ms=500,
             group_initial_rebalance_delay_ms=300,
+            record_check_loop_bytes=options.check_on_loop_bytes,
         ),
         host=HostOptions(command_entries_kept=options.command_entries),
         store=StoreOptions(
