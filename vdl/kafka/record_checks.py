@@ -59,6 +59,10 @@ RECORD_ERRORS_IN_TEXT = 3
 Verdict = int | BaseException
 """The largest timestamp of the records (ms, -1 for none); a KafkaError; or what should not be."""
 
+Bounds = tuple[int, int, bool]
+"""What a partition asks of each record: the oldest and the newest timestamp (ms), both inclusive;
+whether it must have a key. A plain tuple, because one is made for each batch."""
+
 Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """`(job, done)`: run a job elsewhere, and `done` on the loop with its result or exception."""
 
@@ -69,18 +73,6 @@ class RecordsRefused(KafkaError):
     def __init__(self, code: ErrorCode, message: str, record_errors: list[tuple[int, str]]) -> None:
         super().__init__(code, message)
         self.record_errors = record_errors
-
-
-class Bounds:
-    """What a partition asks of each record."""
-
-    __slots__ = ("keys_required", "newest", "oldest")
-
-    def __init__(self, oldest: int, newest: int, *, keys_required: bool) -> None:
-        self.oldest = oldest
-        self.newest = newest
-        """Timestamps (ms), inclusive."""
-        self.keys_required = keys_required
 
 
 class _Waiting:
@@ -131,6 +123,7 @@ class RecordChecks:
         "_scratches",
         "_waiting",
         "_waiting_bytes",
+        "is_full",
         "left_loop",
         "refused",
     )
@@ -144,15 +137,12 @@ class RecordChecks:
         self._running = 0
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
+        self.is_full = False
+        """Whether so much waits for the threads that nothing further may come."""
         self.left_loop = 0
         """Batches that were checked in a thread."""
         self.refused = 0
         """Batches whose inside was not what it should be."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much waits for the threads that nothing further may come."""
-        return self._waiting_bytes >= WAITING_BYTES_MAX
 
     def check(self, batch: memoryview, header: BatchHeader, bounds: Bounds) -> int | None:
         """The largest timestamp of the records, whose header is checked already; None when this is
@@ -187,8 +177,12 @@ class RecordChecks:
         """As `check`, whatever the size; `done` gets the verdict. Batches come out in any order."""
         self.left_loop += 1
         self._waiting.append(_Waiting(batch, header, bounds, done))
-        self._waiting_bytes += len(batch)
+        self._count_waiting(len(batch))
         self._start()
+
+    def _count_waiting(self, change: int) -> None:
+        self._waiting_bytes += change
+        self.is_full = self._waiting_bytes >= WAITING_BYTES_MAX
 
     def _start(self) -> None:
         while self._waiting and self._running < CHECKS_AT_ONCE:
@@ -202,7 +196,7 @@ class RecordChecks:
     def _done(self, one: _Waiting, scratch: Scratch, verdict: Verdict) -> None:
         self._running -= 1
         self._scratches.append(scratch)
-        self._waiting_bytes -= len(one.batch)
+        self._count_waiting(-len(one.batch))
         self.refused += isinstance(verdict, KafkaError)
         self._start()
         one.done(verdict)
@@ -214,9 +208,7 @@ def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: 
         records,
         header.count,
         header.base_timestamp,
-        bounds.oldest,
-        bounds.newest,
-        bounds.keys_required,
+        *bounds,
         release,
     )
     if fault:
@@ -254,7 +246,7 @@ def _refusal(refused: tuple[Refused, ...], bounds: Bounds) -> RecordsRefused:
         if why == OUT_OF_TIME:
             text = (
                 f"Timestamp {timestamp} of message with offset {index} is out of range. "
-                f"The timestamp should be within [{bounds.oldest}, {bounds.newest}]"
+                f"The timestamp should be within [{bounds[0]}, {bounds[1]}]"
             )
         else:
             text = "Compacted topic cannot accept message without key"

@@ -13,7 +13,7 @@ from vdl.sim.liar import Lie, lying_batch
 from vdl.sim.options import Options
 from vdl.sim.run import run_seed
 
-ANYTHING = Bounds(*ANY_TIME, keys_required=False)
+ANYTHING: Bounds = (*ANY_TIME, False)
 
 
 def verdict(batch: bytearray) -> int | ErrorCode:

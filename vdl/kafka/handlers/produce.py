@@ -123,7 +123,7 @@ class _Produce:
             self.refuse_as_follower(group_id, answer)
             return
         try:
-            self.check(topic, group_id, data.records, answer)
+            self.check(topic, group_id, stream, data.records, answer)
         except KafkaError:
             answer.log_start_offset = stream.log_start_offset
             raise
@@ -132,6 +132,7 @@ class _Produce:
         self,
         topic: Topic,
         group_id: int,
+        stream: LogStream,
         records: object,
         answer: PartitionProduceResponse,
     ) -> None:
@@ -155,7 +156,7 @@ class _Produce:
         self.waiting += 1
         if verdict is not None:
             placed.verdict = verdict
-            self.place(placed)
+            self.place(placed, stream)
             return
         self.line.append(placed)
         checks.check_later(records, header, bounds, partial(self.checked, placed))
@@ -166,12 +167,12 @@ class _Produce:
         configs = topic.configs
         keys_required = bool(configs) and "compact" in configs.get(CLEANUP_POLICY, "")
         if log_append_time:
-            return Bounds(*ANY_TIME, keys_required=keys_required)
+            return _OLDEST, _NEWEST, keys_required
         now_ms = self.ctx.server.clock.wall_ms()
         after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, 3_600_000)
         before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, _NO_LIMIT_MS)
         oldest = _OLDEST if before_ms == _NO_LIMIT_MS else now_ms - before_ms
-        return Bounds(oldest, min(now_ms + after_ms, _NEWEST), keys_required=keys_required)
+        return oldest, min(now_ms + after_ms, _NEWEST), keys_required
 
     def checked(self, placed: _Placed, verdict: Verdict) -> None:
         """A batch that had left the loop is checked. Called from the loop, which a bug here must
@@ -179,7 +180,9 @@ class _Produce:
         try:
             placed.verdict = verdict
             while self.line and self.line[0].verdict is not None:
-                self.place(self.line.popleft())
+                placed = self.line.popleft()
+                # Its topic may have gone meanwhile, and the log with it.
+                self.place(placed, self.ctx.server.host.stream(placed.group_id))
         except Exception as error:  # noqa: BLE001 - the connection edge
             self.line.clear()
             if self.later is not None and not self.later.done:
@@ -187,12 +190,11 @@ class _Produce:
         if not self.line and self.later is not None:
             self.later.let_go()
 
-    def place(self, placed: _Placed) -> None:
+    def place(self, placed: _Placed, stream: LogStream | None) -> None:
         """Append a batch that was checked, or say what is wrong with it."""
         verdict, header, answer = placed.verdict, placed.header, placed.answer
         group_id = placed.group_id
         done = partial(self.appended, group_id, answer, placed.log_append_time)
-        stream: LogStream | None = self.ctx.server.host.stream(group_id)
         if isinstance(verdict, KafkaError):
             answer.log_start_offset = -1 if stream is None else stream.log_start_offset
             refuse(answer, verdict)
@@ -202,7 +204,6 @@ class _Produce:
             raise verdict
         assert verdict is not None, "still being checked"
         if stream is None:
-            # Its topic went while it was being checked.
             self.refuse_as_follower(group_id, answer)
             self.settled()
             return
