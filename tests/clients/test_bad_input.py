@@ -260,6 +260,24 @@ class BadProduce:
 ATTRIBUTES_AT, DELTA_AT, COUNT_AT, MAGIC_AT, CRC_AT = 21, 23, 57, 16, 17
 CONTROL_FLAG = 0x20
 UNKNOWN_CODEC = 5
+LZ4 = 3
+
+
+def claiming(count: int) -> bytes:
+    """A batch of one record whose header says, twice, that there are more."""
+    data = bytearray(changed(DELTA_AT, int32(count - 1)))
+    data[COUNT_AT : COUNT_AT + 4] = int32(count)
+    seal(data)
+    return bytes(data)
+
+
+def lengthened(more: bytes) -> bytes:
+    """A good batch with `more` behind its record."""
+    data = batch() + more
+    data[8:12] = int32(len(data) - 12)
+    seal(data)
+    return bytes(data)
+
 
 REFUSED = {
     "acks 2": BadProduce(ErrorCode.INVALID_REQUIRED_ACKS, bytes(batch()), acks=2),
@@ -275,6 +293,12 @@ REFUSED = {
     "two batches": BadProduce(ErrorCode.INVALID_RECORD, bytes(batch() + batch())),
     "count 0": BadProduce(ErrorCode.INVALID_RECORD, changed(COUNT_AT, int32(0))),
     "count 2 of 1": BadProduce(ErrorCode.INVALID_RECORD, changed(COUNT_AT, int32(2))),
+    "count 2^31-1 of 1": BadProduce(ErrorCode.INVALID_RECORD, claiming((1 << 31) - 1)),
+    "count and delta of 2 records": BadProduce(ErrorCode.INVALID_RECORD, claiming(2)),
+    "garbage behind the records": BadProduce(ErrorCode.INVALID_RECORD, lengthened(b"garbage")),
+    "garbage instead of lz4": BadProduce(
+        ErrorCode.INVALID_RECORD, changed(ATTRIBUTES_AT, int16(LZ4))
+    ),
     "last offset delta 9": BadProduce(ErrorCode.INVALID_RECORD, changed(DELTA_AT, int32(9))),
     "base offset 5": BadProduce(
         ErrorCode.INVALID_RECORD, bytes(5 for _ in range(8)) + bytes(batch()[8:])

@@ -1,5 +1,7 @@
 """What is shipped: exactly our packages, all of them, and nothing beside them."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -31,8 +33,11 @@ def test_wheel_package_list_is_every_package():
 
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory):
+    return names_in_wheel(tmp_path_factory.mktemp("wheel"), compiler="")
+
+
+def names_in_wheel(folder, *, compiler):
     """The names in a wheel built from a copy of the tracked tree: builds leave nothing here."""
-    folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -53,7 +58,8 @@ def wheel_names(tmp_path_factory):
         str(folder),
         str(source),
     ]
-    subprocess.run(command, check=True, cwd=folder)
+    environment = dict(os.environ) | ({"CC": compiler} if compiler else {})
+    subprocess.run(command, check=True, cwd=folder, env=environment)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
@@ -72,3 +78,18 @@ def test_wheel_contents_have_licence_and_no_tools(wheel_names):
     assert any(name.endswith("licenses/LICENSE") for name in wheel_names)
     assert any(name.endswith("licenses/NOTICE") for name in wheel_names)
     assert not any(name.startswith("vdl/kafka/codegen/") for name in wheel_names)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler is here")
+def test_wheel_with_a_compiler_has_the_walk_in_c(wheel_names):
+    """One file for each Python from 3.11 on; its source and stub stay at home."""
+    files = [name for name in wheel_names if "_record_walk" in name]
+    assert len(files) == 1
+    assert files[0].startswith("vdl/_record_walk.abi3.")
+
+
+def test_wheel_without_a_compiler_is_built_and_whole(tmp_path):
+    """What is in C is there in Python too."""
+    names = names_in_wheel(tmp_path, compiler="/bin/false")
+    assert not any(name.startswith("vdl/_record_walk") for name in names)
+    assert "vdl/record_walk.py" in names

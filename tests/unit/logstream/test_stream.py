@@ -127,6 +127,36 @@ def test_retried_batch_in_flight_waits_for_its_original(cluster: Any) -> None:
     assert stream.high_watermark == 1
 
 
+def test_retried_batch_is_told_when_its_original_was_appended(cluster: Any) -> None:
+    """As Kafka: a duplicate is answered with the time of the original, in flight, committed, and
+    by the next leader. What is no duplicate has none."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    fates = [cluster.append(stream, timestamp=time, **producer) for time in (5_000, 6_000)]
+    cluster.run(10)
+    fates.append(cluster.append(stream, timestamp=7_000, **producer))
+    cluster.run(10)
+    cluster.nodes[stream.leader_server].crash()
+    cluster.run(3_000)
+    fates.append(cluster.append(cluster.leader(group_id), timestamp=8_000, **producer))
+    cluster.run(10)
+    assert [fate[0].duplicate_timestamp for fate in fates] == [None, 5_000, 5_000, 5_000]
+
+
+def test_append_tells_where_the_log_begins_after_a_deletion(cluster: Any) -> None:
+    """KIP-107: records below are gone, though their segment is still there."""
+    stream = cluster.leader(cluster.create_topic())
+    for _ in range(5):
+        cluster.append(stream)
+    cluster.run(10)
+    stream.delete_records(3, deadline_ns=cluster.deadline(), done=lambda error: None)
+    cluster.run(100)
+    fate = cluster.append(stream)
+    cluster.run(10)
+    assert (fate[0].base_offset, fate[0].log_start_offset) == (5, 3)
+
+
 def test_retried_batch_is_recognised_by_the_next_leader(cluster: Any) -> None:
     """The window is a function of the committed log, so it survives failover."""
     group_id = cluster.create_topic()
