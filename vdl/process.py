@@ -48,6 +48,7 @@ from vdl.metrics import (
     peer_samples,
     store_numbers,
 )
+from vdl.record_walk import IS_NATIVE
 from vdl.recovery_progress import RecoveryProgress
 from vdl.server import Server, ServerState
 
@@ -126,6 +127,11 @@ class Process:
             now_ns=time.monotonic_ns,
             progress=recovery.told,
         )
+        if not IS_NATIVE:
+            self._log.warning(
+                "records_walked_in_python",
+                meaning="no C compiler was there at the set-up: to check a record costs 2 µs",
+            )
         self._on_open()
         recovery.ended(len(store.logs))
         store.on_fatal = self._disk_failed

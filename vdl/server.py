@@ -288,11 +288,6 @@ class Server:
         for coordinator in host.coordinators:
             context.groups.attach(coordinator)
         self.frontend = Frontend(context)
-        if not IS_NATIVE:
-            self._log.info(
-                "records_walked_in_python",
-                meaning="no C compiler was there at the set-up: to check a record costs 2 µs",
-            )
         host.on_catalog_change = self._catalog_changed
         host.on_answers = self.frontend.flush
         host.upkeep.policy_of = self._retention_policy
