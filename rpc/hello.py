@@ -13,7 +13,7 @@ HELLO payload, little-endian:
      8  server_id      u32
     12  to_server      u32  whom the sender believes to address, 0 if it does not know
     16  directory_id   16s  the data directory: a wiped server is another directory
-    32  incarnation    u64  grows with every start of that directory
+    32  incarnation    u64  another one at every start of that directory
     40  cluster_bytes  u16  \\
     42  digest_bytes   u16   } lengths of what follows, in this order
     44  info_bytes     u32  /

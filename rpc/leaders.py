@@ -21,7 +21,8 @@ learns of a listed term below its own replica's term answers with that term by a
 A frame that could not be sent is not remembered here. The receiver notices (a version it does not
 hold), says so by acknowledging version 0, and is sent the whole list again.
 
-HEARTBEAT, little-endian: version u64, sent_ns i64, echo_ns i64 (-1: none), held_version u64.
+HEARTBEAT, little-endian: version u64, sent_ns i64, echo_ns i64 (-1: none), held_version u64,
+wall_ms i64 (the sender's wall clock, since 1970).
 LEADERS: whole u8, from_version u64, version u64, count u32, then (group u64, term u64, replica u64)
 each; replica 0: no longer led by the sender.
 
@@ -46,7 +47,7 @@ REPLICA_NUMBER_BITS: Final = 16
 CHANGES_KEPT: Final = 4_096
 """How many changes are remembered; a peer further behind is sent the whole list."""
 
-_HEARTBEAT = Struct("<QqqQ")
+_HEARTBEAT = Struct("<QqqQq")
 _LEADERS = Struct("<BQQI")
 _LED = Struct("<QQQ")
 
@@ -168,12 +169,15 @@ class LeaderListSender:
         body = b"".join([_LED.pack(*row) for row in rows])
         return FrameType.LEADERS, [head + body]
 
-    def heartbeat(self, peer: int, now_ns: int, *, echo_ns: int, held_version: int) -> OutFrame:
+    def heartbeat(
+        self, peer: int, now_ns: int, *, wall_ms: int, echo_ns: int, held_version: int
+    ) -> OutFrame:
         """The HEARTBEAT frame. It vouches for `version`: send `changes` before it."""
         cursor = self._cursors[peer]
         assert cursor.sent_version == self.version, (cursor.sent_version, self.version)
         cursor.last_sent_ns = now_ns
-        return FrameType.HEARTBEAT, [_HEARTBEAT.pack(self.version, now_ns, echo_ns, held_version)]
+        payload = _HEARTBEAT.pack(self.version, now_ns, echo_ns, held_version, wall_ms)
+        return FrameType.HEARTBEAT, [payload]
 
     def acknowledged(self, peer: int, *, echo_ns: int, held_version: int) -> None:
         """The peer's heartbeat echoed ours. Raises MalformedFrame if that was never sent."""
@@ -206,13 +210,14 @@ class LeaderListSender:
 class _Held:
     """One peer's list as held here."""
 
-    __slots__ = ("confirmed_ns", "echo_ns", "listed", "version")
+    __slots__ = ("confirmed_ns", "echo_ns", "listed", "version", "wall_ms")
 
     def __init__(self) -> None:
         self.listed: dict[int, tuple[int, int]] = {}  # group → (term, replica)
         self.version = 0  # 0: not (or no longer) known to be complete
         self.confirmed_ns = -1
         self.echo_ns = -1
+        self.wall_ms = 0
 
     def end_session(self) -> None:
         # `listed` stays: still the best answer to "who leads", and what the next whole list is
@@ -269,9 +274,12 @@ class LeaderListReceiver:
         held.version = version
         return changes
 
-    def heartbeat(self, peer: int, version: int, sent_ns: int, now_ns: int) -> None:
+    def heartbeat(
+        self, peer: int, version: int, sent_ns: int, now_ns: int, *, wall_ms: int
+    ) -> None:
         """A HEARTBEAT that names the peer's list version."""
         held = self._held[peer]
+        held.wall_ms = wall_ms
         held.echo_ns = sent_ns
         if version == held.version:
             held.confirmed_ns = now_ns
@@ -286,6 +294,11 @@ class LeaderListReceiver:
         """When `peer` last confirmed its whole list, on our clock; -1: not since its link is up."""
         held = self._held.get(peer)
         return held.confirmed_ns if held is not None else -1
+
+    def wall_ms(self, peer: int) -> int:
+        """The wall clock in its last heartbeat; 0 before the first."""
+        held = self._held.get(peer)
+        return held.wall_ms if held is not None else 0
 
     def confirmed(self, group: int) -> tuple[Leader, int] | None:
         """The freshest leader known, and when its server last confirmed its whole list; None when
@@ -360,11 +373,13 @@ class LeaderLists:
         self.sender.disconnected(peer)
         self.receiver.disconnected(peer)
 
-    def frames(self, peer: int, now_ns: int) -> list[OutFrame]:
+    def frames(self, peer: int, now_ns: int, *, wall_ms: int = 0) -> list[OutFrame]:
         """What to send at a beat: changes if there are any, then the heartbeat."""
         changes = self.sender.changes(peer, now_ns)
         echo_ns, held_version = self.receiver.acknowledgement(peer)
-        heartbeat = self.sender.heartbeat(peer, now_ns, echo_ns=echo_ns, held_version=held_version)
+        heartbeat = self.sender.heartbeat(
+            peer, now_ns, wall_ms=wall_ms, echo_ns=echo_ns, held_version=held_version
+        )
         return [heartbeat] if changes is None else [changes, heartbeat]
 
     def received(
@@ -376,7 +391,7 @@ class LeaderLists:
         assert frame_type is FrameType.HEARTBEAT, frame_type
         if len(payload) != _HEARTBEAT.size:
             raise MalformedFrame("heartbeat", len(payload))
-        version, sent_ns, echo_ns, held_version = _HEARTBEAT.unpack_from(payload)
+        version, sent_ns, echo_ns, held_version, wall_ms = _HEARTBEAT.unpack_from(payload)
         self.sender.acknowledged(peer, echo_ns=echo_ns, held_version=held_version)
-        self.receiver.heartbeat(peer, version, sent_ns, now_ns)
+        self.receiver.heartbeat(peer, version, sent_ns, now_ns, wall_ms=wall_ms)
         return []

@@ -212,6 +212,9 @@ KEYS: dict[str, Key] = {
     "kafka.offsets.retention.minutes": Key(
         "kafka.offsets_retention_minutes", integer(1, INT32_MAX)
     ),
+    "kafka.offsets.retention.check.interval.ms": Key(
+        "kafka.offsets_retention_check_ms", milliseconds(100, DAY_MS)
+    ),
     # --- limits of one client connection that Kafka does not name
     "connection.frame_deadline": Key("kafka.frame_deadline_ms", duration(100, 600_000)),
     "connection.requests_in_flight": Key("kafka.requests_in_flight_max", integer(1, 10_000)),
@@ -238,6 +241,7 @@ KEYS: dict[str, Key] = {
     "raft.early_messages": Key("host.early_messages_max", integer(0, 1_000_000)),
     "raft.command_entries_kept": Key("host.command_entries_kept", integer(1, 10_000_000)),
     "retention.check_interval": Key("host.retention_check_ms", duration(100, 86_400_000)),
+    "clock.hold": Key("host.clock_hold_ms", duration(1_000, 7 * DAY_MS)),
     "raft.replace_after": Key("host.replace_after_ms", duration(0, 86_400_000)),
     "raft.catch_up_rate": Key("host.catch_up_bytes_per_second", size(64 * KIB, 64 * GIB)),
     "raft.cold_read_bytes": Key("host.cold_read_bytes", size(64 * KIB, 64 * MIB)),

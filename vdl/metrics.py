@@ -65,6 +65,9 @@ HELP: dict[str, str] = {
     "vdl_process_gc_collections_total": "Garbage collections of all generations.",
     "vdl_server_groups": "Raft groups with a replica here.",
     "vdl_server_leading": "Raft groups led from here.",
+    "vdl_server_clock_ahead_seconds": (
+        "How far the wall clock is ahead of the time that a majority of the servers agree on."
+    ),
     "vdl_server_turns_total": "Turns of the loop in which some group had work.",
     "vdl_server_leaderships_won_total": "Elections won here.",
     "vdl_server_raft_messages_dropped_total": (

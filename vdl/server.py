@@ -114,7 +114,8 @@ class Server:
         self._has_caught_up = False
         """Whether the applied catalog reflects a command of this life. What the disk had of it may
         be long past, and a leader may know of topics that are not in it."""
-        self.incarnation = clock.wall_ms()
+        # Two starts at one reading of a clock that stands or jumps are two processes all the same.
+        self.incarnation = max(0, clock.wall_ms()) << 16 | rng.getrandbits(16)
         cluster_id = decode_record(adopted).cluster_id if adopted else ""
         self.links = make_links(self._hello(cluster_id), self)
 
@@ -413,6 +414,7 @@ class Server:
             "cluster_id": host.cluster_id if host is not None else "",
             "groups": len(host.groups) if host is not None else 0,
             "leading": sum(g.node.is_leader for g in host.groups.values()) if host else 0,
+            "clock_ahead_ms": host.time.ahead_ms if host else 0,
         }
 
     def numbers(self) -> dict[str, float]:
@@ -424,6 +426,7 @@ class Server:
         return {
             "groups": len(host.groups),
             "leading": sum(group.node.is_leader for group in host.groups.values()),
+            "clock_ahead_seconds": host.time.ahead_ms / 1_000,
             "turns_total": stats.turns,
             "raft_frames_sent_total": stats.frames_out,
             "raft_messages_sent_total": stats.messages_out,

@@ -111,6 +111,8 @@ class KafkaOptions:
     """`offset.metadata.max.bytes`."""
     offsets_retention_minutes: int = 10_080
     """`offsets.retention.minutes`."""
+    offsets_retention_check_ms: int = 600_000
+    """`offsets.retention.check.interval.ms`: how often offsets nobody needs are looked for."""
 
 
 class Appended(Protocol):
@@ -234,6 +236,9 @@ class Host(Protocol):
     ) -> None: ...
 
     def alive_servers(self) -> list[int]: ...
+
+    def agreed_ms(self) -> int:
+        """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
 
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""

@@ -48,6 +48,7 @@ class CoordinatorHost(Protocol):
     def coordinator_count(self) -> int: ...
     def coordinator_group(self, key: str) -> int: ...
     def state_group(self, group_id: int) -> StateGroup | None: ...
+    def settled_ms(self) -> int: ...
 
 
 class GroupCoordinator:
@@ -87,7 +88,7 @@ class GroupCoordinator:
     def on_serving(self, group: StateGroup) -> None:
         assert group.group_id not in self._led, group.group_id
         self._led[group.group_id] = LedCoordinator(
-            group, self._clock, self._options, self._host.catalog
+            group, self._clock, self._options, self._host.catalog, self._host.settled_ms
         )
 
     def on_stopped_serving(self, group: StateGroup) -> None:

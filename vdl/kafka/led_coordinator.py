@@ -48,9 +48,6 @@ RETRY_NS = 500 * MS
 STOOD_STILL_NS = 1_000 * MS
 """A timer that runs this late says that the server, not its clients, was silent."""
 
-OFFSETS_CHECK_MS = 600_000
-"""How often offsets nobody needs are looked for (`offsets.retention.check.interval.ms`)."""
-
 DELETED_MAX = 10_000
 """So many offsets in deleted partitions go at one such time, and all of the partition with which
 that is reached; the others go at the next."""
@@ -65,6 +62,8 @@ class GroupOptions(Protocol):
     def group_initial_rebalance_delay_ms(self) -> int: ...
     @property
     def offsets_retention_minutes(self) -> int: ...
+    @property
+    def offsets_retention_check_ms(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -350,8 +349,14 @@ class LedCoordinator:
     """One coordinator group while this server leads and serves it."""
 
     def __init__(
-        self, state_group: StateGroup, clock: Clock, options: GroupOptions, catalog: Catalog
+        self,
+        state_group: StateGroup,
+        clock: Clock,
+        options: GroupOptions,
+        catalog: Catalog,
+        settled_ms: Callable[[], int],
     ) -> None:
+        """`settled_ms`: the time to delete by (`AgreedTime.settled_ms`)."""
         machine = state_group.machine
         assert isinstance(machine, Coordinator), machine
         self.machine = machine
@@ -359,12 +364,13 @@ class LedCoordinator:
         self.clock = clock
         self.options = options
         self._catalog = catalog
+        self._settled_ms = settled_ms
         self._live: dict[str, LiveGroup] = {}
         """Groups that have members, are getting some, or somebody asked for."""
         for group_id, group in machine.groups.groups.items():
             if group.members or group.pending:
                 self.live(group_id).resume()
-        self._offsets_timer = clock.call_later(OFFSETS_CHECK_MS * MS, self._expire_offsets)
+        self._offsets_timer = self._check_offsets_later()
 
     def live(self, group_id: str) -> LiveGroup:
         live = self._live.get(group_id)
@@ -430,9 +436,14 @@ class LedCoordinator:
     def _expire_offsets(self) -> None:
         retention_ms = self.options.offsets_retention_minutes * 60_000
         deleted = self._deleted_partitions()
-        if deleted or self.machine.expirable(self.clock.wall_ms(), retention_ms):
-            self.propose(commands.ExpireOffsets(retention_ms, deleted))
-        self._offsets_timer = self.clock.call_later(OFFSETS_CHECK_MS * MS, self._expire_offsets)
+        now_ms = self._settled_ms()
+        if deleted or self.machine.expirable(now_ms, retention_ms):
+            self.propose(commands.ExpireOffsets(retention_ms, deleted, now_ms))
+        self._offsets_timer = self._check_offsets_later()
+
+    def _check_offsets_later(self) -> Timer:
+        delay_ns = self.options.offsets_retention_check_ms * MS
+        return self.clock.call_later(delay_ns, self._expire_offsets)
 
     def _deleted_partitions(self) -> list[int]:
         """Group ids of deleted partitions somebody has a position in, as many as go at once."""

@@ -34,6 +34,7 @@ from vdl.clock import Clock
 from vdl.log import Log
 from vdl.logstream.answers import Answers
 from vdl.logstream.birth import BirthRecord, encode_record
+from vdl.logstream.cluster_time import ClusterTime
 from vdl.logstream.commit_news import CommitNews
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
@@ -122,11 +123,14 @@ class Host:
             founders=dict(record.founders),
         )
         self.leadership = Leadership(clock, self.catalog)
+        self.time = ClusterTime(
+            clock, servers=len(record.founders), hold_ms=options.clock_hold_ms, log=log
+        )
         catalog_group = StateGroup(
             server_id=server_id,
             boot=self._boot,
             machine=self.catalog,
-            clock=clock,
+            now_ms=self.time.now_ms,
             mark_dirty=self.mark_dirty,
             is_essential=True,
         )
@@ -136,7 +140,7 @@ class Host:
                 server_id=server_id,
                 boot=self._boot,
                 machine=Coordinator(),
-                clock=clock,
+                now_ms=self.time.now_ms,
                 mark_dirty=self.mark_dirty,
             )
         self._opening = Opening(
@@ -218,6 +222,7 @@ class Host:
             forwarding=self._forwarding,
             options=options,
             clock=clock,
+            time=self.time,
             log=log,
             staged=self._staged,
         )
@@ -292,6 +297,14 @@ class Host:
     ) -> None:
         """Propose from any server; `done` once the command is applied here, or fails."""
         self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
+
+    def agreed_ms(self) -> int:
+        """What time it is (ms since 1970), to stamp with: see `agreed_time`."""
+        return self.time.now_ms()
+
+    def settled_ms(self) -> int:
+        """What time it is (ms since 1970), to delete by: see `agreed_time`."""
+        return self.time.settled_ms()
 
     def alive_servers(self) -> list[int]:
         """This server and those with a link up, ascending."""
@@ -491,6 +504,7 @@ class Host:
             return
         server = hello.server_id
         self._alive[server] = hello
+        self.time.linked(server)
         for frame_type, buffers in self.leadership.link_up(server):
             self._transport.send(server, frame_type, buffers)
         for group in list(self._groups.values()):
@@ -503,6 +517,7 @@ class Host:
         """The session is over. A refused link is proof that the process is gone: its followers
         need not wait for the election timeout."""
         self._alive.pop(server_id, None)
+        self.time.unlinked(server_id)
         self._conditions.link_down(server_id)
         self._replacement.link_down(server_id)
         self.leadership.link_down(server_id)
@@ -557,6 +572,8 @@ class Host:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
         tick = self._due.tick()
         changed = self.leadership.received(server_id, frame_type, payload)
+        if frame_type is FrameType.HEARTBEAT:
+            self.time.told(server_id, *self.leadership.wall_told(server_id))
         for change in changed:
             group = self._groups.get(change.group)
             if group is not None and change.replica and not group.node.is_leader:
@@ -660,6 +677,7 @@ class Host:
     def catalog_applied(self) -> None:
         """The applied catalog changed."""
         self._catalog_changed = False
+        self.time.remember(self.catalog.noted_ms)
         self._replicas.reconcile()
         if self._renumbered != self.catalog.renumbered:
             self._renumbered = self.catalog.renumbered

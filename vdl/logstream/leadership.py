@@ -74,7 +74,8 @@ class Leadership:
 
     def beat(self, server_id: int) -> list[OutFrame]:
         """What to send at a heartbeat."""
-        return self._lists.frames(server_id, self._clock.now_ns())
+        clock = self._clock
+        return self._lists.frames(server_id, clock.now_ns(), wall_ms=clock.wall_ms())
 
     def received(
         self, server_id: int, frame_type: FrameType, payload: memoryview
@@ -88,6 +89,12 @@ class Leadership:
             else:
                 news.append(change)
         return news
+
+    def wall_told(self, server_id: int) -> tuple[int, int]:
+        """(wall clock in the server's last heartbeat, when the newest of our heartbeats was sent
+        that it has acknowledged, -1 for none)."""
+        lists = self._lists
+        return lists.receiver.wall_ms(server_id), lists.sender.acked_ns(server_id)
 
     # --- proofs ---------------------------------------------------------------------------
     def leader_heard(self, group_id: int) -> tuple[int, int, int] | None:

@@ -42,6 +42,10 @@ class HostOptions:
     retention_check_ms: int = 30_000
     """How often a leader looks for records that retention no longer keeps."""
 
+    clock_hold_ms: int = 3_600_000
+    """How long the clocks of a majority must have agreed on a time before anything is deleted by
+    it: after a start, after clocks were set forward together, after the machines slept."""
+
     failover_ticks_min: int = 1
     failover_ticks_max: int = 5
     """A refused link makes the first follower campaign after the one, the last after the other:

@@ -5,8 +5,7 @@ is older than the time, or when what is left without it is still as large as the
 the newest segment may go, when nothing was written for that long; by size it never does. The leader
 decides and the decision is an entry in the partition's log, so all replicas have one log start.
 
-Time is the server's own. A clock that was set forward must not delete early: since its last check
-the wall clock counts for no more than has really passed.
+Time is the cluster's, settled (`agreed_time.py`): no clock that is wrong deletes early.
 
 Must not know: topics and their settings, how deleting is done.
 """
@@ -17,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from segments.api import SegmentLimits, SegmentSpan
-from vdl.clock import MS, Clock
 
 FOREVER = -1
 
@@ -40,27 +38,9 @@ class RetentionPolicy:
 KEEP = RetentionPolicy()
 
 
-class RetentionClock:
-    """Wall time that never runs faster than time."""
-
-    __slots__ = ("_clock", "_seen_ms", "_seen_ns")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seen_ms = clock.wall_ms()
-        self._seen_ns = clock.now_ns()
-
-    def now_ms(self) -> int:
-        """Wall time (ms), or less if the wall clock was set forward since the last call."""
-        now_ns = self._clock.now_ns()
-        passed_ms = (now_ns - self._seen_ns) // MS
-        self._seen_ms = min(self._clock.wall_ms(), self._seen_ms + passed_ms)
-        self._seen_ns += passed_ms * MS
-        return self._seen_ms
-
-
 def retention_start(spans: Sequence[SegmentSpan], policy: RetentionPolicy, now_ms: int) -> int:
-    """The offset that the log is to start with; `spans` are the log's segments, oldest first.
+    """The offset that the log is to start with; `spans` are the log's segments, oldest first,
+    `now_ms` is `AgreedTime.settled_ms`.
 
     Returns 0 or less than the present start where nothing is to be deleted.
     """

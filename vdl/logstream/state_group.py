@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from raft.errors import ProposalDropped
 from raft.types import Entry, EntryKind
-from vdl.clock import Clock
 from vdl.logstream.group import Group
 from vdl.logstream.snapshots import Items
 from vdl.logstream.turn import server_of
@@ -89,9 +88,9 @@ class StateGroup:
 
     __slots__ = (
         "_boot",
-        "_clock",
         "_group",
         "_mark_dirty",
+        "_now_ms",
         "_pending",
         "_seq",
         "_server_id",
@@ -106,11 +105,12 @@ class StateGroup:
         server_id: int,
         boot: int,
         machine: Machine,
-        clock: Clock,
+        now_ms: Callable[[], int],
         mark_dirty: Callable[[Group], None],
         is_essential: bool = False,
     ) -> None:
-        """`is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
+        """`now_ms`: the time commands are stamped with, the cluster's (`AgreedTime.now_ms`).
+        `is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
         also when the disk is full, and applied only when they cannot be forgotten."""
         self.machine = machine
         self.is_essential = is_essential
@@ -120,7 +120,7 @@ class StateGroup:
         self._boot = boot
         """Drawn at start: tells this run's commands from those of the run before."""
         self._seq = 0
-        self._clock = clock
+        self._now_ms = now_ms
         self._mark_dirty = mark_dirty
         self._pending: dict[int, Pending] = {}
 
@@ -185,7 +185,7 @@ class StateGroup:
                 server_id=self._server_id,
                 boot=self._boot,
                 seq=self._seq,
-                now_ms=self._clock.wall_ms(),
+                now_ms=self._now_ms(),
                 command=command,
             )
         )

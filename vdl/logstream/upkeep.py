@@ -3,7 +3,8 @@
 Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes
 that are under way, and whether the own disk hangs or is full. Twice a second: whether members have
 to change. Once a second, without haste: leaderships that should move, replicas that should be
-replaced, entries to be had from others, logs that can be cut. Rarely: retention.
+replaced, entries to be had from others, logs that can be cut. Rarely: retention, and a note of what
+time it is.
 
 Must not know: messages, the network, how any of it is done.
 """
@@ -14,8 +15,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import segments.api as storage
-from vdl.clock import MS, Clock
+from vdl.clock import MS, NEVER, Clock
 from vdl.log import Log
+from vdl.logstream.cluster_time import ClusterTime
 from vdl.logstream.compaction import find_deleted, trim_commands, trim_records
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
@@ -24,10 +26,11 @@ from vdl.logstream.group import Group
 from vdl.logstream.healing import Healing
 from vdl.logstream.options import HostOptions
 from vdl.logstream.replacement import Replacement
-from vdl.logstream.retention import KEEP, RetentionClock, RetentionPolicy
+from vdl.logstream.retention import KEEP, RetentionPolicy
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.stream import LogStream
 from vdl.logstream.transfers import Transfers
+from vdl.state.commands import NoteTime
 
 SWEEP_NS = 100 * MS
 """How often deadlines are looked at: an answer may be this much late."""
@@ -59,6 +62,7 @@ class Upkeep:
         forwarding: Forwarding,
         options: HostOptions,
         clock: Clock,
+        time: ClusterTime,
         log: Log,
         staged: Callable[[Group], None],
     ) -> None:
@@ -76,9 +80,10 @@ class Upkeep:
         self._forwarding = forwarding
         self._options = options
         self._clock = clock
+        self._time = time
+        self._noted_ns = -NEVER
         self._log = log
         self._staged = staged
-        self._retention_clock = RetentionClock(clock)
         self._members_due_ns = 0
         self._watched: dict[int, Group] = {}
         self._searching: set[int] = set()
@@ -112,6 +117,7 @@ class Upkeep:
             return
         self._clock.call_later(SWEEP_NS, self._sweep)
         now_ns = self._clock.now_ns()
+        self._time.look()
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()
         self._conditions.look()
@@ -142,6 +148,7 @@ class Upkeep:
             self._transfers.hand_over_all()
         else:
             self._transfers.return_one()
+        self._note_time()
         self._replacement.look_around()
         self._healing.look_around()
         kept = self._options.command_entries_kept
@@ -149,6 +156,19 @@ class Upkeep:
             self._cut(state_group.group, partial(trim_commands, entries_kept=kept))
         for stream in self._streams.values():
             self._cut_deleted(stream.group, stream.state.log_start_offset)
+
+    def _note_time(self) -> None:
+        """Have the catalog remember what time it is, once in each hold: see `AgreedTime.remember`.
+        Not on a full disk, which has room for more important commands."""
+        now_ns = self._clock.now_ns()
+        catalog_group = self._catalog_group
+        if not catalog_group.serving or self._conditions.is_full:
+            return
+        if now_ns - self._noted_ns < self._options.clock_hold_ms * MS:
+            return
+        self._noted_ns = now_ns
+        deadline_ns = now_ns + SECOND_NS
+        catalog_group.propose(NoteTime(), deadline_ns=deadline_ns, done=_ignore)
 
     def _cut_deleted(self, group: Group, log_start_offset: int) -> None:
         """Cut the log where its records were deleted; one search at a time for each."""
@@ -191,7 +211,7 @@ class Upkeep:
                 self._store.set_segment_limits(stream.group.log, policy.segments)
             if stream.serving and not policy.keeps_everything:
                 led.append((stream, policy))
-        self._retain_next(led[::-1], self._retention_clock.now_ms())
+        self._retain_next(led[::-1], self._time.settled_ms())
 
     def _retain_next(self, led: list[tuple[LogStream, RetentionPolicy]], now_ms: int) -> None:
         if self._closed or self._stopping:
@@ -213,4 +233,4 @@ class Upkeep:
 
 
 def _ignore(found: object) -> None:
-    """What was read is not needed: reading it was."""
+    """What comes of it is not needed: doing it was."""

@@ -90,10 +90,11 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers that only grow, as stored."""
+    """The catalog's own numbers, as stored."""
 
     next_group_id: int
     next_producer_id: int
+    noted_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -233,6 +234,8 @@ class Catalog:
         """Groups of partitions only: the catalog and the coordinators are in the birth record."""
         self.next_group_id = coordinator_groups + 1
         self.next_producer_id = 0
+        self.noted_ms = 0
+        """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
         """How often replicas changed in this object's life: not part of the state."""
         self.retired: dict[bytes, int] = {}
@@ -254,10 +257,14 @@ class Catalog:
     def understands(self, command: Any) -> bool:
         """Whether `apply` knows this kind of command. One that it does not must never be appended:
         every replica would stop at it, at each start again."""
-        return type(command) in self._apply_by_type
+        return type(command) in self._apply_by_type or type(command) is commands.NoteTime
 
     def apply(self, command: Any, now_ms: int, index: int) -> Any:
         """Apply one committed command; the answer's type goes with the command's."""
+        if type(command) is commands.NoteTime:
+            self.noted_ms = now_ms
+            self._dirty.add(_KEY_COUNTERS)
+            return None
         return self._apply_by_type[type(command)](command)
 
     # --- servers ---------------------------------------------------------------------------
@@ -597,6 +604,7 @@ class Catalog:
         self.groups = {}
         self.next_group_id = self._first_group_id
         self.next_producer_id = 0
+        self.noted_ms = 0
         self.retired = {}
         self.renumbered += 1
         self._numbers = {}
@@ -607,6 +615,7 @@ class Catalog:
                     counters = decode_value(value, Counters)
                     self.next_group_id = counters.next_group_id
                     self.next_producer_id = counters.next_producer_id
+                    self.noted_ms = counters.noted_ms
                 case b"g":
                     group = decode_value(value, GroupInfo)
                     self.groups[group.group_id] = group
@@ -629,7 +638,7 @@ class Catalog:
         value: Any
         match key[:1]:
             case b"c":
-                value = Counters(self.next_group_id, self.next_producer_id)
+                value = Counters(self.next_group_id, self.next_producer_id, self.noted_ms)
             case b"g":
                 value = self.groups.get(_KEY_GROUP.unpack(key)[1])
             case b"n":

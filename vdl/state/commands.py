@@ -133,6 +133,10 @@ class AlterTopicConfigs(Command, frozen=True, tag=7):
     changes: list[ConfigChange]
 
 
+class NoteTime(Command, frozen=True, tag=8):
+    """Remember what time it is: the envelope's. Proposed now and then by the catalog's leader."""
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 
@@ -251,6 +255,9 @@ class ExpireOffsets(Command, frozen=True, tag=107):
     retention_ms: int
     deleted_partitions: list[int] = []
     """Group ids of partitions that the proposer's catalog had given out and no longer lists."""
+    now_ms: int = -1
+    """The time to expire by, which clocks have stood by for long: the envelope's, which stamps, may
+    be later. -1: the envelope's, in entries of before there was this field."""
 
 
 AnyCommand = (
@@ -261,6 +268,7 @@ AnyCommand = (
     | ReplaceServer
     | ReplaceReplicas
     | AlterTopicConfigs
+    | NoteTime
     | JoinGroup
     | SyncGroup
     | LeaveGroup
@@ -275,8 +283,8 @@ AnyCommand = (
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A command as it stands in the log.
 
-    (`server_id`, `boot`, `seq`) names the proposer's waiter; `now_ms` is the proposer's wall time,
-    the only time `apply` sees.
+    (`server_id`, `boot`, `seq`) names the proposer's waiter; `now_ms` is the cluster's time as the
+    proposer knows it, to stamp what the command writes.
     """
 
     server_id: int

@@ -94,7 +94,8 @@ class Coordinator:
 
     def _expire_offsets(self, command: commands.ExpireOffsets, now_ms: int) -> OffsetsExpired:
         expired = OffsetsExpired(self.offsets.remove_partitions(set(command.deleted_partitions)))
-        for group, positions in self.expirable(now_ms, command.retention_ms):
+        until_ms = now_ms if command.now_ms < 0 else command.now_ms
+        for group, positions in self.expirable(until_ms, command.retention_ms):
             if positions:
                 self.offsets.remove(group.group_id, positions)
                 expired.count += len(positions)

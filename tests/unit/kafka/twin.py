@@ -269,6 +269,9 @@ class TwinHost:
                 )
             )
 
+    def agreed_ms(self) -> int:
+        return self.clock.wall_ms()
+
     def apply(self, command: Any) -> Any:
         self._applied += 1
         result = self.catalog.apply(command, WALL_MS, self._applied)

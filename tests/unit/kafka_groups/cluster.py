@@ -119,7 +119,7 @@ class TwinServer:
                 server_id=server_id,
                 boot=server_id,
                 machine=Coordinator(),
-                clock=self.clock,
+                now_ms=self.clock.wall_ms,
                 mark_dirty=lambda _: None,
             )
             state_group.group = TwinGroup(log, server_id)  # type: ignore[assignment]
@@ -146,6 +146,9 @@ class TwinServer:
 
     def coordinator_group(self, key: str) -> int:
         return 1 + sum(key.encode()) % COORDINATORS
+
+    def settled_ms(self) -> int:
+        return self.clock.wall_ms()
 
     def alive_servers(self) -> list[int]:
         return sorted(self.cluster.servers)

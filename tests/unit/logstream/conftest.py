@@ -28,6 +28,8 @@ from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterSer
 T = TypeVar("T")
 SYNC_NS = 300_000
 SERVERS = (1, 2, 3)
+CLOCK_HOLD_MS = 30_000
+"""Longer than nearly all tests: the catalog's log has one note of the time."""
 
 
 class DelayWorkers:
@@ -173,7 +175,8 @@ class Cluster:
         self.time.now_ns = 10**12
         world = NodeClock(self.time)
         self.network = Network(world, lambda source, target, size: 200_000)
-        self.options = HostOptions(held_appends_max=3, **{"replace_after_ms": 300, **options})
+        often = {"replace_after_ms": 300, "clock_hold_ms": CLOCK_HOLD_MS}
+        self.options = HostOptions(held_appends_max=3, **{**often, **options})
         self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in SERVERS))
         self.nodes = {i: Node(self, i) for i in SERVERS}
         self.run(100)
@@ -239,7 +242,13 @@ def cluster() -> Cluster:
 @pytest.fixture
 def forgetful() -> Cluster:
     """Hosts that keep the logs of commands very short, and look at retention often."""
-    return Cluster(command_entries_kept=5, retention_check_ms=1_000)
+    return Cluster(command_entries_kept=6, retention_check_ms=1_000)
+
+
+@pytest.fixture
+def expiring() -> Cluster:
+    """Hosts that look at retention often, by clocks that have stood for three seconds."""
+    return Cluster(retention_check_ms=500, clock_hold_ms=3_000)
 
 
 @pytest.fixture

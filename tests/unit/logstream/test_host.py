@@ -354,6 +354,7 @@ def test_oversized_command_is_refused_and_ends_nobody(cluster: Any) -> None:
 
 def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> None:
     """What was held is in the snapshot: it is not applied to it once more (§7)."""
+    cluster.run(2_000)  # the leader has noted what time it is
     node = cluster.nodes[2]
     group, leading = node.host.groups[0], cluster.nodes[1].host.groups[0]
 

@@ -7,12 +7,10 @@ import pytest
 
 from segments.api import CorruptRecord, OffsetOutOfRange, SegmentSpan
 from segments.memory import MemoryStore
-from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream import times
 from vdl.logstream.retention import (
     FOREVER,
-    RetentionClock,
     RetentionPolicy,
     retention_start,
 )
@@ -54,34 +52,6 @@ def test_segment_without_timestamps_stays() -> None:
     """Nobody knows how old it is."""
     spans = [SegmentSpan(10, 100, -1)]
     assert retention_start(spans, RetentionPolicy(0, FOREVER), 10**15) == 0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ns = 0
-        self.ms = 1_000_000
-
-    def now_ns(self) -> int:
-        return self.ns
-
-    def wall_ms(self) -> int:
-        return self.ms
-
-    def pass_ms(self, ms: int, *, wall_ms: int) -> None:
-        self.ns += ms * MS
-        self.ms += wall_ms
-
-
-def test_clock_set_forward_does_not_make_records_old() -> None:
-    """Only time that has really passed counts; a clock set back counts at once."""
-    clock = Clock()
-    retention = RetentionClock(clock)  # type: ignore[arg-type]
-    clock.pass_ms(100, wall_ms=100)
-    assert retention.now_ms() == 1_000_100
-    clock.pass_ms(100, wall_ms=3_600_100)
-    assert retention.now_ms() == 1_000_200
-    clock.pass_ms(100, wall_ms=-3_600_100)
-    assert retention.now_ms() == 1_000_100
 
 
 def written(cluster: Any, records: int) -> int:
@@ -171,13 +141,64 @@ def test_deleted_records_are_cut_from_the_log_once_a_checkpoint_covers_them(clus
     assert cluster.leader(group_id).read(6, 1 << 20).end_offset == 10
 
 
-def test_retention_deletes_what_the_policy_does_not_keep(forgetful: Any) -> None:
+DAY_MS = 86_400_000
+WEEK = RetentionPolicy(retention_ms=7 * DAY_MS)
+
+
+def aged(cluster: Any, days: int) -> int:
+    """A partition with records of this age, which keeps records for a week."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    stamp = cluster.nodes[1].clock.wall_ms() - days * DAY_MS
+    for _ in range(3):
+        cluster.append(stream, timestamp=stamp)
+        cluster.run(10)
+    for node in cluster.nodes.values():
+        node.host.upkeep.policy_of = lambda stream: WEEK
+    return int(group_id)
+
+
+@pytest.mark.parametrize("days", [8, 40_000])
+def test_leader_whose_clock_is_ahead_deletes_nothing(expiring: Any, days: int) -> None:
+    """Records of an hour ago are not older because one server of three says so."""
+    cluster = expiring
+    group_id = aged(cluster, 0)
+    cluster.run(4_000)
+    cluster.nodes[cluster.leader(group_id).leader_server].clock.jump_wall(days * DAY_MS)
+    cluster.run(10_000)
+    assert starts(cluster, group_id) == {0}
+
+
+def test_leader_whose_clock_is_in_1970_deletes_what_is_old(expiring: Any) -> None:
+    """Else its disk would fill."""
+    cluster = expiring
+    group_id = aged(cluster, 30)
+    clock = cluster.nodes[cluster.leader(group_id).leader_server].clock
+    clock.jump_wall(-clock.wall_ms())
+    cluster.run(5_000)
+    assert starts(cluster, group_id) == {3}
+
+
+def test_clocks_that_were_all_wrong_delete_within_a_hold_of_their_correction(expiring: Any) -> None:
+    """Without a restart. And not before: what is corrected soon has deleted nothing."""
+    cluster = expiring
+    group_id = aged(cluster, 0)
+    for days in (8, -8, -20_000, 20_000, 8):
+        for node in cluster.nodes.values():
+            node.clock.jump_wall(days * DAY_MS)
+        cluster.run(2_900)
+        assert starts(cluster, group_id) == {0}
+    cluster.run(1_500)
+    assert starts(cluster, group_id) == {3}
+
+
+def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:
     """The leader looks, all replicas delete."""
-    cluster = forgetful
+    cluster = expiring
     group_id = written(cluster, 10)
     for node in cluster.nodes.values():
         node.host.upkeep.policy_of = lambda stream: RetentionPolicy(retention_ms=1)
-    cluster.run(3_000)
+    cluster.run(5_000)
     assert starts(cluster, group_id) == {10}
     fates = cluster.append(cluster.leader(group_id), timestamp=1 << 50)
     cluster.run(3_000)

@@ -54,7 +54,7 @@ def test_leaders_unchanged_list_costs_one_small_frame() -> None:
     assert len(deliver(lists[TWO], ONE, first, 101)) == 10_000
     second = lists[ONE].frames(TWO, 200)
     assert [frame_type for frame_type, _ in second] == [FrameType.HEARTBEAT]
-    assert sum(map(len, second[0][1])) == 32
+    assert sum(map(len, second[0][1])) == 40
     assert deliver(lists[TWO], ONE, second, 203) == []
     assert lists[TWO].receiver.confirmed_ns(ONE) == 203
 

@@ -30,6 +30,8 @@ EXAMPLES = [
     commands.CommitOffsets("g", 1, "m", None, [commands.OffsetCommit("t", b"", 0, 5, 1, "x", 9)]),
     commands.ExpireOffsets(1),
     commands.ExpireOffsets(1, [9, 12]),
+    commands.ExpireOffsets(1, [], 1_700_000_000_000),
+    commands.NoteTime(),
 ]  # fmt: skip
 
 

@@ -168,7 +168,7 @@ class _Produce:
         keys_required = bool(configs) and "compact" in configs.get(CLEANUP_POLICY, "")
         if log_append_time:
             return _OLDEST, _NEWEST, keys_required
-        now_ms = self.ctx.server.clock.wall_ms()
+        now_ms = self.ctx.server.host.agreed_ms()
         after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, 3_600_000)
         before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, _NO_LIMIT_MS)
         oldest = _OLDEST if before_ms == _NO_LIMIT_MS else now_ms - before_ms
@@ -208,7 +208,7 @@ class _Produce:
             self.settled()
             return
         if placed.log_append_time:
-            now_ms = self.ctx.server.clock.wall_ms()
+            now_ms = self.ctx.server.host.agreed_ms()
             patch_log_append_time(placed.records, now_ms)
             header.max_timestamp = now_ms
             answer.log_append_time_ms = now_ms
@@ -216,7 +216,7 @@ class _Produce:
             patch_max_timestamp(placed.records, verdict)
             header.max_timestamp = verdict
         if header.max_timestamp == NO_TIMESTAMP:
-            header.max_timestamp = self.ctx.server.clock.wall_ms()
+            header.max_timestamp = self.ctx.server.host.agreed_ms()
         stream.append(placed.records, header, deadline_ns=self.deadline_ns, done=done)
 
     def appended(

@@ -1,0 +1,319 @@
+"""One wrong clock moves nothing; nothing is deleted by a time that has not stood for a hold."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from vdl.clock import MS
+from vdl.logstream.agreed_time import BUCKETS, NOTHING_IS_OLD, AgreedTime
+from vdl.logstream.cluster_time import ClusterTime
+
+TRUE = 1_790_000_000_000
+DAY = 86_400_000
+HOLD = 60_000
+WIDTH = HOLD // BUCKETS
+BEAT = 1_000
+YEARS_BEHIND = -TRUE + 5_000
+"""A clock without a battery: it begins in 1970."""
+
+
+class Clocks:
+    """Server 1 of a cluster: its clock, and what its peers' clocks tell. Errors are in ms against
+    the true time, by server; `links` are the peers that tell."""
+
+    def __init__(self, servers: int, *links: int, errors: dict[int, int] | None = None) -> None:
+        self.ms = 0
+        self.mono_ms = 7_000_000
+        self.errors = dict.fromkeys(range(1, servers + 1), 0) | (errors or {})
+        self.links = set(links)
+        self.agreed = AgreedTime(servers, hold_ms=HOLD)
+        for peer in links:
+            self.agreed.linked(peer)
+
+    @property
+    def now_ns(self) -> int:
+        return self.mono_ms * MS
+
+    def wall(self, server: int = 1) -> int:
+        return TRUE + self.ms + self.errors[server]
+
+    def beat(self) -> None:
+        """Everybody linked tells its clock, in answer to the beat before."""
+        self.agreed.look(self.wall(), self.now_ns)
+        for peer in sorted(self.links):
+            self.agreed.told(
+                peer, self.wall(peer), self.now_ns, wall_ms=self.wall(), now_ns=self.now_ns
+            )
+
+    def run(self, ms: int) -> None:
+        for _ in range(ms // BEAT):
+            self.ms += BEAT
+            self.mono_ms += BEAT
+            self.beat()
+
+    def sleep(self, ms: int) -> None:
+        """All machines sleep: monotonic time stands, also the links' last words are old."""
+        self.ms += ms
+
+    def link(self, peer: int) -> None:
+        self.links.add(peer)
+        self.agreed.linked(peer)
+
+    def unlink(self, peer: int) -> None:
+        self.links.discard(peer)
+        self.agreed.unlinked(peer)
+
+    @property
+    def late(self) -> int:
+        """How far what is stamped is behind the truth."""
+        return TRUE + self.ms - self.agreed.now_ms(self.wall(), self.now_ns)
+
+    @property
+    def settled_late(self) -> int | None:
+        """How far what deletes is behind the truth; None while nothing is old."""
+        settled = self.agreed.settled_ms(self.now_ns)
+        return None if settled == NOTHING_IS_OLD else TRUE + self.ms - settled
+
+
+@pytest.mark.parametrize("wrong", [1, 2])
+@pytest.mark.parametrize("error", [YEARS_BEHIND, -8 * DAY, 8 * DAY, 40_000 * DAY])
+def test_one_wrong_clock_of_three_moves_nothing(wrong: int, error: int) -> None:
+    """The median is a right one, whosever clock is wrong."""
+    clocks = Clocks(3, 2, 3, errors={wrong: error})
+    clocks.run(2 * HOLD)
+    assert clocks.late == 0
+    assert clocks.settled_late == 0
+
+
+@pytest.mark.parametrize("wrong", [1, 2])
+@pytest.mark.parametrize("error", [YEARS_BEHIND, 8 * DAY])
+def test_wrong_clock_beside_a_server_that_is_down_moves_nothing(wrong: int, error: int) -> None:
+    """With two clocks of three the time goes on between them."""
+    clocks = Clocks(3, 2, 3)
+    clocks.run(2 * HOLD)
+    clocks.unlink(3)
+    clocks.errors[wrong] = error
+    clocks.run(3 * HOLD)
+    assert abs(clocks.late) <= max(0, error)  # a step of the own clock may make stamps too new
+    assert clocks.late <= 0
+    assert clocks.settled_late == 0
+    clocks.link(3)
+    clocks.run(BEAT)
+    assert clocks.late == 0
+    assert clocks.settled_late == 0
+
+
+def test_start_beside_a_wrong_clock_stamps_late_and_deletes_nothing_early() -> None:
+    """Nobody can know which of two clocks is right."""
+    for error in (YEARS_BEHIND, 8 * DAY):
+        clocks = Clocks(3, 2, errors={2: error})
+        clocks.run(2 * HOLD)
+        assert clocks.late == min(0, -error)
+        assert clocks.settled_late is None or clocks.settled_late == max(0, -error)
+
+
+def test_nothing_is_old_before_a_hold_has_passed_since_the_start() -> None:
+    """The clock may be the only one, or all may have been set wrong together."""
+    clocks = Clocks(1)
+    clocks.run(HOLD)
+    assert clocks.settled_late is None
+    clocks.run(BEAT)
+    assert clocks.settled_late == 0
+
+
+def test_only_clock_started_in_1970_is_right_a_hold_after_it_is_corrected() -> None:
+    """Without a restart; what it believed before does not matter."""
+    clocks = Clocks(1, errors={1: YEARS_BEHIND})
+    clocks.run(3 * HOLD)
+    clocks.errors[1] = 0
+    assert clocks.late == 0
+    clocks.run(HOLD - BEAT)
+    assert clocks.settled_late == -YEARS_BEHIND
+    clocks.run(BEAT + WIDTH)
+    assert clocks.settled_late == 0
+
+
+def test_all_clocks_set_forward_delete_nothing_when_corrected_in_time() -> None:
+    """And by a hold later if not: then it is what time it is."""
+    clocks = Clocks(3, 2, 3)
+    clocks.run(2 * HOLD)
+    clocks.errors = dict.fromkeys(clocks.errors, 8 * DAY)
+    clocks.run(HOLD - BEAT)
+    assert clocks.settled_late == 0
+    clocks.errors = dict.fromkeys(clocks.errors, 0)
+    clocks.run(2 * HOLD)
+    assert clocks.settled_late == 0
+    clocks.errors = dict.fromkeys(clocks.errors, 8 * DAY)
+    clocks.run(HOLD + BEAT + WIDTH)
+    assert clocks.settled_late == -8 * DAY
+    clocks.errors = dict.fromkeys(clocks.errors, 0)
+    clocks.run(BEAT)
+    assert clocks.settled_late == 0
+    assert clocks.late == 0
+
+
+def test_time_that_the_machine_slept_is_made_up_for() -> None:
+    """Stamps at once, deletions within a hold. Each sleep counts."""
+    for clocks in (Clocks(1), Clocks(3, 2, 3)):
+        clocks.run(2 * HOLD)
+        for _ in range(3):
+            clocks.sleep(8 * DAY)
+            assert clocks.late == 0
+            clocks.run(BEAT)
+            assert clocks.late == 0
+            assert clocks.settled_late == 8 * DAY
+            clocks.run(HOLD + WIDTH)
+            assert clocks.settled_late == 0
+
+
+def test_what_was_said_before_the_sleep_is_not_believed_after_it() -> None:
+    """A heartbeat that was under way when all machines fell asleep tells an old time."""
+    clocks = Clocks(3, 2, 3)
+    clocks.run(2 * HOLD)
+    said = clocks.wall(2)
+    echoed_ns = clocks.now_ns
+    clocks.sleep(8 * DAY)
+    clocks.mono_ms += 1
+    for peer in (2, 3):
+        clocks.agreed.told(
+            peer, said, echoed_ns, wall_ms=clocks.wall(), now_ns=clocks.now_ns
+        )
+    assert clocks.late <= 0
+
+
+def test_without_a_majority_time_goes_on_and_does_not_jump() -> None:
+    """The own clock alone is nobody's word."""
+    clocks = Clocks(3, 2, 3)
+    clocks.run(2 * HOLD)
+    clocks.unlink(2)
+    clocks.unlink(3)
+    clocks.errors[1] = YEARS_BEHIND
+    clocks.run(2 * HOLD)
+    assert clocks.late == 0
+    assert clocks.settled_late == 0
+
+
+def test_noted_time_is_the_least_while_nothing_is_settled() -> None:
+    """A clock that restarts in 1970 does not stamp what would be decades old when it is right; one
+    that was wrongly noted ahead does not hold time back for ever."""
+    clocks = Clocks(1, errors={1: YEARS_BEHIND})
+    clocks.agreed.remember(TRUE - DAY)
+    clocks.run(HOLD // 2)
+    assert clocks.late == DAY + HOLD // 2
+    clocks.errors[1] = 0
+    clocks.agreed.remember(TRUE + 1_000 * DAY)
+    assert clocks.late < -999 * DAY
+    clocks.run(2 * HOLD)
+    assert clocks.late == 0
+
+
+def test_only_clock_set_back_decades_does_not_stamp_them() -> None:
+    """The least is what was noted, for a hold: time to see it and correct it."""
+    clocks = Clocks(1)
+    clocks.run(2 * HOLD)
+    clocks.agreed.remember(TRUE + clocks.ms)
+    clocks.errors[1] = YEARS_BEHIND
+    clocks.run(HOLD - BEAT)
+    assert 0 <= clocks.late <= HOLD
+    clocks.run(2 * BEAT)
+    assert clocks.late == -YEARS_BEHIND
+
+
+def test_agreed_time_random_walk_keeps_its_bounds() -> None:
+    """Against the whole past, kept and looked through: stamps lie between the bounds, deletions at
+    or below the least `low` of the last hold unless they were right before."""
+    judged = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        servers = rng.choice((1, 2, 3, 4, 5))
+        majority = servers // 2 + 1
+        clocks = Clocks(servers, *range(2, servers + 1))
+        lows: list[tuple[int, int]] = []
+        settled: int | None = None
+        for _ in range(400):
+            if rng.random() < 0.03:
+                server = rng.randint(1, servers)
+                clocks.errors[server] = rng.choice((0, 0, YEARS_BEHIND, -8 * DAY, 8 * DAY))
+            if servers > 1 and rng.random() < 0.05:
+                peer = rng.randint(2, servers)
+                (clocks.unlink if peer in clocks.links else clocks.link)(peer)
+            clocks.run(BEAT)
+            known = sorted(clocks.errors[s] for s in (1, *clocks.links))
+            if len(known) >= majority:
+                low, high = known[-majority], known[majority - 1]
+                lows.append((clocks.mono_ms, low))
+                assert low <= -clocks.late <= high, (seed, clocks.ms)
+                if settled is not None:
+                    settled = min(settled, high)
+            error = None if clocks.settled_late is None else -clocks.settled_late
+            # What this beat brought may have been heard after the time had risen.
+            exact = [low for at, low in lows[:-1] if at >= clocks.mono_ms - HOLD]
+            if error is not None and (settled is None or error > settled):
+                assert exact, (seed, clocks.ms)
+                assert error <= min(exact), (seed, clocks.ms)
+            longer = [low for at, low in lows if at >= clocks.mono_ms - HOLD - 2 * WIDTH]
+            if len(longer) == (HOLD + 2 * WIDTH) // BEAT + 1:  # a majority all the time
+                assert error is not None, (seed, clocks.ms)
+                assert error >= min(min(longer), high), (seed, clocks.ms)
+                judged += 1
+            settled = error
+    assert judged > 1_000
+
+
+def test_memory_is_bounded() -> None:
+    """However long a hold, it is looked back upon in so many parts."""
+    clocks = Clocks(1)
+    clocks.run(10 * HOLD)
+    assert len(clocks.agreed._buckets) <= BUCKETS + 3
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, int]] = []
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.lines.append((event, fields["ahead_ms"]))
+
+    warning = error = info
+
+
+class Clock:
+    """The clock of `Clocks`, as a server has it."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self.clocks = clocks
+
+    def wall_ms(self) -> int:
+        return self.clocks.wall()
+
+    def now_ns(self) -> int:
+        return self.clocks.now_ns
+
+
+def test_disagreeing_clock_is_logged_once_by_how_much() -> None:
+    """And again only after it agreed."""
+    clocks = Clocks(3)
+    log = Log()
+    time = ClusterTime(Clock(clocks), servers=3, hold_ms=HOLD, log=log)  # type: ignore[arg-type]
+    for peer in (2, 3):
+        time.linked(peer)
+
+    def beat() -> None:
+        clocks.run(BEAT)
+        time.look()
+        for peer in (2, 3):
+            time.told(peer, clocks.wall(peer), clocks.now_ns)
+        time.look()
+
+    for error in (0, 59_000, -8 * DAY, -8 * DAY, 0, 61_000):
+        clocks.errors[1] = error
+        beat()
+    assert log.lines == [
+        ("clock_disagrees", -8 * DAY),
+        ("clock_agrees", 0),
+        ("clock_disagrees", 61_000),
+    ]
+    assert time.ahead_ms == 61_000
