@@ -54,6 +54,9 @@ class Target(Protocol):
 
     def note(self, text: str) -> None: ...
 
+    def sleep(self, ms: int) -> None:
+        """All machines and clients sleep for so long."""
+
     def why_no_loss(self) -> str:
         """Why no replica may be lost for good now; empty when one may (see `atlas`)."""
 
@@ -365,6 +368,65 @@ class ClockJump:
         """Clocks are left as they are."""
 
 
+DAY_MS = 86_400_000
+DECADES_BEHIND_MS = -50 * 365 * DAY_MS
+WALL_ERRORS_MS = (DECADES_BEHIND_MS, -8 * DAY_MS, 8 * DAY_MS, 30 * DAY_MS, 40_000 * DAY_MS)
+"""How wrong a wall clock may be. Each would delete something: by being ahead, or by stamping what
+is old as soon as the clock is right."""
+
+SLEEP_MS = 8 * DAY_MS
+CLOCK_HOLD_MS = 3_000
+"""`clock.hold` of the servers."""
+
+
+def may_be_wrong(world: Target, machine: Machine) -> bool:
+    """Whether this clock may be wrong too: a majority's are right. The clock of a server alone may
+    be, for less than a hold."""
+    wrong = sum(other.wall_error_ms != 0 for other in world.machines if other is not machine)
+    return len(world.machines) == 1 or wrong + 1 <= (len(world.machines) - 1) // 2
+
+
+class WrongClock:
+    """A running server's wall clock is set by days or decades, and later corrected."""
+
+    restarts = False
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = machine = rng.choice(world.machines)
+        error_ms = rng.choice(WALL_ERRORS_MS)
+        if machine.life is None or machine.wall_error_ms or not may_be_wrong(world, machine):
+            return False
+        if self.restarts:
+            machine.kill()
+        machine.set_wall_error(error_ms)
+        if len(world.machines) == 1:
+            world.time.after(CLOCK_HOLD_MS * MS // 2, lambda: machine.set_wall_error(0))
+        machine.start()
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.set_wall_error(0)
+
+
+class WrongClockAtStart(WrongClock):
+    """A server starts with a wrong wall clock, which is corrected while it runs."""
+
+    restarts = True
+
+
+class Sleep:
+    """All machines sleep for days, a laptop's or a paused set of virtual machines: wall clocks are
+    right afterwards (or as wrong as they were), monotonic clocks have stood, and what was under way
+    between two machines still is."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        world.sleep(SLEEP_MS)
+        return True
+
+    def end(self, world: Target) -> None:
+        """Everybody is awake."""
+
+
 _WAIT_NS = 50 * MS
 
 
@@ -398,6 +460,9 @@ FAULTS = (
     Row(Wipe, lambda o: o.wipes, 4_000, waits=True),
     Row(Damage, lambda o: o.damage, 4_000, waits=True),
     Row(ClockJump, lambda o: o.clock_jumps, 1),
+    Row(WrongClock, lambda o: o.clock_steps, 6_000),
+    Row(WrongClockAtStart, lambda o: o.wrong_clocks, 6_000),
+    Row(Sleep, lambda o: o.sleeps, 1),
 )
 
 
@@ -498,6 +563,7 @@ class Nemesis:
             machine.disk.fail_syncs = 0
             machine.disk.room = None
             machine.disk.cut_at_write = 0
+            machine.set_wall_error(0)
             machine.resume()
             if machine.condition is Condition.STOPPING:
                 machine.kill()

@@ -199,6 +199,8 @@ class Machine:
         self.trace = trace
         self.turn_ns = turn_ns
         self.wall_base_ms = wall_base_ms
+        self.wall_error_ms = 0
+        """By how much the wall clock is wrong on purpose; small jumps are not counted."""
         self.drift_ppm = drift_ppm
         self.frames = frames
         self.cuts_in_start = cuts_in_start
@@ -403,6 +405,12 @@ class Machine:
         self.wall_base_ms += delta_ms
         if self.life is not None:
             self.life.clock.jump_wall(delta_ms)
+
+    def set_wall_error(self, error_ms: int) -> None:
+        """The wall clock becomes wrong by so much, or right again (0)."""
+        if error_ms != self.wall_error_ms:
+            self.jump_wall(error_ms - self.wall_error_ms)
+            self.wall_error_ms = error_ms
 
     def _leave(self, how: str) -> Life | None:
         """The process runs no more."""

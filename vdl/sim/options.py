@@ -49,6 +49,12 @@ class Options:
     """Power cuts that hit a journal write."""
     cuts_in_start: float = 0.0
     """Chance that a start, whatever came before it, is cut by a kill or a power cut: no rate."""
+    wrong_clocks: float = 0.0
+    """A server starts with a wall clock that is wrong by days or decades, corrected later."""
+    clock_steps: float = 0.0
+    """A running server's wall clock is set wrong by days or decades, and corrected later."""
+    sleeps: float = 0.0
+    """All machines sleep for days: wall clocks go on, monotonic ones stand."""
     cuts_at_places: float = 0.0
     """Power cuts and kills soon after a machine's store passed a certain place."""
     stops: float = 0.0
@@ -94,6 +100,11 @@ class Options:
     """Clients whose batches are not what they say."""
     check_on_loop_bytes: int = 2 << 20
     """Larger batches are checked off the loop."""
+
+    @property
+    def ages(self) -> bool:
+        """Whether clocks go so wrong that there must be something they could delete."""
+        return bool(self.wrong_clocks or self.clock_steps or self.sleeps)
 
     def describe(self) -> str:
         """Every knob that is not at its default, as name=value."""
@@ -173,4 +184,7 @@ def draw(rng: Random) -> Options:
         cuts_at_places=fault(0.1, 0.6),
         liars=0 if rng.random() < OFF else 1,
         check_on_loop_bytes=spread(64, 16 << 10),
+        wrong_clocks=fault(0.1, 0.6),
+        clock_steps=fault(0.1, 0.6),
+        sleeps=fault(0.0, 0.1),
     )

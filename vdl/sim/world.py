@@ -29,12 +29,13 @@ from vdl.kafka.context import KafkaOptions, ListenerOptions
 from vdl.kafka.wire import list_offsets
 from vdl.logstream.options import HostOptions
 from vdl.server import ServerState
+from vdl.sim.ageing import Ageing
 from vdl.sim.atlas import why_not
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
 from vdl.sim.disk import DiskProfile, SimDisk
-from vdl.sim.faults import Nemesis
+from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.liar import Liar
@@ -113,7 +114,7 @@ class World:
         root = Random(f"vdl {seed}")
         self._rng = {
             name: Random(root.getrandbits(64))
-            for name in ("net", "disk", "server", "client", "nemesis", "start")
+            for name in ("net", "disk", "server", "client", "nemesis", "start", "ageing")
         }
         weather = Weather(
             options.delay_us * 1_000, options.jitter_us * 1_000, options.loss, options.split
@@ -134,8 +135,11 @@ class World:
             topic=TOPIC,
             acknowledged=self.watch.acknowledged,
         )
-        self._loads: list[ProducerLoad | MemberLoad | Asker | TopicChurn | Liar] = []
+        self._loads: list[ProducerLoad | MemberLoad | Asker | TopicChurn | Ageing | Liar] = []
         self.liars: list[Liar] = []
+        self._slept_ms = 0
+        self._client_clocks: list[NodeClock] = []
+        self._ageing: Ageing | None = None
         self._elections_at_birth = 0
 
     def note(self, text: str) -> None:
@@ -166,7 +170,22 @@ class World:
         )
 
     def _client_clock(self) -> NodeClock:
-        return NodeClock(self.time, wall_base_ms=WALL_BASE_MS)
+        clock = NodeClock(self.time, wall_base_ms=WALL_BASE_MS + self._slept_ms)
+        self._client_clocks.append(clock)
+        return clock
+
+    def true_ms(self) -> int:
+        """What time it is, in ms since 1970."""
+        return WALL_BASE_MS + self._slept_ms + self.time.now_ns // MS
+
+    def sleep(self, ms: int) -> None:
+        """See `faults.Target`."""
+        self.note(f"all sleep for {ms} ms")
+        self._slept_ms += ms
+        for machine in self.machines:
+            machine.jump_wall(ms)
+        for clock in self._client_clocks:
+            clock.jump_wall(ms)
 
     def _fresh_client(self, name: str) -> KafkaClient:
         clock = self._client_clock()
@@ -320,9 +339,21 @@ class World:
         if not self.wait(BIRTH_NS, lambda: bool(created) and not self.watch.settled()):
             self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
             return False
+        if self.options.ages and not self._begin_ageing():
+            self.watch.violate("no-birth", "nothing could be written that grows old")
+            return False
         self._elections_at_birth = self.watch.elections
         self.note("born")
         return True
+
+    def _begin_ageing(self) -> bool:
+        """Have something that a wrong clock would delete. Mostly some clock is wrong already."""
+        rng = self._rng["ageing"]
+        luck = Random(rng.getrandbits(64))
+        if self.options.wrong_clocks and len(self.machines) > 2 and rng.random() < 0.7:
+            rng.choice(self.machines).set_wall_error(rng.choice(WALL_ERRORS_MS))
+        self._ageing = Ageing(self.env, CLIENT_HOSTS[0], luck, self.true_ms)
+        return self.wait(BIRTH_NS, lambda: self._ageing is not None and self._ageing.is_ready)
 
     def _safety(self) -> None:
         """Clients work while things go wrong."""
@@ -354,6 +385,9 @@ class World:
             MemberLoad(self.env, f"m{i}", host(), luck()) for i in range(options.members)
         ]
         self._loads.append(Asker(self.env, "a0", host(), luck()))
+        if self._ageing is not None:
+            self._ageing.start()
+            self._loads.append(self._ageing)
         if options.topic_churn:
             self._loads.append(TopicChurn(self.env, "t0", host(), luck()))
         self.liars = [Liar(self.env, f"l{i}", host(), luck()) for i in range(options.liars)]
@@ -381,10 +415,22 @@ class World:
         if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
             self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
             return False
+        if self._ageing is not None and not self._aged(self._ageing):
+            return False
         if not self.wait(SETTLE_NS, lambda: not self.watch.settled()):
             self.watch.violate("not-settled", self.watch.settled())
             return False
         self.note("settled")
+        return True
+
+    def _aged(self, ageing: Ageing) -> bool:
+        """All clocks are right: what is old must go, and nothing else."""
+        self.run_for(2 * CLOCK_HOLD_MS * MS)
+        if not self.wait(SETTLE_NS, lambda: not ageing.kept_too_long(self.machines)):
+            self.watch.violate("kept-too-long", ageing.kept_too_long(self.machines))
+            return False
+        for text in ageing.deleted_early(self.machines):
+            self.watch.violate("deleted-early", text)
         return True
 
     def _majority_elects(self) -> bool:
@@ -493,8 +539,13 @@ def server_config(server_id: int, options: Options) -> Config:
             group_min_session_timeout_ms=500,
             group_initial_rebalance_delay_ms=300,
             record_check_loop_bytes=options.check_on_loop_bytes,
+            offsets_retention_check_ms=500,
         ),
-        host=HostOptions(command_entries_kept=options.command_entries),
+        host=HostOptions(
+            command_entries_kept=options.command_entries,
+            clock_hold_ms=CLOCK_HOLD_MS,
+            retention_check_ms=500,
+        ),
         store=StoreOptions(
             journal_file_bytes=options.journal_kib << 10,
             journal_first_file_bytes=options.journal_kib << 9,

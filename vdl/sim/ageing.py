@@ -1,0 +1,225 @@
+"""What a wrong clock would delete, or keep for ever: records and offsets kept for a week.
+
+In worlds whose clocks go wrong by days and decades a client writes records and commits offsets of
+groups that nobody is in. It knows their ages by the world's own time. What was acknowledged and is
+younger than a week must be there in the end, and what is older must be gone: the first is lost when
+some server believes a clock that is ahead, or stamps by one that is behind; the second stays when
+time does not catch up.
+
+Partition 0 of `aged` holds records of a month ago, written before anything goes wrong, partition 1
+young ones; `stamped` has the servers' timestamps (LogAppendTime).
+
+Must not know: faults, how the servers tell time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from vdl.clock import MS
+from vdl.kafka.wire import create_topics, find_coordinator, offset_commit
+from vdl.logstream.host import Host
+from vdl.sim.client import Failure, Message
+from vdl.sim.machine import Machine
+from vdl.sim.producer import Delivery, Fate, Producer, ProducerOptions
+from vdl.sim.recorder import make_record
+from vdl.sim.subscription import TopicPartition
+from vdl.sim.workload import Env
+from vdl.state.coordinator import Coordinator
+
+DAY_MS = 86_400_000
+KEPT_MS = 7 * DAY_MS
+MARGIN_MS = DAY_MS
+"""Clocks that are called right are off by hours, after many small jumps."""
+
+AGED = "aged"
+STAMPED = "stamped"
+OLD = TopicPartition(AGED, 0)
+YOUNG = TopicPartition(AGED, 1)
+BY_SERVER = TopicPartition(STAMPED, 0)
+OLD_BATCHES = 3
+
+
+@dataclass(slots=True)
+class Written:
+    """An acknowledged batch, or an acknowledged commit of group `name`. `from_ms` to `to_ms`: when
+    it was stamped, at the earliest and at the latest, by the world's time."""
+
+    name: str
+    offset: int
+    from_ms: int
+    to_ms: int
+
+
+class Ageing:
+    """See the module. `true_ms`: the world's time, in ms since 1970."""
+
+    def __init__(self, env: Env, host: str, rng: Random, true_ms: Callable[[], int]) -> None:
+        self._env = env
+        self._rng = rng
+        self._true_ms = true_ms
+        self._client = env.client("ageing", host, rng)
+        self._client.want([AGED, STAMPED])
+        self._producer = Producer(self._client, ProducerOptions(idempotent=False, in_flight_max=1))
+        self._records: dict[TopicPartition, list[Written]] = {OLD: [], YOUNG: [], BY_SERVER: []}
+        self._commits: list[Written] = []
+        self._groups = 0
+        self._created: set[str] = set()
+        self._working = True
+        self._create(AGED, 2, {"retention.ms": str(KEPT_MS)})
+        by_server = {"retention.ms": str(KEPT_MS), "message.timestamp.type": "LogAppendTime"}
+        self._create(STAMPED, 1, by_server)
+
+    # --- before anything goes wrong --------------------------------------------------------------
+    @property
+    def is_ready(self) -> bool:
+        """Whether the topics are there and the old records in them."""
+        return len(self._records[OLD]) >= OLD_BATCHES
+
+    def _create(self, name: str, partitions: int, configs: dict[str, str]) -> None:
+        def build(_version: int) -> create_topics.CreateTopicsRequest:
+            rows = [create_topics.CreatableTopicConfig(k, v) for k, v in configs.items()]
+            topic = create_topics.CreatableTopic(name, partitions, -1, configs=rows)
+            return create_topics.CreateTopicsRequest([topic], timeout_ms=2_000)
+
+        def answered(response: Message | Failure) -> None:
+            error = -1 if isinstance(response, Failure) else response.topics[0].error_code
+            if error not in {0, 36}:
+                self._client.backoff(3, lambda: self._create(name, partitions, configs))
+                return
+            self._created.add(name)
+            if len(self._created) == 2:
+                self._client.refresh()
+                self._write_old()
+
+        self._client.call_any(create_topics, build, answered)
+
+    def _write_old(self) -> None:
+        if not self.is_ready:
+            self._write(OLD, self._true_ms() - 30 * DAY_MS, self._write_old)
+
+    # --- while things go wrong -------------------------------------------------------------------
+    def start(self) -> None:
+        """Begin to write what must stay."""
+        self._act()
+
+    def stop(self) -> None:
+        self._working = False
+
+    def _act(self) -> None:
+        if not self._working:
+            return
+        self._client.clock.call_later(self._rng.randint(100, 500) * MS, self._act)
+        choice = self._rng.random()
+        if choice < 0.5:
+            self._groups += 1
+            self._commit(f"idle-{self._groups}")
+        elif choice < 0.75:
+            self._write(YOUNG, self._true_ms() - self._rng.randint(0, 3 * DAY_MS))
+        else:
+            self._write(BY_SERVER, self._true_ms())
+
+    def _write(
+        self, tp: TopicPartition, timestamp: int, then: Callable[[], None] = lambda: None
+    ) -> None:
+        asked_ms = self._true_ms()
+
+        def done(delivery: Delivery) -> None:
+            if delivery.fate is Fate.DELIVERED and delivery.offset >= 0:
+                first, last = timestamp, timestamp
+                if tp == BY_SERVER:
+                    first, last = asked_ms, self._true_ms()
+                self._records[tp].append(Written(str(tp), delivery.offset, first, last))
+            then()
+
+        record = make_record(0, self._rng, bytes_max=100, timestamp=timestamp)
+        self._producer.send(tp, [record], done)
+
+    def _commit(self, group: str) -> None:
+        """A group's only commit. One that is not answered with success is not spoken of again."""
+        asked_ms = self._true_ms()
+
+        def find(version: int) -> find_coordinator.FindCoordinatorRequest:
+            if version >= 4:
+                return find_coordinator.FindCoordinatorRequest(coordinator_keys=[group])
+            return find_coordinator.FindCoordinatorRequest(key=group)
+
+        def found(response: Message | Failure) -> None:
+            if isinstance(response, Failure):
+                return
+            row = response.coordinators[0] if response.coordinators else response
+            if not row.error_code:
+                self._client.call(row.node_id, offset_commit, commit, committed)
+
+        def commit(_version: int) -> offset_commit.OffsetCommitRequest:
+            rows = [offset_commit.OffsetCommitRequestPartition(0, 1)]
+            topic = offset_commit.OffsetCommitRequestTopic(self._env.topic)
+            topic.partitions = rows
+            return offset_commit.OffsetCommitRequest(group_id=group, topics=[topic])
+
+        def committed(response: Message | Failure) -> None:
+            if isinstance(response, Failure):
+                return
+            if not response.topics[0].partitions[0].error_code:
+                self._commits.append(Written(group, 1, asked_ms, self._true_ms()))
+
+        self._client.call_any(find_coordinator, find, found)
+
+    # --- when all clocks are right again ---------------------------------------------------------
+    def kept_too_long(self, machines: list[Machine]) -> str:
+        """What is older than a week and still there; empty when there is nothing."""
+        now_ms = self._true_ms()
+        for tp, written in self._records.items():
+            if all(one.to_ms + KEPT_MS + MARGIN_MS < now_ms for one in written) and written:
+                start, last = log_start(machines, tp), max(one.offset for one in written)
+                if start <= last:
+                    return f"{tp} from {start}, all its records up to {last} are old"
+        for one in self._commits:
+            if one.to_ms + KEPT_MS + MARGIN_MS < now_ms and has_offset(machines, one.name):
+                return f"offset of {one.name}, committed {(now_ms - one.to_ms) / DAY_MS} days ago"
+        return ""
+
+    def deleted_early(self, machines: list[Machine]) -> list[str]:
+        """What is younger than a week and gone."""
+        now_ms = self._true_ms()
+        found: list[str] = []
+        for tp, written in self._records.items():
+            start = log_start(machines, tp)
+            for one in written:
+                if one.from_ms + KEPT_MS - MARGIN_MS > now_ms and one.offset < start:
+                    age = (now_ms - one.from_ms) / DAY_MS
+                    found.append(f"{tp} from {start}, {one.offset} is {age:.1f} days old")
+                    break
+        for one in self._commits:
+            if one.from_ms + KEPT_MS - MARGIN_MS > now_ms and not has_offset(machines, one.name):
+                age = (now_ms - one.from_ms) / DAY_MS
+                found.append(f"offset of {one.name}, committed {age:.1f} days ago")
+        return found
+
+
+def _hosts(machines: list[Machine]) -> list[Host]:
+    servers = [machine.server for machine in machines]
+    return [s.host for s in servers if s is not None and s.host is not None]
+
+
+def log_start(machines: list[Machine], tp: TopicPartition) -> int:
+    """Where the partition begins, on the replica that has deleted most."""
+    start = 0
+    for host in _hosts(machines):
+        for group_id in host.groups:
+            stream = host.stream(group_id)
+            if stream is not None and (stream.topic, stream.partition) == tp:
+                start = max(start, stream.log_start_offset)
+    return start
+
+
+def has_offset(machines: list[Machine], group: str) -> bool:
+    """Whether the leader of the group's coordinator has a position of it."""
+    for host in _hosts(machines):
+        state_group = host.state_group(host.coordinator_group(group))
+        if state_group is not None and state_group.serving:
+            assert isinstance(state_group.machine, Coordinator), state_group.machine
+            return bool(state_group.machine.offsets.of(group))
+    return False
