@@ -10,34 +10,34 @@ Of the clocks that are known now (the own, and those of linked servers) two boun
 * `low`, the k-th largest: a majority of the clocks has reached it.
 * `high`, the k-th smallest: a majority of the clocks has not passed it.
 
-When all clocks are known both are the median, so a wrong minority moves nothing. With fewer they lie
-apart, and the time between them cannot be told from the truth. With fewer than `k` clocks nothing is
-known, and the time goes on with the monotonic clock.
+When all clocks are known both are the median, so a wrong minority moves nothing. With fewer they
+lie apart, and a time between them cannot be told from the truth. With fewer than `k` clocks nothing
+is known, and the time goes on with the monotonic clock.
 
 Two times come of that, because the two mistakes do not cost the same:
 
 * `now_ms` stamps what is written: commands, records with LogAppendTime. It is moved into
-  [low, high] at once, the least that is needed; at first it is `high`. A stamp that is too new only
-  keeps something for longer.
+  [low, high] at once, by the least that is needed; at first it is `high`. A stamp that is too new
+  only keeps something for longer.
 * `settled_ms` is what deletes. It follows `high` down at once. It rises only to what `low` has been
   at every look for a whole *hold*: a majority's clocks that were set forward together, or the only
   clock of a server alone, delete nothing before they have stood for so long. At a start nothing is
   settled, and nothing is old, until a hold has passed.
 
-Hence after any correction, suspension or start both are right within a hold (and a sixtieth of it)
-of the moment since which a majority of right clocks is linked.
+Hence after any correction, sleep or start both are right within a hold (and a sixtieth of it) of
+the moment since which a majority of right clocks is linked.
 
-For a hold after a start, and after each move of more than `AWAY_MS`, `now_ms` is at least what the cluster has noted of earlier times
-(`remember`): a server alone that starts in 1970 does not stamp offsets that would be decades old as
-soon as its clock is right.
+For a hold after a start, and after each move of more than `AWAY_MS`, `now_ms` is at least what the
+cluster has noted of earlier times (`remember`): a server alone that starts in 1970 does not stamp
+offsets that would be decades old as soon as its clock is right.
 
 A peer's clock counts as what it told, when that arrived: too old by its way, never too new. If the
-own wall clock runs ahead of the monotonic clock, either was set, or the machine slept: what was told
-before is perhaps as old. It is forgotten, and only what provably was said later is taken: heartbeats
-that echo one of ours from after that moment.
+own wall clock runs ahead of the monotonic clock, it was set, or the machine slept: what was told
+before is perhaps as old. It is forgotten, and only what provably was said later is taken:
+heartbeats that echo one of ours from after that moment.
 
-Times: `wall_ms` is milliseconds since 1970, `now_ns` monotonic nanoseconds of this server. Memory is
-bounded by the number of servers and `BUCKETS`.
+Times: `wall_ms` is milliseconds since 1970, `now_ns` monotonic nanoseconds of this server. Memory
+is bounded by the number of servers and `BUCKETS`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class AgreedTime:
         """Nobody knows what its clock does now."""
         self._peers.pop(peer, None)
 
-    def told(self, peer: int, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int) -> None:
+    def told(
+        self, peer: int, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int
+    ) -> None:
         """A linked server's heartbeat said what time it is there. `echo_ns`: when the newest of our
         heartbeats was sent that it had read by then, -1 for none."""
         self.look(wall_ms, now_ns)

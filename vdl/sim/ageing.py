@@ -6,6 +6,10 @@ younger than a week must be there in the end, and what is older must be gone: th
 some server believes a clock that is ahead, or stamps by one that is behind; the second stays when
 time does not catch up.
 
+Every other commit says how long it is to be kept, as clients did before OffsetCommit v5: a week.
+The others are kept for `OFFSETS_KEPT_MINUTES`, and so are those of the group whose members the
+world watches: it must not come to its end, for a new one of its name would count generations anew.
+
 Partition 0 of `aged` holds records of a month ago, written before anything goes wrong, partition 1
 young ones; `stamped` has the servers' timestamps (LogAppendTime).
 
@@ -26,7 +30,7 @@ from vdl.sim.machine import Machine
 from vdl.sim.producer import Delivery, Fate, Producer, ProducerOptions
 from vdl.sim.recorder import make_record
 from vdl.sim.subscription import TopicPartition
-from vdl.sim.workload import Env
+from vdl.sim.workload import GROUP, Env
 from vdl.state.coordinator import Coordinator
 
 DAY_MS = 86_400_000
@@ -41,6 +45,12 @@ YOUNG = TopicPartition(AGED, 1)
 BY_SERVER = TopicPartition(STAMPED, 0)
 OLD_BATCHES = 3
 
+OFFSETS_KEPT_MINUTES = 40 * 365 * 1_440
+"""Less than the clocks are behind that are decades behind."""
+
+OLD_COMMIT = {offset_commit.API_KEY: 4}
+"""The newest OffsetCommit with a retention time."""
+
 
 @dataclass(slots=True)
 class Written:
@@ -51,6 +61,7 @@ class Written:
     offset: int
     from_ms: int
     to_ms: int
+    kept_ms: int = KEPT_MS
 
 
 class Ageing:
@@ -60,7 +71,8 @@ class Ageing:
         self._env = env
         self._rng = rng
         self._true_ms = true_ms
-        self._client = env.client("ageing", host, rng)
+        self._client = env.client("ageing", host, rng, {})
+        self._old_client = env.client("ageing-old", host, rng, OLD_COMMIT)
         self._client.want([AGED, STAMPED])
         self._producer = Producer(self._client, ProducerOptions(idempotent=False, in_flight_max=1))
         self._records: dict[TopicPartition, list[Written]] = {OLD: [], YOUNG: [], BY_SERVER: []}
@@ -75,8 +87,9 @@ class Ageing:
     # --- before anything goes wrong --------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
-        """Whether the topics are there and the old records in them."""
-        return len(self._records[OLD]) >= OLD_BATCHES
+        """Whether the topics are there, the old records in them, and the watched group."""
+        is_written = len(self._records[OLD]) >= OLD_BATCHES
+        return is_written and any(one.name == GROUP for one in self._commits)
 
     def _create(self, name: str, partitions: int, configs: dict[str, str]) -> None:
         def build(_version: int) -> create_topics.CreateTopicsRequest:
@@ -93,11 +106,17 @@ class Ageing:
             if len(self._created) == 2:
                 self._client.refresh()
                 self._write_old()
+                self._commit_first()
 
         self._client.call_any(create_topics, build, answered)
 
+    def _commit_first(self) -> None:
+        if not any(one.name == GROUP for one in self._commits):
+            self._commit(GROUP, kept_ms=-1)
+            self._client.backoff(3, self._commit_first)
+
     def _write_old(self) -> None:
-        if not self.is_ready:
+        if len(self._records[OLD]) < OLD_BATCHES:
             self._write(OLD, self._true_ms() - 30 * DAY_MS, self._write_old)
 
     # --- while things go wrong -------------------------------------------------------------------
@@ -115,7 +134,7 @@ class Ageing:
         choice = self._rng.random()
         if choice < 0.5:
             self._groups += 1
-            self._commit(f"idle-{self._groups}")
+            self._commit(f"idle-{self._groups}", kept_ms=KEPT_MS if choice < 0.25 else -1)
         elif choice < 0.75:
             self._write(YOUNG, self._true_ms() - self._rng.randint(0, 3 * DAY_MS))
         else:
@@ -137,9 +156,12 @@ class Ageing:
         record = make_record(0, self._rng, bytes_max=100, timestamp=timestamp)
         self._producer.send(tp, [record], done)
 
-    def _commit(self, group: str) -> None:
-        """A group's only commit. One that is not answered with success is not spoken of again."""
+    def _commit(self, group: str, *, kept_ms: int) -> None:
+        """A commit of a group nobody is in; -1: kept as long as the servers do. One that is not
+        answered with success is not spoken of again."""
         asked_ms = self._true_ms()
+        client = self._client if kept_ms < 0 else self._old_client
+        expected_ms = OFFSETS_KEPT_MINUTES * 60_000 if kept_ms < 0 else kept_ms
 
         def find(version: int) -> find_coordinator.FindCoordinatorRequest:
             if version >= 4:
@@ -151,21 +173,23 @@ class Ageing:
                 return
             row = response.coordinators[0] if response.coordinators else response
             if not row.error_code:
-                self._client.call(row.node_id, offset_commit, commit, committed)
+                client.call(row.node_id, offset_commit, commit, committed)
 
         def commit(_version: int) -> offset_commit.OffsetCommitRequest:
             rows = [offset_commit.OffsetCommitRequestPartition(0, 1)]
-            topic = offset_commit.OffsetCommitRequestTopic(self._env.topic)
+            topic = offset_commit.OffsetCommitRequestTopic(AGED)
             topic.partitions = rows
-            return offset_commit.OffsetCommitRequest(group_id=group, topics=[topic])
+            return offset_commit.OffsetCommitRequest(
+                group_id=group, retention_time_ms=kept_ms, topics=[topic]
+            )
 
         def committed(response: Message | Failure) -> None:
             if isinstance(response, Failure):
                 return
             if not response.topics[0].partitions[0].error_code:
-                self._commits.append(Written(group, 1, asked_ms, self._true_ms()))
+                self._commits.append(Written(group, 1, asked_ms, self._true_ms(), expected_ms))
 
-        self._client.call_any(find_coordinator, find, found)
+        client.call_any(find_coordinator, find, found)
 
     # --- when all clocks are right again ---------------------------------------------------------
     def kept_too_long(self, machines: list[Machine]) -> str:
@@ -177,7 +201,7 @@ class Ageing:
                 if start <= last:
                     return f"{tp} from {start}, all its records up to {last} are old"
         for one in self._commits:
-            if one.to_ms + KEPT_MS + MARGIN_MS < now_ms and has_offset(machines, one.name):
+            if one.to_ms + one.kept_ms + MARGIN_MS < now_ms and has_offset(machines, one.name):
                 return f"offset of {one.name}, committed {(now_ms - one.to_ms) / DAY_MS} days ago"
         return ""
 
@@ -193,7 +217,9 @@ class Ageing:
                     found.append(f"{tp} from {start}, {one.offset} is {age:.1f} days old")
                     break
         for one in self._commits:
-            if one.from_ms + KEPT_MS - MARGIN_MS > now_ms and not has_offset(machines, one.name):
+            if one.from_ms + one.kept_ms - MARGIN_MS > now_ms and not has_offset(
+                machines, one.name
+            ):
                 age = (now_ms - one.from_ms) / DAY_MS
                 found.append(f"offset of {one.name}, committed {age:.1f} days ago")
         return found

@@ -70,9 +70,13 @@ class Env:
     def partitions(self) -> list[TopicPartition]:
         return [TopicPartition(self.topic, p) for p in range(self.options.partitions)]
 
-    def client(self, name: str, host: str, rng: Random) -> KafkaClient:
+    def client(
+        self, name: str, host: str, rng: Random, caps: dict[int, int] | None = None
+    ) -> KafkaClient:
+        """`caps`: see `ClientOptions.version_caps`; None: drawn."""
         clock = self.make_clock()
-        caps = OLD_CLIENT if self.options.old_clients and rng.random() < 0.5 else {}
+        if caps is None:
+            caps = OLD_CLIENT if self.options.old_clients and rng.random() < 0.5 else {}
         client = KafkaClient(
             name,
             self.bootstrap,

@@ -29,7 +29,7 @@ from vdl.kafka.context import KafkaOptions, ListenerOptions
 from vdl.kafka.wire import list_offsets
 from vdl.logstream.options import HostOptions
 from vdl.server import ServerState
-from vdl.sim.ageing import Ageing
+from vdl.sim.ageing import OFFSETS_KEPT_MINUTES, Ageing
 from vdl.sim.atlas import why_not
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
@@ -539,7 +539,8 @@ def server_config(server_id: int, options: Options) -> Config:
             group_min_session_timeout_ms=500,
             group_initial_rebalance_delay_ms=300,
             record_check_loop_bytes=options.check_on_loop_bytes,
-            offsets_retention_check_ms=500,
+            offsets_retention_check_ms=500 if options.ages else 600_000,
+            offsets_retention_minutes=OFFSETS_KEPT_MINUTES,
         ),
         host=HostOptions(
             command_entries_kept=options.command_entries,

@@ -98,6 +98,8 @@ class Node:
     workers: DelayWorkers
     links: Links
     log: ErrorLog
+    wall_base_ms = 1_750_000_000_000
+    """What its wall clock says at its next start, as if the world were new."""
 
     def __init__(self, cluster: "Cluster", server_id: int) -> None:
         self.cluster = cluster
@@ -108,7 +110,7 @@ class Node:
 
     def start(self) -> None:
         cluster = self.cluster
-        self.clock = NodeClock(cluster.time)
+        self.clock = NodeClock(cluster.time, wall_base_ms=self.wall_base_ms)
         self.workers = DelayWorkers(self.clock)
         self.log = ErrorLog()
         image = self.store.image if self.store is not None else None

@@ -178,9 +178,7 @@ def test_what_was_said_before_the_sleep_is_not_believed_after_it() -> None:
     clocks.sleep(8 * DAY)
     clocks.mono_ms += 1
     for peer in (2, 3):
-        clocks.agreed.told(
-            peer, said, echoed_ns, wall_ms=clocks.wall(), now_ns=clocks.now_ns
-        )
+        clocks.agreed.told(peer, said, echoed_ns, wall_ms=clocks.wall(), now_ns=clocks.now_ns)
     assert clocks.late <= 0
 
 
@@ -257,7 +255,7 @@ def test_agreed_time_random_walk_keeps_its_bounds() -> None:
             longer = [low for at, low in lows if at >= clocks.mono_ms - HOLD - 2 * WIDTH]
             if len(longer) == (HOLD + 2 * WIDTH) // BEAT + 1:  # a majority all the time
                 assert error is not None, (seed, clocks.ms)
-                assert error >= min(min(longer), high), (seed, clocks.ms)
+                assert error >= min([*longer, high]), (seed, clocks.ms)
                 judged += 1
             settled = error
     assert judged > 1_000

@@ -169,6 +169,20 @@ def test_leader_whose_clock_is_ahead_deletes_nothing(expiring: Any, days: int) -
     assert starts(cluster, group_id) == {0}
 
 
+def test_server_started_ahead_deletes_nothing(expiring: Any) -> None:
+    """Nor when it leads, for as long as it likes."""
+    cluster = expiring
+    group_id = aged(cluster, 0)
+    node = cluster.nodes[cluster.leader(group_id).leader_server]
+    node.crash()
+    node.wall_base_ms += 8 * DAY_MS
+    node.start()
+    node.host.upkeep.policy_of = lambda stream: WEEK
+    cluster.run(15_000)
+    assert cluster.leader(group_id).leader_server == node.id
+    assert starts(cluster, group_id) == {0}
+
+
 def test_leader_whose_clock_is_in_1970_deletes_what_is_old(expiring: Any) -> None:
     """Else its disk would fill."""
     cluster = expiring

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from vdl.clock import MS
 from vdl.sim.clock import COMPACT_AT, NodeClock, VirtualTime
+from vdl.sim.faults import CLOCK_HOLD_MS, SLEEP_MS, Sleep, WrongClock, WrongClockAtStart
+from vdl.sim.options import Options
+from vdl.sim.world import World
 
 
 def test_events_of_one_instant_run_in_the_order_scheduled() -> None:
@@ -112,3 +121,58 @@ def test_watch_is_called_after_each_event_and_when_it_leaves_the_process() -> No
     time.after(3, lambda: seen.append("world"))
     time.run_until(10)
     assert seen == ["crossing", "one", "other", "event", "one", "world"]
+
+
+def _machines(count: int) -> SimpleNamespace:
+    """A world of machines that know their wall clocks and whether they run."""
+
+    class Machine:
+        def __init__(self) -> None:
+            self.life: object | None = object()
+            self.wall_error_ms = 0
+            self.kills = 0
+
+        def kill(self) -> None:
+            self.kills += 1
+            self.life = None
+
+        def start(self) -> None:
+            self.life = object()
+
+        def set_wall_error(self, error_ms: int) -> None:
+            self.wall_error_ms = error_ms
+
+    return SimpleNamespace(machines=[Machine() for _ in range(count)], time=VirtualTime())
+
+
+@pytest.mark.parametrize(("servers", "wrong"), [(1, 1), (3, 1), (5, 2)])
+@pytest.mark.parametrize("make", [WrongClock, WrongClockAtStart])
+def test_wrong_clocks_stay_a_minority(servers: int, wrong: int, make: type[WrongClock]) -> None:
+    """A majority's clocks are always right; the clock of a server alone is soon."""
+    world = _machines(servers)
+    faults = [make() for _ in range(40)]
+    rng = random.Random(servers)
+    begun = [fault for fault in faults if fault.begin(world, rng)]  # type: ignore[arg-type]
+    assert len(begun) == wrong
+    assert sum(machine.wall_error_ms != 0 for machine in world.machines) == wrong
+    assert sum(machine.kills for machine in world.machines) == (wrong if make.restarts else 0)
+    assert all(machine.life is not None for machine in world.machines)
+    world.time.run_until(CLOCK_HOLD_MS * MS // 2)
+    still_wrong = sum(machine.wall_error_ms != 0 for machine in world.machines)
+    assert still_wrong == (wrong if servers > 1 else 0)
+    for fault in begun:
+        fault.end(world)  # type: ignore[arg-type]
+    assert not any(machine.wall_error_ms for machine in world.machines)
+
+
+def test_sleep_moves_every_wall_clock_and_no_monotonic_one() -> None:
+    """Servers' and clients', those to come as well; and the world's own idea of the time."""
+    world = World(1, Options(servers=3))
+    client = world._client_clock()
+    before = [machine.wall_base_ms for machine in world.machines]
+    true_ms, now_ns = world.true_ms(), client.now_ns()
+    assert Sleep().begin(world, random.Random(1))
+    assert [machine.wall_base_ms for machine in world.machines] == [b + SLEEP_MS for b in before]
+    assert client.wall_ms() == world._client_clock().wall_ms() == world.true_ms()
+    assert world.true_ms() == true_ms + SLEEP_MS
+    assert client.now_ns() == now_ns
