@@ -108,6 +108,8 @@ class TwinServer:
         self.server_id = server_id
         self.cluster_id = "cluster"
         self.clock = NodeClock(cluster.time)
+        self.ahead_ms = 0
+        """How far its wall clock is ahead of what the clocks have agreed on."""
         self.catalog = Catalog("cluster", coordinator_groups=COORDINATORS)
         self.coordinator_count = COORDINATORS
         self.state_groups: dict[int, StateGroup] = {}
@@ -148,7 +150,7 @@ class TwinServer:
         return 1 + sum(key.encode()) % COORDINATORS
 
     def settled_ms(self) -> int:
-        return self.clock.wall_ms()
+        return self.clock.wall_ms() - self.ahead_ms
 
     def alive_servers(self) -> list[int]:
         return sorted(self.cluster.servers)

@@ -378,6 +378,26 @@ def test_offsets_of_a_dead_group_expire_and_so_does_the_group(cluster: Cluster) 
     cluster.assert_replicas_equal()
 
 
+@pytest.mark.parametrize("deletes", [False, True])
+def test_coordinator_whose_clock_is_ahead_forgets_nothing(cluster: Cluster, deletes: bool) -> None:
+    """Offsets of a group that is idle for a day are not older because one server says so; nor when
+    other ones are dropped at the same time, with their partition."""
+    (member,), generation = stable_group(cluster, 1)
+    cluster.create_topic("u")
+    for name in ("t", "u"):
+        commit(cluster, 5, topic=name, generation_id_or_member_epoch=generation, member_id=member)
+    leave(cluster, (member, None))
+    cluster.advance(DAY_MS)
+    server = cluster.servers[1]
+    server.clock.jump_wall(8 * DAY_MS)
+    server.ahead_ms = 8 * DAY_MS
+    if deletes:
+        cluster.apply_catalog(commands.DeleteTopics(["u"]))
+    cluster.advance(20 * 60_000)
+    left = {("t", 0)} if deletes else {("t", 0), ("u", 0)}
+    assert set(cluster.machine(GROUP).offsets.of(GROUP)) == left
+
+
 def test_offsets_of_a_living_group_do_not_expire(cluster: Cluster) -> None:
     """However old: a consumer of a quiet topic commits rarely."""
     cluster = Cluster(1, offsets_retention_minutes=30)
