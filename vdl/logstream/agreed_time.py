@@ -56,6 +56,9 @@ NOTHING_IS_OLD = 0
 STEP_MS = 1_000
 """The own wall clock was set forward, or the machine slept, if it gained more between two looks."""
 
+JITTER_MS = 5
+"""A peer's clock that moved by less did not: the older word took a shorter way."""
+
 AWAY_MS = 60_000
 """Two times farther apart do not agree."""
 
@@ -85,6 +88,7 @@ class AgreedTime:
 
     __slots__ = (
         "_best_ms",
+        "_bounds",
         "_buckets",
         "_hold_ns",
         "_majority",
@@ -106,6 +110,8 @@ class AgreedTime:
         """Offset of `now_ms`; None until a majority's clocks were known."""
         self._settled_ms: int | None = None
         """Offset of `settled_ms`. Invariant: not above `high` at the last look."""
+        self._bounds: tuple[int, int] | None = None
+        """(low, high) of the clocks that are known. Invariant: what `_find_bounds` finds."""
         self._noted_ms = 0
         self._buckets: deque[_Bucket] = deque()
         self._since_ns = 0
@@ -117,20 +123,29 @@ class AgreedTime:
     def linked(self, peer: int) -> None:
         """A new session: what the server told in another one does not count."""
         self._peers[peer] = _Peer()
+        self._bounds = self._find_bounds()
 
     def unlinked(self, peer: int) -> None:
         """Nobody knows what its clock does now."""
         self._peers.pop(peer, None)
+        self._bounds = self._find_bounds()
 
     def told(
         self, peer: int, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int
     ) -> None:
         """A linked server's heartbeat said what time it is there. `echo_ns`: when the newest of our
         heartbeats was sent that it had read by then, -1 for none."""
-        self.look(wall_ms, now_ns)
+        passed_ms = now_ns // MS
+        if self._own_ms is None or not -1 <= wall_ms - passed_ms - self._own_ms <= 1:
+            self.look(wall_ms, now_ns)
         known = self._peers.get(peer)
-        if known is not None and echo_ns >= known.since_ns:
-            known.offset_ms = peer_wall_ms - now_ns // MS
+        if known is None or echo_ns < known.since_ns:
+            return
+        offset_ms = peer_wall_ms - passed_ms
+        before = known.offset_ms
+        if before is None or not -JITTER_MS <= offset_ms - before <= JITTER_MS:
+            known.offset_ms = offset_ms
+            self._bounds = self._find_bounds()
             self.look(wall_ms, now_ns)
 
     def remember(self, ms: int) -> None:
@@ -140,15 +155,18 @@ class AgreedTime:
     def look(self, wall_ms: int, now_ns: int) -> None:
         """See what the clocks say now. To be called many times in each hold."""
         own_ms = wall_ms - now_ns // MS
-        if self._own_ms is not None and own_ms - self._own_ms > STEP_MS:
-            self._stepped(own_ms - self._own_ms, now_ns)
-        self._own_ms = own_ms
-        bounds = self._bounds()
-        if self._sure_ns is None:
+        if self._own_ms is None:
             self._sure_ns = now_ns + self._hold_ns
-        if bounds is None:
+            self._own_ms = own_ms
+            self._bounds = self._find_bounds()
+        elif not -1 <= own_ms - self._own_ms <= 1:  # beyond what rounding does
+            if own_ms - self._own_ms > STEP_MS:
+                self._stepped(own_ms - self._own_ms, now_ns)
+            self._own_ms = own_ms
+            self._bounds = self._find_bounds()
+        if self._bounds is None:
             return
-        low, high = bounds
+        low, high = self._bounds
         before = self._best_ms
         self._best_ms = high if before is None else min(max(before, low), high)
         if before is not None and abs(self._best_ms - before) > AWAY_MS:
@@ -170,10 +188,9 @@ class AgreedTime:
             if gained_ms > AWAY_MS:
                 self._sure_ns = now_ns + self._hold_ns
 
-    def _bounds(self) -> tuple[int, int] | None:
+    def _find_bounds(self) -> tuple[int, int] | None:
         """(low, high) as offsets, None when fewer than a majority's clocks are known."""
-        assert self._own_ms is not None, "a look comes first"
-        known = [self._own_ms]
+        known = [] if self._own_ms is None else [self._own_ms]
         known += [peer.offset_ms for peer in self._peers.values() if peer.offset_ms is not None]
         if len(known) < self._majority:
             return None
