@@ -36,6 +36,11 @@ def majority_index(acked: Collection[Index]) -> Index:
     return sorted(acked)[(count - 1) // 2]
 
 
+def copied_index(acked: Collection[Index], copies: int) -> Index:
+    """Largest index that so many of these voters have; 0 when there are fewer voters."""
+    return sorted(acked, reverse=True)[copies - 1] if 0 < copies <= len(acked) else 0
+
+
 def joint_index(incoming: Collection[Index], outgoing: Collection[Index]) -> Index:
     """Largest index that both halves' majorities have (paper §6)."""
     return min(majority_index(incoming), majority_index(outgoing))

@@ -30,9 +30,10 @@ from struct import Struct
 
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 2
-PROTOCOL_VERSION_MIN = 2
-"""Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`)."""
+PROTOCOL_VERSION = 3
+PROTOCOL_VERSION_MIN = 3
+"""Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
+lists say which replicas are in sync."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

@@ -23,8 +23,12 @@ hold), says so by acknowledging version 0, and is sent the whole list again.
 
 HEARTBEAT, little-endian: version u64, sent_ns i64, echo_ns i64 (-1: none), held_version u64,
 wall_ms i64 (the sender's wall clock, since 1970).
-LEADERS: whole u8, from_version u64, version u64, count u32, then (group u64, term u64, replica u64)
-each; replica 0: no longer led by the sender.
+LEADERS: whole u8, from_version u64, version u64, count u32, then (group u64, term u64, replica u64,
+in_sync u8) each; replica 0: no longer led by the sender. Behind them the in-sync replicas of all
+these groups, one after another: the servers that hold them, u32 each, `in_sync` of them a group.
+
+Which replicas are in sync (Kafka's ISR) is the leader's to say, and travels with the list: each
+server tells its clients what the leader last said. A change of it alone is no news of a leader.
 
 Must not know: clocks (times are arguments), links, what a group is.
 """
@@ -34,7 +38,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from struct import Struct
+from struct import Struct, pack, unpack
 from typing import Final
 
 from rpc.errors import MalformedFrame, RemoteError
@@ -49,7 +53,11 @@ CHANGES_KEPT: Final = 4_096
 
 _HEARTBEAT = Struct("<QqqQq")
 _LEADERS = Struct("<BQQI")
-_LED = Struct("<QQQ")
+_LED = Struct("<QQQB")
+_SERVER_BYTES: Final = 4
+
+IN_SYNC_MAX: Final = 255
+"""Most in-sync replicas a row can name."""
 
 OutFrame = tuple[FrameType, list[Buffer]]
 
@@ -71,6 +79,8 @@ class Leader:
 
     term: int
     replica: int
+    in_sync: tuple[int, ...] = ()
+    """Servers whose replicas are in sync, as that leader last said."""
 
     @property
     def server_id(self) -> int:
@@ -91,7 +101,8 @@ class LeaderChange:
 class _Led:
     term: int
     replica: int
-    version: int  # of the list, since when it says so
+    in_sync: tuple[int, ...]
+    version: int  # of the list, since when it names the leader; whoever is in sync
 
 
 class _Cursor:
@@ -107,6 +118,32 @@ class _Cursor:
         self.held_version = 0
 
 
+_Row = tuple[int, int, int, tuple[int, ...]]
+"""(group, term, replica, servers in sync)."""
+
+
+def _pack_rows(rows: list[_Row]) -> bytes:
+    leaders = [_LED.pack(group, term, replica, len(ids)) for group, term, replica, ids in rows]
+    servers = [server for row in rows for server in row[3]]
+    return b"".join(leaders) + pack(f"<{len(servers)}I", *servers)
+
+
+def _unpack_rows(body: memoryview, count: int) -> list[_Row]:
+    """Raises MalformedFrame unless the body is that many rows and the servers they name."""
+    end = count * _LED.size
+    if end > len(body) or (len(body) - end) % _SERVER_BYTES:
+        raise MalformedFrame("leader list", len(body))
+    servers = unpack(f"<{(len(body) - end) // _SERVER_BYTES}I", body[end:])
+    rows: list[_Row] = []
+    at = 0
+    for group, term, replica, named in _LED.iter_unpack(body[:end]):
+        rows.append((group, term, replica, servers[at : at + named]))
+        at += named
+    if at != len(servers):
+        raise MalformedFrame("leader list", len(body))
+    return rows
+
+
 class LeaderListSender:
     """What this server leads, and how far each peer knows it."""
 
@@ -114,29 +151,35 @@ class LeaderListSender:
         # Version 0 is what a peer without a list acknowledges; an empty list has version 1.
         self.version = 1
         self._led: dict[int, _Led] = {}
-        self._changes: deque[tuple[int, int, int]] = deque()  # (group, term, replica)
+        self._changes: deque[_Row] = deque()
         self._cursors: dict[int, _Cursor] = {}
 
     # --- the list -------------------------------------------------------------------------------
-    def set(self, group: int, term: int, replica: int) -> None:
-        """`replica`, here, leads `group` in `term`."""
+    def set(self, group: int, term: int, replica: int, in_sync: tuple[int, ...] = ()) -> None:
+        """`replica`, here, leads `group` in `term`; `in_sync`: the servers whose replicas are."""
         led = self._led.get(group)
-        if led is not None and led.term == term and led.replica == replica:
+        same_leader = led is not None and led.term == term and led.replica == replica
+        if led is not None and same_leader and led.in_sync == in_sync:
             return
-        assert led is None or led.term < term, (group, led, term)
+        assert same_leader or led is None or led.term < term, (group, led, term)
         assert replica > 0, replica
-        self._changed(group, term, replica)
-        self._led[group] = _Led(term, replica, self.version)
+        assert len(in_sync) <= IN_SYNC_MAX, in_sync
+        self._changed(group, term, replica, in_sync)
+        if led is not None and same_leader:
+            # What a peer acknowledged of this term it has still acknowledged.
+            led.in_sync = in_sync
+        else:
+            self._led[group] = _Led(term, replica, in_sync, self.version)
 
     def drop(self, group: int) -> None:
         """`group` is no longer led from here; harmless if it was not."""
         led = self._led.pop(group, None)
         if led is not None:
-            self._changed(group, led.term, 0)
+            self._changed(group, led.term, 0, ())
 
-    def _changed(self, group: int, term: int, replica: int) -> None:
+    def _changed(self, group: int, term: int, replica: int, in_sync: tuple[int, ...]) -> None:
         self.version += 1
-        self._changes.append((group, term, replica))
+        self._changes.append((group, term, replica, in_sync))
         if len(self._changes) > CHANGES_KEPT:
             self._changes.popleft()
 
@@ -159,15 +202,17 @@ class LeaderListSender:
         behind = self.version - sent_version
         if sent_version < 0 or behind > len(self._changes):
             cursor.whole_ns = now_ns
-            rows = [(group, led.term, led.replica) for group, led in sorted(self._led.items())]
+            rows = [
+                (group, led.term, led.replica, led.in_sync)
+                for group, led in sorted(self._led.items())
+            ]
             head = _LEADERS.pack(True, 0, self.version, len(rows))
         else:
             # Of several changes of one group only the last matters.
             recent = list(self._changes)[-behind:]
-            rows = list({group: (group, term, replica) for group, term, replica in recent}.values())
+            rows = list({row[0]: row for row in recent}.values())
             head = _LEADERS.pack(False, sent_version, self.version, len(rows))
-        body = b"".join([_LED.pack(*row) for row in rows])
-        return FrameType.LEADERS, [head + body]
+        return FrameType.LEADERS, [head + _pack_rows(rows)]
 
     def heartbeat(
         self, peer: int, now_ns: int, *, wall_ms: int, echo_ns: int, held_version: int
@@ -250,25 +295,24 @@ class LeaderListReceiver:
         if len(payload) < _LEADERS.size:
             raise MalformedFrame("leader list", len(payload))
         whole, from_version, version, count = _LEADERS.unpack_from(payload)
-        body = payload[_LEADERS.size :]
-        if len(body) != count * _LED.size or version == 0:
+        if version == 0:
             raise MalformedFrame("leader list", _LEADERS.size)
         held = self._held[peer]
-        rows = [(group, term, replica) for group, term, replica in _LED.iter_unpack(body)]
-        for _, _, replica in rows:
+        rows = _unpack_rows(payload[_LEADERS.size :], count)
+        for _, _, replica, _ in rows:
             if replica and replica >> REPLICA_NUMBER_BITS != peer:
                 raise MalformedFrame(f"leader list of server {peer} with replica {replica}")
         changes: list[LeaderChange] = []
         if whole:
-            kept = {group for group, _, _ in rows}
+            kept = {row[0] for row in rows}
             for group in [group for group in held.listed if group not in kept]:
                 self._dropped(held, group, changes)
         elif from_version != held.version:
             held.version = 0
             return []
-        for group, term, replica in rows:
+        for group, term, replica, in_sync in rows:
             if replica:
-                self._led(held, LeaderChange(group, term, replica), changes)
+                self._led(held, LeaderChange(group, term, replica), in_sync, changes)
             else:
                 self._dropped(held, group, changes)
         held.version = version
@@ -334,15 +378,23 @@ class LeaderListReceiver:
                 self._dropped(held, group, changes)
         return changes
 
-    def _led(self, held: _Held, claim: LeaderChange, changes: list[LeaderChange]) -> None:
+    def _led(
+        self,
+        held: _Held,
+        claim: LeaderChange,
+        in_sync: tuple[int, ...],
+        changes: list[LeaderChange],
+    ) -> None:
         group, term, replica = claim.group, claim.term, claim.replica
         held.listed[group] = (term, replica)
         known = self._leaders.get(group)
         if known is not None and known.term == term and known.replica not in (0, replica):
             raise ConflictingLeaders(group, term, known=known.replica, claimed=replica)
         if known is None or known.term < term or (known.term == term and not known.replica):
-            self._leaders[group] = Leader(term, replica)
+            self._leaders[group] = Leader(term, replica, in_sync)
             changes.append(claim)
+        elif known.term == term and known.in_sync != in_sync:
+            self._leaders[group] = Leader(term, replica, in_sync)
 
     def _dropped(self, held: _Held, group: int, changes: list[LeaderChange]) -> None:
         listed = held.listed.pop(group, None)
@@ -352,7 +404,7 @@ class LeaderListReceiver:
         known = self._leaders.get(group)
         if known is not None and known.term == term and known.replica == replica:
             # The term stays known, so that an older claim does not come back.
-            self._leaders[group] = Leader(term, 0)
+            self._leaders[group] = Leader(term, 0, known.in_sync)
             changes.append(LeaderChange(group, term, 0))
 
 

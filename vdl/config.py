@@ -186,6 +186,7 @@ KEYS: dict[str, Key] = {
     "kafka.message.max.bytes": Key("kafka.message_max_bytes", size(KIB, 16 * MIB)),
     "kafka.log.segment.bytes": Key("kafka.segment_bytes", size(64 * KIB, 2 * GIB - 1)),
     "kafka.min.insync.replicas": Key("kafka.min_insync_replicas", integer(1, 7)),
+    "kafka.replica.lag.time.max.ms": Key("host.replica_lag_max_ms", milliseconds(1_000, DAY_MS)),
     "kafka.log.retention.ms": Key("kafka.retention_ms", milliseconds(-1, INT64_MAX)),
     "request.check_on_loop_bytes": Key("kafka.record_check_loop_bytes", size(0, 16 * MIB)),
     "kafka.max.partitions.per.request": Key(
@@ -238,6 +239,7 @@ KEYS: dict[str, Key] = {
     "raft.inflight_messages": Key("host.inflight_messages_max", integer(1, 100_000)),
     "raft.inflight_bytes": Key("host.inflight_bytes_max", size(64 * KIB, GIB)),
     "raft.held_appends": Key("host.held_appends_max", integer(1, 1_000_000)),
+    "raft.uncopied_appends": Key("host.uncopied_max", integer(1, 1_000_000)),
     "raft.early_messages": Key("host.early_messages_max", integer(0, 1_000_000)),
     "raft.command_entries_kept": Key("host.command_entries_kept", integer(1, 10_000_000)),
     "retention.check_interval": Key("host.retention_check_ms", duration(100, 86_400_000)),

@@ -68,6 +68,15 @@ HELP: dict[str, str] = {
     "vdl_server_clock_ahead_seconds": (
         "How far the wall clock is ahead of the time that a majority of the servers agree on."
     ),
+    "vdl_server_under_replicated_partitions": (
+        "Partitions led from here with fewer replicas in sync than they have."
+    ),
+    "vdl_server_under_min_isr_partitions": (
+        "Partitions led from here with fewer replicas in sync than min.insync.replicas."
+    ),
+    "vdl_server_at_min_isr_partitions": (
+        "Partitions led from here with just min.insync.replicas replicas in sync."
+    ),
     "vdl_server_turns_total": "Turns of the loop in which some group had work.",
     "vdl_server_leaderships_won_total": "Elections won here.",
     "vdl_server_raft_messages_dropped_total": (

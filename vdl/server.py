@@ -32,7 +32,7 @@ from vdl.config import Config
 from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.kafka.topic_configs import retention_policy
+from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, retention_policy
 from vdl.log import Log
 from vdl.logstream.birth import (
     Birth,
@@ -417,6 +417,27 @@ class Server:
             "clock_ahead_ms": host.time.ahead_ms if host else 0,
         }
 
+    def _replication_numbers(self, host: Host) -> dict[str, float]:
+        """Partitions led here by how many of their replicas are in sync."""
+        catalog, default = host.catalog, self.config.kafka.min_insync_replicas
+        under_replicated = under_min = at_min = 0
+        for group_id, info in catalog.groups.items():
+            in_sync = host.in_sync.get(group_id)
+            if in_sync is None:
+                continue
+            count = len(in_sync.replicas)
+            topic = catalog.topics[info.topic]
+            wanted = int(topic.configs.get(MIN_IN_SYNC_REPLICAS, default))
+            wanted = min(wanted, len(info.replicas))
+            under_replicated += count < len(info.replicas)
+            under_min += count < wanted
+            at_min += count == wanted
+        return {
+            "under_replicated_partitions": under_replicated,
+            "under_min_isr_partitions": under_min,
+            "at_min_isr_partitions": at_min,
+        }
+
     def numbers(self) -> dict[str, float]:
         """Counters and gauges of the log-stream layer and the front end, for `/metrics`."""
         host, frontend = self.host, self.frontend
@@ -427,6 +448,7 @@ class Server:
             "groups": len(host.groups),
             "leading": sum(group.node.is_leader for group in host.groups.values()),
             "clock_ahead_seconds": host.time.ahead_ms / 1_000,
+            **self._replication_numbers(host),
             "turns_total": stats.turns,
             "raft_frames_sent_total": stats.frames_out,
             "raft_messages_sent_total": stats.messages_out,

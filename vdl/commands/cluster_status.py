@@ -62,6 +62,9 @@ class Replica:
     """Records the leader has and this replica has not."""
     lag_entries: int = -1
     """Raft entries the leader has and does not know to be durable here."""
+    is_in_sync: bool | None = None
+    """Whether a partition's leader counts it among the in-sync replicas, as clients are told; None:
+    not told."""
 
 
 @dataclass(slots=True)
@@ -220,6 +223,8 @@ def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByS
                 name, row.leader_id, row.leader_epoch, partition=row.partition_index
             )
             fill_group(partition, row.replica_nodes, replicas.get(name, {}))
+            for replica in partition.replicas:
+                replica.is_in_sync = replica.server in row.isr_nodes
             topic.partitions.append(partition)
         status.topics.append(topic)
 

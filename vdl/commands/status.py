@@ -132,6 +132,8 @@ def _replica_text(replica: Replica) -> str:
     if replica.lag > 0 or replica.lag_entries > 0:
         lag = f"{replica.lag} records" if replica.lag > 0 else f"{replica.lag_entries} entries"
         said.append(f"{lag} behind")
+    if replica.is_in_sync is False:
+        said.append("not in sync")
     if said:
         return f"[yellow]{replica.server}: {', '.join(said)}[/]"
     return str(replica.server)

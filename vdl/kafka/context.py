@@ -55,7 +55,8 @@ class KafkaOptions:
     segment_bytes: int = 64 << 20
     """`log.segment.bytes`: as the storage layer is configured, shown to clients."""
     min_insync_replicas: int = 1
-    """`min.insync.replicas`: shown to clients; a majority always has to have a batch."""
+    """`min.insync.replicas`: replicas that must have a batch on disk before acks=all is answered,
+    all of them if there are fewer; a majority always must."""
     retention_ms: int = -1
     """`log.retention.ms`: how long topics keep their records that do not say. Kafka's 168 hours
     would delete old data for whoever does not know of them: here the default is for ever."""
@@ -173,6 +174,7 @@ class LogStream(Protocol):
         batch: memoryview,
         header: Any,  # vdl.records.BatchHeader
         *,
+        copies_min: int = 1,
         deadline_ns: int,
         done: Callable[[Any], None],  # Appended
     ) -> None: ...
@@ -239,6 +241,9 @@ class Host(Protocol):
 
     def agreed_ms(self) -> int:
         """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
+
+    def in_sync_of(self, group_id: int) -> tuple[int, ...]:
+        """The servers whose replicas are in sync, as the group's leader last said."""
 
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""

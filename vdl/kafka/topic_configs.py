@@ -109,6 +109,7 @@ SEGMENT_BYTES_MIN = 64 << 10
 
 CLEANUP_POLICY = "cleanup.policy"
 MAX_MESSAGE_BYTES = "max.message.bytes"
+MIN_IN_SYNC_REPLICAS = "min.insync.replicas"
 RETENTION_BYTES = "retention.bytes"
 RETENTION_MS = "retention.ms"
 SEGMENT_BYTES = "segment.bytes"
@@ -232,11 +233,12 @@ KNOWN = (
         low=0,
     ),
     TopicConfig(
-        "min.insync.replicas",
+        MIN_IN_SYNC_REPLICAS,
         ConfigType.INT,
         "1",
-        "Batches are acknowledged when a majority of the replicas has them, whatever this says.",
-        "min.insync.replicas",
+        "How many replicas, all if they are fewer, must have a batch on disk before acks=all is "
+        "answered. A majority always must.",
+        MIN_IN_SYNC_REPLICAS,
         low=1,
         from_options=lambda options: options.min_insync_replicas,
     ),

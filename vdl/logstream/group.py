@@ -125,6 +125,7 @@ class Group:
         "_stored_for",
         "_tick",
         "applied",
+        "awaits_copies",
         "commit",
         "dirty",
         "due_tick",
@@ -231,6 +232,8 @@ class Group:
         self._held = 0
         """Applications that wait for the disk; while there are any, all wait."""
         self.reads = ReadRounds()
+        self.awaits_copies = False
+        """Set by the owner: it waits for copies of committed entries, which `pump` tells it of."""
         self.was_leader = False
         self.serving = False
         """Leads, and has applied the first entry of its own term."""
@@ -268,6 +271,7 @@ class Group:
         return (
             self.node.has_ready()
             or (self.was_leader and (self.owner.holds_proposals or not self.serving))
+            or self.awaits_copies
             or bool(self.reads)
         )
 
@@ -387,6 +391,8 @@ class Group:
                 self.reads.applied(self.applied)
             for want in ready.cold_reads:
                 self._read_cold(want, turn)
+        if self.awaits_copies:
+            self.owner.committed(self.commit)
         self._note_role()
 
     def _stage(self, message: MsgStorageAppend, turn: Turn) -> None:

@@ -41,6 +41,7 @@ from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
 from vdl.logstream.healing import Healing
+from vdl.logstream.in_sync import InSyncReplicas
 from vdl.logstream.incoming import Incoming
 from vdl.logstream.leadership import Leadership
 from vdl.logstream.opening import Opening
@@ -176,6 +177,9 @@ class Host:
             log=log,
             healed=self.mark_dirty,
         )
+        self.in_sync = InSyncReplicas(
+            options, is_heard=self._proofs.is_heard, changed=self._in_sync_changed
+        )
         self._transfers = Transfers(
             groups=self._groups,
             can_lead=self._conditions.can_lead,
@@ -217,6 +221,7 @@ class Host:
             disk_watch=disk_watch,
             conditions=self._conditions,
             healing=self._healing,
+            in_sync=self.in_sync,
             transfers=self._transfers,
             replacement=self._replacement,
             forwarding=self._forwarding,
@@ -278,6 +283,18 @@ class Host:
         if server == self.server_id or server in self._alive:
             return server, term
         return -1, -1
+
+    def in_sync_of(self, group_id: int) -> tuple[int, ...]:
+        """The servers whose replicas of a group are in sync, as its leader last said; empty when
+        nobody told. While nobody leads: those of them that live."""
+        own = self.in_sync.get(group_id)
+        leader, term = self.leader_of(group_id)
+        if own is not None and leader == self.server_id and own.term == term:
+            return own.servers
+        told = self.leadership.in_sync_of(group_id)
+        if leader >= 0:
+            return told
+        return tuple(s for s in told if s == self.server_id or s in self._alive)
 
     def stream(self, group_id: int) -> LogStream | None:
         """The partition replica here, None when this server holds none."""
@@ -436,11 +453,14 @@ class Host:
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
                 self._commit_news.due(group)
-            if self.leadership.lead(group.group_id, raft.term, group.replica_id):
+            in_sync = self.in_sync.lead(group, self.clock.now_ns())
+            if self.leadership.lead(group.group_id, raft.term, group.replica_id, in_sync.servers):
                 self.stats.elections += 1
                 self.on_leader_news()
-        elif self.leadership.resign(group.group_id):
-            self.on_leader_news()
+        else:
+            self.in_sync.resign(group.group_id)
+            if self.leadership.resign(group.group_id):
+                self.on_leader_news()
         self._schedule(group, tick, node.ticks_until_due())
 
     def _schedule(self, group: Group, tick: int, due: int) -> None:
@@ -453,10 +473,24 @@ class Host:
             due = min(due, self.options.election_ticks)
         self._due.schedule(group, tick + max(1, due))
 
+    def _may_reach(self, group: Group, copies: int) -> bool:
+        """Whether an entry of a led group can be expected to get so many copies."""
+        now_ns = self.clock.now_ns()
+        return self.in_sync.lead(group, now_ns).may_reach(copies, now_ns)
+
     def wake(self, stream: LogStream) -> None:
         """Run the stream's long polls once, at the end of the turn."""
         self._to_wake[stream.group_id] = stream
         self._schedule_turn()
+
+    def _in_sync_changed(self, group: Group) -> None:
+        """Other replicas of a led group are in sync: tell peers, and whoever waits for copies."""
+        in_sync = self.in_sync[group.group_id]
+        self.leadership.in_sync_changed(
+            group.group_id, in_sync.term, group.replica_id, in_sync.servers
+        )
+        if group.awaits_copies:
+            self.mark_dirty(group)
 
     # --- time -----------------------------------------------------------------------------
     def _fall_due(self, group: Group, tick: int) -> None:
@@ -521,6 +555,8 @@ class Host:
         self._conditions.link_down(server_id)
         self._replacement.link_down(server_id)
         self.leadership.link_down(server_id)
+        if refused:
+            self.in_sync.server_gone(server_id)
         for group in list(self._groups.values()):
             node = group.node
             if node.is_leader:
@@ -611,6 +647,7 @@ class Host:
             options=self.options,
             mark_dirty=self.mark_dirty,
             wake=self.wake,
+            may_reach=self._may_reach,
         )
 
         def opened(group: Group) -> None:
@@ -657,6 +694,7 @@ class Host:
         stream = self._streams.pop(group_id, None)
         self._incoming.forget(group_id)
         self._replacement.has_successor(group_id)
+        self.in_sync.resign(group_id)
         if deleted:
             self.leadership.forget(group_id)
         else:

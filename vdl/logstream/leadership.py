@@ -35,13 +35,22 @@ class Leadership:
         """Group → term this server leads it in."""
 
     # --- this server's own groups ---------------------------------------------------------
-    def lead(self, group_id: int, term: int, replica_id: int) -> bool:
-        """This server leads the group; True when that is news."""
+    def lead(
+        self, group_id: int, term: int, replica_id: int, in_sync: tuple[int, ...] = ()
+    ) -> bool:
+        """This server leads the group; True when that is news. `in_sync`: see `rpc.leaders`."""
         if self._led.get(group_id) == term:
             return False
         self._led[group_id] = term
-        self._lists.sender.set(group_id, term, replica_id)
+        self._lists.sender.set(group_id, term, replica_id, in_sync)
         return True
+
+    def in_sync_changed(
+        self, group_id: int, term: int, replica_id: int, in_sync: tuple[int, ...]
+    ) -> None:
+        """Other replicas of a group that is led here are in sync now."""
+        if self._led.get(group_id) == term:
+            self._lists.sender.set(group_id, term, replica_id, in_sync)
 
     def resign(self, group_id: int) -> bool:
         """It does not, or not any more; True when that is news."""
@@ -110,6 +119,12 @@ class Leadership:
         """Whether the peer has acknowledged, within that time, that this server leads the group."""
         sent_ns = self._lists.sender.heard_ns(server_id, group_id)
         return sent_ns >= 0 and self._clock.now_ns() - sent_ns < within_ns
+
+    def in_sync_of(self, group_id: int) -> tuple[int, ...]:
+        """The servers whose replicas are in sync, as the freshest leader that the other servers'
+        lists name has last said; also when it leads no longer and nobody does."""
+        leader = self._lists.receiver.leader(group_id)
+        return () if leader is None else leader.in_sync
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
         """(server id, term) as the other servers' lists have it; (-1, term) when it is known that

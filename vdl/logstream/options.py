@@ -32,6 +32,12 @@ class HostOptions:
     """Entries behind the last checkpoint that the catalog's and the coordinators' logs keep, for
     followers that were away; a log is cut when it has twice as many."""
 
+    replica_lag_max_ms: int = 30_000
+    """`replica.lag.time.max.ms`: a replica that lags for longer is not in sync."""
+
+    uncopied_max: int = 10_000
+    """Acknowledgements of one log stream that wait for more copies than a majority's."""
+
     catch_up_bytes_per_second: int = 64 << 20
     """How fast followers far behind are fed from disk, all of them together."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from raft.messages import MsgHeartbeat
+from raft.types import NodeId
 from rpc.hello import Hello
 from rpc.streams import Transport
 from vdl.clock import Clock
@@ -64,16 +65,19 @@ class Proofs:
         speaks for the replica that the catalog lists there, not for one that went with its
         directory."""
         for replica in group.placement:
-            server = server_of(replica)
-            hello = self._alive.get(server)
-            if (
-                hello is not None
-                and hello.directory_id == self._catalog.directory_of(server)
-                and self._leadership.is_peer_heard(
-                    server, group.group_id, within_ns=self._within_ns
-                )
-            ):
+            if self.is_heard(group, replica):
                 group.node.peer_heard(replica)
+
+    def is_heard(self, group: Group, replica: NodeId) -> bool:
+        """Whether a group's leader heard from the server of that replica, in the directory the
+        replica is in, within an election timeout."""
+        server = server_of(replica)
+        hello = self._alive.get(server)
+        return (
+            hello is not None
+            and hello.directory_id == self._catalog.directory_of(server)
+            and self._leadership.is_peer_heard(server, group.group_id, within_ns=self._within_ns)
+        )
 
     def tell_follower(self, group: Group) -> bool:
         """Tell a node that does not lead what the lists prove about its leader; whether it may be

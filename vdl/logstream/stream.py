@@ -4,8 +4,9 @@
 nothing is awaited in between. What cannot be appended yet (the leader's own-term entry is not
 applied, a transfer is under way, no room) is held in arrival order, bounded by its deadline.
 
-An acknowledgement is given when the commit index reaches the entry, and for no other reason. When
-leadership ends, whoever waits is answered at once: "never appended" only if that is certain.
+An acknowledgement is given when the commit index reaches the entry, and so many voters hold it
+durably as the topic asks for (`min.insync.replicas`); for no other reason. When leadership ends,
+whoever waits is answered at once: "never appended" only if that is certain.
 
 Must not know: the wire format of requests, other partitions, the disk.
 """
@@ -23,6 +24,7 @@ from raft.types import Entry
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
+from vdl.logstream.in_sync import copied
 from vdl.logstream.options import HostOptions
 from vdl.logstream.retention import RetentionPolicy, retention_start
 from vdl.logstream.snapshots import Items
@@ -55,9 +57,11 @@ class Appended:
 
 
 class Waiter:
-    """A produce that waits for its entry to commit."""
+    """A produce that waits for its entry to commit, and for `copies` of it on voters' disks."""
 
-    __slots__ = ("base_offset", "deadline_ns", "done", "duplicate_timestamp", "index", "term")
+    __slots__ = (
+        "base_offset", "copies", "deadline_ns", "done", "duplicate_timestamp", "index", "term",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -65,10 +69,12 @@ class Waiter:
         index: int,
         term: int,
         base_offset: int,
+        copies: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
         duplicate_timestamp: int | None = None,
     ) -> None:
+        self.copies = copies
         self.index = index
         self.term = term
         self.base_offset = base_offset
@@ -80,16 +86,18 @@ class Waiter:
 class HeldAppend:
     """A batch that waits to be appended."""
 
-    __slots__ = ("batch", "deadline_ns", "done", "header")
+    __slots__ = ("batch", "copies_min", "deadline_ns", "done", "header")
 
     def __init__(
         self,
         batch: memoryview,
         header: BatchHeader,
+        copies_min: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
     ) -> None:
         self.batch = batch
+        self.copies_min = copies_min
         self.header = header
         self.deadline_ns = deadline_ns
         self.done = done
@@ -137,8 +145,10 @@ class LogStream:
         "_deletions",
         "_held",
         "_mark_dirty",
+        "_may_reach",
         "_options",
         "_overlay",
+        "_uncopied",
         "_waiters",
         "_waits",
         "_wake",
@@ -160,7 +170,9 @@ class LogStream:
         options: HostOptions,
         mark_dirty: Callable[[Group], None],
         wake: Callable[[LogStream], None],
+        may_reach: Callable[[Group, int], bool],
     ) -> None:
+        """`may_reach`: whether so many replicas are in sync here, where this replica leads."""
         self.topic = topic
         self.partition = partition
         self.state = state
@@ -168,7 +180,10 @@ class LogStream:
         self._options = options
         self._mark_dirty = mark_dirty
         self._wake = wake
+        self._may_reach = may_reach
         self._overlay = Overlay()
+        self._uncopied: list[Waiter] = []
+        """Waiters whose entries are committed, but not on as many disks as was asked for."""
         self._waiters: deque[Waiter] = deque()
         self._held: deque[HeldAppend] = deque()
         self._waits: list[Wait] = []
@@ -216,10 +231,12 @@ class LogStream:
         batch: memoryview,
         header: BatchHeader,
         *,
+        copies_min: int = 1,
         deadline_ns: int,
         done: Callable[[Appended], None],
     ) -> None:
-        """Append one checked v2 batch, writable, and call `done` once with its fate.
+        """Append one checked v2 batch, writable, and call `done` once with its fate. It is
+        acknowledged when a majority and `copies_min` replicas hold it, all if they are fewer.
 
         `done` may run before this returns. `batch` is patched in place (base offset and leader
         epoch lie outside its CRC) and may be reused after the turn.
@@ -232,9 +249,9 @@ class LogStream:
         elif (
             not group.serving
             or self._held
-            or not self._append_now(batch, header, deadline_ns, done)
+            or not self._append_now(batch, header, copies_min, deadline_ns, done)
         ):
-            self._hold(HeldAppend(batch, header, deadline_ns, done))
+            self._hold(HeldAppend(batch, header, copies_min, deadline_ns, done))
 
     def _hold(self, held: HeldAppend) -> None:
         if len(self._held) >= self._options.held_appends_max:
@@ -247,10 +264,13 @@ class LogStream:
         self,
         batch: memoryview,
         header: BatchHeader,
+        copies_min: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
     ) -> bool:
         """False when there is no room for it now; then nothing happened."""
+        copies = min(copies_min, len(self.group.placement))
+        has_too_few = copies > 1 and not self._may_reach(self.group, copies)
         producer_id = header.producer_id
         if producer_id >= 0:
             verdict = self.state.producers.check(
@@ -261,13 +281,18 @@ class LogStream:
                 header.count,
             )
             if isinstance(verdict, Duplicate):
-                self._answer_duplicate(verdict, deadline_ns, done)
+                self._answer_duplicate(verdict, copies, deadline_ns, done)
                 return True
-            if verdict is not ErrorCode.NONE:
+            if verdict is not ErrorCode.NONE and not has_too_few:
                 self._refuse(verdict, deadline_ns, done)
                 return True
-        entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
         group = self.group
+        if has_too_few:
+            done(Appended(ErrorCode.NOT_ENOUGH_REPLICAS))
+            return True
+        if copies > 1 and len(self._uncopied) >= self._options.uncopied_max:
+            return False
+        entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
         try:
             group.propose(entry)
         except ProposalDropped as dropped:
@@ -291,6 +316,7 @@ class LogStream:
                 index=entry.index,
                 term=entry.term,
                 base_offset=entry.base_offset,
+                copies=copies,
                 deadline_ns=deadline_ns,
                 done=done,
             )
@@ -316,10 +342,17 @@ class LogStream:
             confirmed(True)
 
     def _answer_duplicate(
-        self, original: Duplicate, deadline_ns: int, done: Callable[[Appended], None]
+        self,
+        original: Duplicate,
+        copies: int,
+        deadline_ns: int,
+        done: Callable[[Appended], None],
     ) -> None:
-        """A retry is answered as its original was; if that is not committed yet, when it is."""
-        if original.index <= self.group.commit:
+        """A retry is answered as its original was; if that is not committed yet, when it is. What
+        is asked for now counts: it may be another number of copies than then."""
+        if original.index <= self.group.commit and (
+            copies <= 1 or original.index <= copied(self.group, copies)
+        ):
             done(
                 Appended(
                     ErrorCode.NONE,
@@ -333,10 +366,16 @@ class LogStream:
             index=original.index,
             term=self.term,
             base_offset=original.base_offset,
+            copies=copies,
             deadline_ns=deadline_ns,
             done=done,
             duplicate_timestamp=original.timestamp,
         )
+        if original.index <= self.group.commit:
+            self._uncopied.append(waiter)
+            self.group.awaits_copies = True
+            self._mark_dirty(self.group)
+            return
         # Waiters are kept in index order: the duplicate goes right behind its original.
         position = len(self._waiters)
         while position and self._waiters[position - 1].index > original.index:
@@ -506,7 +545,10 @@ class LogStream:
         self.high_watermark = self.group.log.offset_after(self.group.commit)
 
     def committed(self, commit: int) -> None:
-        """Complete the waiters that `commit` reaches; their entries are on a majority's disks."""
+        """Complete the waiters that `commit` reaches: their entries are on a majority's
+        disks. Those that wait for more copies are completed when these are durable, or when too few
+        replicas are left in sync: then the entry is committed, and its fate as it was asked for
+        open. Called also when more copies may be there: `commit` is then the one of before."""
         log = self.group.log
         self.high_watermark = log.offset_after(commit)
         waiters = self._waiters
@@ -520,6 +562,9 @@ class LogStream:
                 # may see its entry overwritten by one of a later term at the same index: then
                 # it certainly never will be read.
                 if waiter.term == leads_in or log.term(waiter.index) == waiter.term:
+                    if waiter.copies > 1:
+                        self._uncopied.append(waiter)
+                        continue
                     waiter.done(
                         Appended(
                             ErrorCode.NONE,
@@ -530,8 +575,33 @@ class LogStream:
                     )
                 else:
                     waiter.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        if self._uncopied:
+            self._answer_copied()
         if self._waits:
             self._wake(self)
+
+    def _answer_copied(self) -> None:
+        """Complete committed waiters by how many voters' disks have their entries."""
+        group = self.group
+        if not group.node.is_leader:
+            return  # nobody knows here any more; `leadership_lost` answers in this very turn
+        reached: dict[int, int] = {}
+        left: list[Waiter] = []
+        waiters, self._uncopied = self._uncopied, left
+        log_start = group.log.log_start_offset
+        for waiter in waiters:
+            copies = waiter.copies
+            if copies not in reached:
+                reached[copies] = copied(group, copies)
+            if waiter.index <= reached[copies]:
+                waiter.done(
+                    Appended(ErrorCode.NONE, waiter.base_offset, log_start_offset=log_start)
+                )
+            elif self._may_reach(group, copies):
+                left.append(waiter)
+            else:
+                waiter.done(Appended(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+        group.awaits_copies = bool(left)
 
     def wake(self) -> None:
         """Run the long polls that the high watermark passed. Once a turn, from the host."""
@@ -590,7 +660,9 @@ class LogStream:
         held = self._held
         while held:
             first = held[0]
-            if not self._append_now(first.batch, first.header, first.deadline_ns, first.done):
+            if not self._append_now(
+                first.batch, first.header, first.copies_min, first.deadline_ns, first.done
+            ):
                 return
             held.popleft()
 
@@ -598,7 +670,9 @@ class LogStream:
         """Answer everyone: held batches were never appended, appended ones have an open fate."""
         self._overlay = Overlay()
         held, self._held = self._held, deque()
-        waiters, self._waiters = self._waiters, deque()
+        waiters, self._waiters = [*self._uncopied, *self._waiters], deque()
+        self._uncopied = []
+        self.group.awaits_copies = False
         asked, self._asked = self._asked, []
         deletions, self._deletions = self._deletions, deque()
         for deletion in deletions:
@@ -628,6 +702,11 @@ class LogStream:
             waiter.deadline_ns = NEVER
             done, waiter.done = waiter.done, _nobody
             done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        late_copies = [one for one in self._uncopied if one.deadline_ns <= now_ns]
+        if late_copies:
+            self._uncopied = [one for one in self._uncopied if one.deadline_ns > now_ns]
+            for waiter in late_copies:
+                waiter.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
         late_asked = [one for one in self._asked if one.deadline_ns <= now_ns]
         if late_asked:
             self._asked = [one for one in self._asked if one.deadline_ns > now_ns]
@@ -641,7 +720,14 @@ class LogStream:
     @property
     def busy(self) -> bool:
         """Whether anybody waits here with a deadline."""
-        return bool(self._held or self._waiters or self._asked or self._waits or self._deletions)
+        return bool(
+            self._held
+            or self._waiters
+            or self._uncopied
+            or self._asked
+            or self._waits
+            or self._deletions
+        )
 
     def close(self) -> None:
         """The replica is deleted or the server stops."""

@@ -24,6 +24,7 @@ from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
 from vdl.logstream.healing import Healing
+from vdl.logstream.in_sync import LOOK_NS, InSyncReplicas
 from vdl.logstream.options import HostOptions
 from vdl.logstream.replacement import Replacement
 from vdl.logstream.retention import KEEP, RetentionPolicy
@@ -57,6 +58,7 @@ class Upkeep:
         disk_watch: DiskWatch,
         conditions: Conditions,
         healing: Healing,
+        in_sync: InSyncReplicas,
         transfers: Transfers,
         replacement: Replacement,
         forwarding: Forwarding,
@@ -75,6 +77,7 @@ class Upkeep:
         self._disk_watch = disk_watch
         self._conditions = conditions
         self._healing = healing
+        self._in_sync = in_sync
         self._transfers = transfers
         self._replacement = replacement
         self._forwarding = forwarding
@@ -121,6 +124,7 @@ class Upkeep:
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()
         self._conditions.look()
+        self._in_sync.look(now_ns, share=LOOK_NS // SWEEP_NS)
         if now_ns >= self._members_due_ns:
             is_changing = self._replacement.change_members()
             self._members_due_ns = 0 if is_changing else now_ns + MEMBERS_NS

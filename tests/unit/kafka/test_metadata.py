@@ -155,14 +155,30 @@ def test_metadata_of_an_impossible_name_is_invalid(name: str) -> None:
 
 
 def test_metadata_shows_servers_without_a_link_as_offline() -> None:
-    """A dead server is neither in sync nor listed; its replicas are offline (v5)."""
+    """A dead server is not listed; its replicas are offline (v5)."""
     world = World()
     world.topic()
     world.host.alive = [1, 3]
+    world.host.in_sync = [3, 1]
     answer = world.client().ask(METADATA, 9, named("t"))
     (partition,) = answer.topics[0].partitions
     assert (partition.isr_nodes, partition.offline_replicas) == ([1, 3], [2])
     assert [broker.node_id for broker in answer.brokers] == [1, 3]
+
+
+def test_replica_in_sync_is_what_the_leader_says_not_who_has_a_link() -> None:
+    """A follower that lags is linked and not in sync; one that this server cannot reach may be."""
+    world = World()
+    world.topic()
+    world.host.in_sync = [1, 2]
+    (partition,) = world.client().ask(METADATA, 9, named("t")).topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 2], [])
+    world.host.alive = [1, 3]
+    (partition,) = world.client().ask(METADATA, 9, named("t")).topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 2], [2])
+    request = DescribeTopicPartitionsRequest([TopicRequest("t")])
+    (partition,) = world.client().ask(DESCRIBE_TOPIC_PARTITIONS, 0, request).topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 2], [2])
 
 
 def test_server_that_is_cut_off_lists_every_server() -> None:

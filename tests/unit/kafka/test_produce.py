@@ -109,6 +109,19 @@ def test_produce_of_one_connection_overlaps_and_keeps_its_order() -> None:
     assert client.sends == 1
 
 
+def test_produce_with_all_acks_asks_for_min_insync_replicas_copies() -> None:
+    """Only acks=all does, as in Kafka; the topic's setting comes before the server's."""
+    world = World(KafkaOptions(min_insync_replicas=2))
+    (plain,) = world.topic()
+    (strict,) = world.topic("strict", configs={"min.insync.replicas": "3"})
+    client = world.client()
+    for acks in (-1, 1):
+        for topic in ("t", "strict"):
+            answer = only(client.ask(PRODUCE, 9, produce(batch(), topic=topic, acks=acks)))
+            assert answer.error_code == ErrorCode.NONE
+    assert (plain.copies_asked, strict.copies_asked) == ([2, 1], [3, 1])
+
+
 @pytest.mark.parametrize("acks", [2, -2, 100])
 def test_produce_with_other_acks_is_refused(acks: int) -> None:
     """Kafka knows acks -1, 0 and 1."""

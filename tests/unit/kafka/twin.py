@@ -91,6 +91,8 @@ class TwinStream:
         self.cold_reads = 0
         self.cold_error: StorageError | None = None
         self.batches: list[TwinBatch] = []
+        self.copies_asked: list[int] = []
+        """`copies_min` of each append."""
         self.waits: list[TwinWait] = []
         self.asked: list[Callable[[bool], None]] = []
         self.committing = False
@@ -106,9 +108,11 @@ class TwinStream:
         batch: memoryview,
         header: BatchHeader,
         *,
+        copies_min: int = 1,
         deadline_ns: int,
         done: Callable[[TwinAppended], None],
     ) -> None:
+        self.copies_asked.append(copies_min)
         if not self.is_leader:
             done(TwinAppended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
@@ -252,6 +256,7 @@ class TwinHost:
         self.coordinator_count = 8
         self.overloaded = False
         self.alive = [1, 2, 3]
+        self.in_sync = [1, 2, 3]
         self.lost_ns: dict[int, int] = {}
         self.streams: dict[int, TwinStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
@@ -307,6 +312,9 @@ class TwinHost:
 
     def alive_servers(self) -> list[int]:
         return self.alive
+
+    def in_sync_of(self, group_id: int) -> tuple[int, ...]:
+        return tuple(self.in_sync)
 
     def leader_lost_ns(self, group_id: int) -> int:
         return self.lost_ns.get(group_id, 0)

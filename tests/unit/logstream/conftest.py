@@ -225,13 +225,18 @@ class Cluster:
         *,
         ms: int = 1_000,
         timestamp: int = 1_000,
+        copies: int = 1,
         **fields: Any,
     ) -> list[Appended]:
         """Append one record; the list has its fate once it is known."""
         fates: list[Appended] = []
         batch = build_batch([Record(value=value, timestamp=timestamp)], BatchFields(**fields))
         stream.append(
-            memoryview(batch), read_header(batch), deadline_ns=self.deadline(ms), done=fates.append
+            memoryview(batch),
+            read_header(batch),
+            copies_min=copies,
+            deadline_ns=self.deadline(ms),
+            done=fates.append,
         )
         return fates
 

@@ -130,7 +130,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     owner = LogStream(
         topic="events", partition=3, state=PartitionState(), options=HostOptions(),
-        mark_dirty=lambda _: None, wake=lambda _: None,
+        mark_dirty=lambda _: None, wake=lambda _: None, may_reach=lambda group, copies: True,
     )  # fmt: skip
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
     log.error = lambda event, **fields: told.append((event, fields))  # type: ignore[method-assign]

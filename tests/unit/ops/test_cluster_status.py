@@ -7,10 +7,16 @@ from vdl.commands.cluster_status import (
     ClusterStatus,
     Group,
     Server,
+    _add_topics,
     admin_address,
     fill_group,
 )
 from vdl.config_values import Address
+from vdl.kafka.wire.metadata import (
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 
 
 def replica_id(server):
@@ -100,6 +106,17 @@ def test_follower_that_answered_later_has_no_negative_lag():
     """Servers are asked one after another; a follower may meanwhile have more."""
     by_server = {1: replica(1, Role.LEADER), 2: replica(2, Role.FOLLOWER, end=105)}
     assert fill_group(Group("orders-0"), [1, 2], by_server).replicas[1].lag == 0
+
+
+def test_replica_is_in_sync_as_clients_are_told():
+    """Status, Metadata and metrics say the same of a replica."""
+    row = MetadataResponsePartition(0, 0, 1, 3, [1, 2, 3], [1, 3], [])
+    topic = MetadataResponseTopic(name="orders", partitions=[row])
+    status = ClusterStatus("c")
+    _add_topics(status, MetadataResponse(topics=[topic]), {})
+    (partition,) = status.topics[0].partitions
+    told = [(replica.server, replica.is_in_sync) for replica in partition.replicas]
+    assert told == [(1, True), (2, False), (3, True)]
 
 
 def test_cluster_health_needs_every_server_and_every_leader():

@@ -310,3 +310,37 @@ def test_leaders_random_changes_losses_and_reconnects_converge(seed: int) -> Non
             for group in led[server]:
                 if other != server:
                     assert lists[server].sender.heard_ns(other, group) >= now_ns - 1
+
+
+def test_in_sync_replicas_travel_with_the_list_and_change_no_leader() -> None:
+    """They are told whole and as changes; what proves that a leader lives is not begun anew."""
+    lists = linked(ONE, TWO)
+    one, two = lists[ONE], lists[TWO]
+    one.sender.set(9, 4, replica(ONE), (ONE, TWO, THREE))
+    one.sender.set(8, 4, replica(ONE), (ONE,))
+    assert len(deliver(two, ONE, one.frames(TWO, 100), 101)) == 2
+    deliver(one, TWO, two.frames(ONE, 102), 103)
+    assert two.receiver.leader(9) == Leader(4, replica(ONE), (ONE, TWO, THREE))
+    one.sender.set(9, 4, replica(ONE), (ONE, THREE))
+    assert one.sender.heard_ns(TWO, 9) == 100
+    assert deliver(two, ONE, one.frames(TWO, 200), 201) == []
+    assert two.receiver.leader(9) == Leader(4, replica(ONE), (ONE, THREE))
+    assert two.receiver.leader(8) == Leader(4, replica(ONE), (ONE,))
+    one.sender.drop(9)
+    deliver(two, ONE, one.frames(TWO, 300), 301)
+    assert two.receiver.leader(9) == Leader(4, 0, (ONE, THREE))
+
+
+def test_in_sync_replicas_that_do_not_fit_their_rows_are_malformed() -> None:
+    """A count beyond what follows, too few bytes, and bytes nobody counted."""
+    sender = LeaderListSender()
+    sender.set(9, 4, replica(ONE), (ONE, THREE))
+    sender.connected(TWO)
+    found = sender.changes(TWO, 1)
+    assert found is not None
+    frame = b"".join(found[1])
+    for wrong in (frame[:-4], frame[:-1], frame + bytes(4), frame + b"x"):
+        lists = LeaderLists()
+        lists.connected(ONE)
+        with pytest.raises(MalformedFrame):
+            lists.received(ONE, FrameType.LEADERS, memoryview(wrong), 2)

@@ -5,8 +5,9 @@
   v10: topic ids in the answer, v12: in the request (KIP-516). v13: an error of its own (KIP-1102).
 
 Everything comes from this server's applied catalog and from what the links say about leaders, which
-is fresh without a write anywhere. A replica counts as offline, and is not in sync, when this
-server has no link to its server. What an authoriser would allow is not said: there is none.
+is fresh without a write anywhere. Which replicas are in sync is what the partition's leader said
+last (`vdl/logstream/in_sync.py`); a replica counts as offline when this server has no link to its
+server. What an authoriser would allow is not said: there is none.
 
 A topic nobody knows is created if client and server allow it. The answer then waits a moment for
 its leaders; if they take longer the client is told LEADER_NOT_AVAILABLE and asks again, as with
@@ -94,16 +95,15 @@ class View:
                 error = ErrorCode.LISTENER_NOT_FOUND
         else:
             self.leaders.add(leader)
-        alive = self.alive
-        in_sync = [server for server in replicas if server in alive or server == leader]
+        told = host.in_sync_of(group_id)
         return MetadataResponsePartition(
             error,
             index,
             leader,
             term,
             replicas,
-            in_sync,
-            [server for server in replicas if server not in in_sync],
+            [server for server in replicas if server in told],
+            [server for server in replicas if not self.may_live(server)],
         )
 
     def _is_news(self, group_id: int) -> bool:

@@ -5,9 +5,10 @@
 * v7: zstd (KIP-110). v8: error texts (KIP-467). v10: leader hints (KIP-951). v13: topic ids
   (KIP-516).
 
-There is one kind of acknowledgement: a majority has the batch on disk. acks=1 is answered like
-acks=all. With acks=0 nothing is answered and an error closes the connection, as in Kafka; the
-request still counts as in flight until its fate is known, so that its bytes are bounded.
+A batch is acknowledged when a majority has it on disk, with acks=all when `min.insync.replicas`
+have it, too. acks=1 is answered like acks=all of a topic that asks for no more than a majority.
+With acks=0 nothing is answered and an error closes the connection, as in Kafka; the request still
+counts as in flight until its fate is known, so that its bytes are bounded.
 
 Transactional batches are refused with INVALID_TXN_STATE: no transaction can be open, because
 no transactional id is ever given a producer id.
@@ -41,6 +42,7 @@ from vdl.kafka.record_checks import Bounds, RecordsRefused, Verdict
 from vdl.kafka.topic_configs import (
     CLEANUP_POLICY,
     MAX_MESSAGE_BYTES,
+    MIN_IN_SYNC_REPLICAS,
     TIMESTAMP_AFTER_MAX_MS,
     TIMESTAMP_BEFORE_MAX_MS,
     TIMESTAMP_TYPE,
@@ -65,7 +67,8 @@ from vdl.records import (
     patch_max_timestamp,
 )
 
-_ACKS = frozenset({-1, 0, 1})
+ACKS_ALL = -1
+_ACKS = frozenset({ACKS_ALL, 0, 1})
 _HINTS_FROM = 10
 _TOPIC_IDS_FROM = 13
 _OLDEST, _NEWEST = ANY_TIME
@@ -75,7 +78,9 @@ _NO_LIMIT_MS = _NEWEST
 class _Placed:
     """One partition's batch on its way into the log."""
 
-    __slots__ = ("answer", "group_id", "header", "log_append_time", "records", "verdict")
+    __slots__ = (
+        "answer", "copies_min", "group_id", "header", "log_append_time", "records", "verdict",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -84,8 +89,11 @@ class _Placed:
         header: BatchHeader,
         answer: PartitionProduceResponse,
         *,
+        copies_min: int,
         log_append_time: bool,
     ) -> None:
+        self.copies_min = copies_min
+        """Voters that are to have it on disk before it is acknowledged."""
         self.group_id = group_id
         self.records = records
         self.header = header
@@ -150,7 +158,14 @@ class _Produce:
             bool(configs) and configs.get(TIMESTAMP_TYPE, "").lower() == "logappendtime"
         )
         bounds = self.bounds(topic, log_append_time=log_append_time)
-        placed = _Placed(group_id, records, header, answer, log_append_time=log_append_time)
+        copies_min = 1
+        if self.acks == ACKS_ALL:
+            default = self.ctx.server.config.min_insync_replicas
+            copies_min = topic_setting(topic, MIN_IN_SYNC_REPLICAS, default)
+        placed = _Placed(
+            group_id, records, header, answer,
+            copies_min=copies_min, log_append_time=log_append_time,
+        )  # fmt: skip
         checks = self.ctx.server.record_checks
         verdict = checks.check(records, header, bounds) if not self.line else None
         self.waiting += 1
@@ -217,7 +232,13 @@ class _Produce:
             header.max_timestamp = verdict
         if header.max_timestamp == NO_TIMESTAMP:
             header.max_timestamp = self.ctx.server.host.agreed_ms()
-        stream.append(placed.records, header, deadline_ns=self.deadline_ns, done=done)
+        stream.append(
+            placed.records,
+            header,
+            copies_min=placed.copies_min,
+            deadline_ns=self.deadline_ns,
+            done=done,
+        )
 
     def appended(
         self,

@@ -1,0 +1,195 @@
+"""Which replicas are in sync, and acknowledgements that wait for them, over three real hosts."""
+
+from typing import Any
+
+import pytest
+
+from raft.quorum import copied_index
+from vdl.errors import ErrorCode
+from vdl.logstream.stream import Appended, LogStream
+
+ALL = {1, 2, 3}
+
+
+def told(cluster: Any, group_id: int, *servers: int) -> list[set[int]]:
+    """What each server tells its clients is in sync."""
+    asked = servers or tuple(sorted(ALL))
+    return [set(cluster.nodes[server].host.in_sync_of(group_id)) for server in asked]
+
+
+def followers_of(stream: LogStream) -> list[int]:
+    return sorted(ALL - {stream.leader_server})
+
+
+def errors(fates: list[Appended]) -> list[ErrorCode]:
+    return [fate.error for fate in fates]
+
+
+def whole(cluster: Any) -> LogStream:
+    """The leader of a topic of which all replicas are in sync."""
+    group_id = cluster.create_topic()
+    cluster.run(2_500)
+    assert told(cluster, group_id) == [ALL] * 3
+    stream: LogStream = cluster.leader(group_id)
+    return stream
+
+
+def test_every_server_tells_what_the_leader_says(cluster: Any) -> None:
+    """All replicas of a topic at rest; without an election the list never changes again."""
+    stream = whole(cluster)
+    version = cluster.nodes[stream.leader_server].host.leadership._lists.sender.version
+    for _ in range(50):
+        cluster.append(stream)
+        cluster.run(100)
+    assert told(cluster, stream.group_id) == [ALL] * 3
+    assert cluster.nodes[stream.leader_server].host.leadership._lists.sender.version == version
+
+
+def test_follower_that_lags_is_not_in_sync_though_it_has_a_link() -> None:
+    """Kafka's `replica.lag.time.max.ms`: its link, heartbeats and all, says nothing about it. It
+    comes back only when it holds the leader's log."""
+    from tests.unit.logstream.conftest import Cluster
+
+    cluster = Cluster(replica_lag_max_ms=2_000)
+    stream = whole(cluster)
+    slow = followers_of(stream)[0]
+    cluster.nodes[slow].workers.hold()
+    cluster.append(stream)
+    cluster.run(1_000)
+    assert told(cluster, stream.group_id) == [ALL] * 3, "it has not lagged for long"
+    cluster.append(stream)
+    cluster.run(3_500)
+    assert slow in cluster.nodes[stream.leader_server].host.alive_servers()
+    assert told(cluster, stream.group_id) == [ALL - {slow}] * 3
+    cluster.nodes[slow].workers.release()
+    cluster.run(2_500)
+    assert told(cluster, stream.group_id) == [ALL] * 3
+
+
+def test_idle_follower_whose_server_dies_leaves_and_rejoins_when_it_has_everything(
+    cluster: Any,
+) -> None:
+    """It lags behind nothing, and yet is gone; back, it is counted once it holds the log."""
+    stream = whole(cluster)
+    dead = followers_of(stream)[0]
+    cluster.nodes[dead].crash()
+    cluster.run(4_000)
+    others = sorted(ALL - {dead})
+    assert told(cluster, stream.group_id, *others) == [ALL - {dead}] * 2
+    cluster.append(stream)
+    cluster.nodes[dead].start()
+    cluster.run(4_000)
+    assert told(cluster, stream.group_id) == [ALL] * 3
+
+
+def test_new_leader_begins_with_those_who_proved_what_they_have(cluster: Any) -> None:
+    """A new term takes nothing over: the dead leader is in nobody's list, the others are."""
+    stream = whole(cluster)
+    old = stream.leader_server
+    cluster.nodes[old].crash()
+    cluster.run(3_000)
+    others = sorted(ALL - {old})
+    assert told(cluster, stream.group_id, *others) == [set(others)] * 2
+    assert cluster.leader(stream.group_id).leader_server in others
+
+
+def test_append_with_min_insync_replicas_waits_for_every_copy(cluster: Any) -> None:
+    """An acknowledged record with three of three is durable on three; a majority is not enough."""
+    stream = whole(cluster)
+    slow = followers_of(stream)[0]
+    cluster.nodes[slow].workers.hold()
+    strict = cluster.append(stream, copies=3)
+    plain = cluster.append(stream)
+    cluster.run(100)
+    assert (errors(strict), errors(plain)) == ([], [ErrorCode.NONE])
+    assert stream.high_watermark == 2, "consumers read what is committed"
+    cluster.nodes[slow].workers.release()
+    cluster.run(20)
+    assert errors(strict) == [ErrorCode.NONE]
+    assert strict[0].base_offset == 0
+    cluster.run(1_000)
+    assert not stream.group.awaits_copies
+    assert not stream.busy
+
+
+def test_append_is_refused_before_it_is_appended_when_too_few_are_in_sync(cluster: Any) -> None:
+    """NOT_ENOUGH_REPLICAS: certainly not appended. More copies than replicas are as many."""
+    stream = whole(cluster)
+    cluster.nodes[followers_of(stream)[0]].crash()
+    cluster.run(4_000)
+    end = stream.end_offset
+    for copies in (3, 9):
+        assert errors(cluster.append(stream, copies=copies)) == [ErrorCode.NOT_ENOUGH_REPLICAS]
+    assert stream.end_offset == end
+    two, one = cluster.append(stream, copies=2), cluster.append(stream)
+    cluster.run(50)
+    assert errors(two) == errors(one) == [ErrorCode.NONE]
+
+
+def test_append_whose_replicas_go_meanwhile_has_an_open_fate(cluster: Any) -> None:
+    """NOT_ENOUGH_REPLICAS_AFTER_APPEND: it may be, and here is, committed. A retry finds it, and
+    is acknowledged once the copies are there."""
+    stream = whole(cluster)
+    gone = followers_of(stream)[0]
+    cluster.nodes[gone].workers.hold()
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    fates = cluster.append(stream, copies=3, ms=30_000, **producer)
+    cluster.run(20)
+    assert errors(fates) == []
+    cluster.nodes[gone].crash()
+    cluster.run(4_000)
+    assert errors(fates) == [ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND]
+    assert stream.high_watermark == 1
+    again = cluster.append(stream, copies=3, ms=30_000, **producer)
+    cluster.run(20)
+    assert errors(again) == [ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND]
+    cluster.nodes[gone].start()
+    cluster.run(4_000)
+    once_more = cluster.append(stream, copies=3, **producer)
+    cluster.run(20)
+    assert errors(once_more) == [ErrorCode.NONE]
+    assert (once_more[0].base_offset, stream.end_offset) == (0, 1)
+
+
+def test_append_that_waits_for_copies_ends_at_its_deadline_or_with_the_term(cluster: Any) -> None:
+    """Both have an open fate: it is committed, yet not on as many disks as was asked for."""
+    stream = whole(cluster)
+    slow = followers_of(stream)[0]
+    cluster.nodes[slow].workers.hold()
+    soon = cluster.append(stream, copies=3, ms=200)
+    later = cluster.append(stream, copies=3, ms=60_000)
+    cluster.run(500)
+    assert (errors(soon), errors(later)) == ([ErrorCode.REQUEST_TIMED_OUT], [])
+    term = stream.term
+    stream.group.node.transfer_leader(followers_of(stream)[1] << 16 | 1)
+    cluster.nodes[stream.leader_server].host.mark_dirty(stream.group)
+    cluster.run(500)
+    assert stream.term > term
+    assert errors(later) == [ErrorCode.REQUEST_TIMED_OUT]
+    assert not stream.group.awaits_copies
+
+
+def test_waiting_for_copies_is_bounded() -> None:
+    """At the limit batches are held before they are appended, and go on when there is room."""
+    from tests.unit.logstream.conftest import Cluster
+
+    cluster = Cluster(uncopied_max=2)
+    stream = whole(cluster)
+    slow = followers_of(stream)[0]
+    cluster.nodes[slow].workers.hold()
+    fates = []
+    for _ in range(3):
+        fates.append(cluster.append(stream, copies=3, ms=30_000))
+        cluster.run(20)
+    assert stream.end_offset == 2
+    cluster.nodes[slow].workers.release()
+    cluster.run(50)
+    assert [errors(one) for one in fates] == [[ErrorCode.NONE]] * 3
+
+
+@pytest.mark.parametrize(
+    ("acked", "copies", "index"),
+    [([5, 9, 7], 1, 9), ([5, 9, 7], 2, 7), ([5, 9, 7], 3, 5), ([5, 9], 3, 0), ([], 1, 0)],
+)
+def test_copied_index_is_what_so_many_hold(acked: list[int], copies: int, index: int) -> None:
+    assert copied_index(acked, copies) == index
