@@ -282,6 +282,25 @@ class Clog:
         """It ends by itself."""
 
 
+class Deaf:
+    """A machine gets no RAFT frame for a while though its links are up: a follower that starves."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        if len(world.machines) < 2:
+            return False
+        machine = rng.choice(world.machines)
+        deaf, server_id = world.frames.deaf, machine.server_id
+        if server_id in deaf:
+            return False
+        deaf.add(server_id)
+        world.time.after(rng.randint(500, 6_000) * MS, lambda: deaf.discard(server_id))
+        world.note(f"{machine.name}: deaf")
+        return True
+
+    def end(self, world: Target) -> None:
+        """It ends by itself: it is to last for longer than most spells."""
+
+
 class SlowDisk:
     """A disk becomes slower by orders of magnitude."""
 
@@ -463,6 +482,7 @@ FAULTS = (
     Row(WrongClock, lambda o: o.clock_steps, 6_000),
     Row(WrongClockAtStart, lambda o: o.wrong_clocks, 6_000),
     Row(Sleep, lambda o: o.sleeps, 1),
+    Row(Deaf, lambda o: o.deafness, 1),
 )
 
 

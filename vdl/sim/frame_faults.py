@@ -1,7 +1,8 @@
 """What a worse network than TCP would do to Raft frames: lose them, repeat them, bring them late.
 
 Between the links of a simulated machine and its server stands a `FrameFaults`. It passes everything
-on but RAFT frames, which it may drop, deliver twice, or hold back past later ones: Raft promises to
+on but RAFT frames, which it may drop, deliver twice, or hold back past later ones, and of which a
+deaf machine gets none for a while although its links are up: Raft promises to
 survive all of that, and over streams alone it would never be asked to. Heartbeats, leader lists and
 forwarded proposals rely on the order of their stream and are never touched.
 
@@ -13,7 +14,7 @@ Must not know: what is in a frame.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from rpc.hello import Hello, RejectReason
@@ -35,17 +36,21 @@ class FrameWeather:
     delays: float = 0.0
     delay_ns_mean: int = 20 * MS
     active: bool = False
+    deafness: bool = False
+    """Whether machines may be deaf at all."""
+    deaf: set[int] = field(default_factory=set)
+    """Ids of servers that get no RAFT frame now."""
 
     @property
     def any(self) -> bool:
         """Whether any frame may ever be touched."""
-        return bool(self.loss or self.duplicates or self.delays)
+        return bool(self.loss or self.duplicates or self.delays or self.deafness)
 
 
 class FrameFaults:
     """Stands before one process's `PeerHandler`, and is one."""
 
-    __slots__ = ("_clock", "_handler", "_is_over", "_rng", "_weather")
+    __slots__ = ("_clock", "_handler", "_is_over", "_rng", "_server_id", "_weather")
 
     def __init__(
         self,
@@ -54,8 +59,11 @@ class FrameFaults:
         clock: NodeClock,
         rng: Random,
         is_over: Callable[[], bool],
+        server_id: int = 0,
     ) -> None:
-        """`is_over`: whether the links have been closed; no callback may follow that."""
+        """`is_over`: whether the links have been closed; no callback may follow that. `server_id`:
+        whose handler this is."""
+        self._server_id = server_id
         self._handler = handler
         self._weather = weather
         self._clock = clock
@@ -67,6 +75,8 @@ class FrameFaults:
         weather = self._weather
         if frame_type is not FrameType.RAFT or not weather.active:
             self._handler.frame(server_id, frame_type, payload)
+            return
+        if self._server_id in weather.deaf:
             return
         rng = self._rng
         if rng.random() < weather.loss:

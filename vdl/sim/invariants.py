@@ -3,7 +3,9 @@
 * The rules of Raft, after every event, on every replica the event touched (`raft_watch`).
 * The durability audit: when a client hears an acknowledgement, its records are in the durable image
   of a majority of its replicas' disks. The disks themselves say so: records are recognised in the
-  bytes that became durable, whoever wrote them and why.
+  bytes that became durable, whoever wrote them and why. Of a topic with `min.insync.replicas` it is
+  that many disks, too, for clients that asked for it.
+* What servers tell of in-sync replicas is so, and at the end all are (`in_sync_watch`).
 * At the end all replicas of a group hold equal entries and equal state.
 * No process ends by an exception, reports an error or fails to answer a request.
 
@@ -23,6 +25,7 @@ from vdl.logstream.group import Group
 from vdl.logstream.host import Host
 from vdl.logstream.turn import server_of
 from vdl.sim.durable import DurableLogs
+from vdl.sim.in_sync_watch import InSyncWatch
 from vdl.sim.machine import Life, Machine
 from vdl.sim.raft_watch import RaftWatch
 from vdl.sim.recorder import values_in
@@ -46,15 +49,17 @@ class Violation:
 class Watch:
     """The invariants of one run."""
 
-    def __init__(self, machines: list[Machine]) -> None:
+    def __init__(self, machines: list[Machine], *, min_in_sync: int = 1) -> None:
+        self._min_in_sync = min_in_sync
         self.violations: list[Violation] = []
         self.raft = RaftWatch(machines, self.violate)
         self.audited = 0
+        self._in_sync = InSyncWatch(machines, self.raft, self.violate)
         self._machines = machines
         self._values: dict[int, set[int]] = {}
         """By server id: values of records that are in the durable image of its disk."""
-        self._safe: set[int] = set()
-        """Values that a majority held when one of their disks was lost."""
+        self._safe: dict[int, int] = {}
+        """Value → how many disks held it when one of them was lost, if it was a majority."""
         self._lost: dict[tuple[int, NodeId], set[int]] = {}
         """By (group, replica) whose disk was lost: what that held until then."""
         for machine in machines:
@@ -85,8 +90,12 @@ class Watch:
             self.violate("error-logged", f"{life.machine.name}: {line}")
         life.machine.warnings.clear()
 
-    def acknowledged(self, tp: TopicPartition, values: list[int]) -> None:
-        """A client was told that these are safe."""
+    def look_at_in_sync(self, now_ns: int) -> None:
+        """See `InSyncWatch.look`."""
+        self._in_sync.look(now_ns)
+
+    def acknowledged(self, tp: TopicPartition, values: list[int], on_all: bool) -> None:
+        """A client was told that these are safe; `on_all`: it asked for acks=all."""
         group_id = self.raft.partitions.get((tp.topic, tp.partition))
         if group_id is None:
             self.violate("not-durable", f"{tp}: acknowledged, and nobody ever held a replica of it")
@@ -94,15 +103,20 @@ class Watch:
         seen = self.raft.group(group_id)
         halves = (seen.membership.incoming, seen.membership.outgoing)
         disks = [[self._held(group_id, replica) for replica in half] for half in halves]
+        asked = min(self._min_in_sync, seen.most_voters) if on_all else 1
         for value in values:
             self.audited += 1
-            if value in self._safe:
-                continue
-            for half in disks:
-                copies = sum(value in on_disk for on_disk in half)
-                if half and copies * 2 <= len(half):
-                    what = f"{tp}: value {value} on {copies} of {len(half)} disks"
-                    self.violate("not-durable", what)
+            were_safe = self._safe.get(value, 0)
+            if not were_safe:
+                for half in disks:
+                    copies = sum(value in on_disk for on_disk in half)
+                    if half and copies * 2 <= len(half):
+                        what = f"{tp}: value {value} on {copies} of {len(half)} disks"
+                        self.violate("not-durable", what)
+            copies = sum(value in on_disk for on_disk in disks[0])
+            if max(copies, were_safe) < asked:
+                what = f"{tp}: value {value} on {copies} disks, {asked} were asked for"
+                self.violate("too-few-copies", what)
 
     def _held(self, group_id: int, replica: NodeId) -> set[int]:
         """Values that are durable with the replica, or were when its disk was lost: what it said
@@ -118,8 +132,9 @@ class Watch:
                 self._lost[key] = mine
         majority = min(3, len(self._machines)) // 2 + 1
         for value in mine:
-            if sum(value in other for other in self._values.values()) >= majority:
-                self._safe.add(value)
+            copies = sum(value in other for other in self._values.values())
+            if copies >= majority:
+                self._safe[value] = max(copies, self._safe.get(value, 0))
         self._listen(machine)
         self.raft.disk_lost(machine.server_id)
 
@@ -145,6 +160,11 @@ class Watch:
                 return f"logs of group {group_id} differ in length"
             if any(group.applied != group.log.last_index for group in replicas):
                 return f"group {group_id} has entries that are not applied"
+            servers = {server_of(replica) for replica in replicas[0].placement}
+            for host in hosts:
+                if set(host.in_sync_of(group_id)) != servers:
+                    told = host.in_sync_of(group_id)
+                    return f"group {group_id}: server {host.server_id} tells {told} in sync"
         return ""
 
     def unled(self, core: Sequence[Machine]) -> str:

@@ -119,7 +119,9 @@ class Life:
         dialer = SimDialer(machine.network, machine.name, self.clock)
         if machine.frames.any:
             rng = Random(machine.rng.getrandbits(64))
-            handler = FrameFaults(handler, machine.frames, self.clock, rng, self._links_closed)
+            handler = FrameFaults(
+                handler, machine.frames, self.clock, rng, self._links_closed, machine.server_id
+            )
         links = WatchedLinks(local, dialer, self.clock, self.rng, handler)
         links.on_raft_frame = lambda payload: machine.on_raft_frame(self, payload)
         machine.network.listen(

@@ -75,6 +75,8 @@ class Options:
     """A machine gets an empty disk."""
     damage: float = 0.0
     """A bit flips in what a machine's journal had made durable."""
+    deafness: float = 0.0
+    """A machine gets no RAFT frames although its links are up."""
     majority_first: bool = False
     """When all is over only a majority is healed at first: it must elect without the others."""
 
@@ -85,6 +87,9 @@ class Options:
     cache_kib: int = 1024
     command_entries: int = 10_000
     """How many entries the logs of commands keep behind a checkpoint."""
+
+    min_in_sync: int = 1
+    """`min.insync.replicas` of the topic."""
 
     # Load.
     idempotent_producers: int = 2
@@ -187,4 +192,6 @@ def draw(rng: Random) -> Options:
         wrong_clocks=fault(0.1, 0.6),
         clock_steps=fault(0.1, 0.6),
         sleeps=fault(0.0, 0.1),
+        deafness=fault(0.05, 0.3),
+        min_in_sync=rng.choice((1, 1, 2, 3)),
     )

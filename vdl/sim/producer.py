@@ -38,6 +38,7 @@ DEFINITE = frozenset(
         ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, ErrorCode.INVALID_RECORD,
         ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
     )
 )  # fmt: skip
 """Errors that say: this attempt appended nothing."""

@@ -624,6 +624,11 @@ class RaftWatch:
             return self.lost.get((group_id, replica))
         return self.disks[server_of(replica)].logs.get(log_id)
 
+    def durable_last(self, group_id: int, replica: NodeId) -> Index:
+        """The last entry that the replica's disk holds."""
+        log = self._durable_log(group_id, replica)
+        return 0 if log is None else log.last
+
     def has_majority(self, group: Group, servers: set[int]) -> bool:
         """Whether a majority of the group's voters are on these servers, none of them lost.
 

@@ -17,6 +17,8 @@ from vdl.check.history import EARLIEST, LATEST, Mark, Send
 from vdl.check.history import Record as Seen
 from vdl.clock import MS
 from vdl.compression import Compression
+from vdl.kafka.handlers.produce import ACKS_ALL
+from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.wire import create_topics, delete_topics, list_offsets
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock
@@ -38,7 +40,8 @@ _KINDS = {Fate.DELIVERED: "ok", Fate.FAILED: "fail", Fate.UNKNOWN: "info"}
 OLD_CLIENT = {0: 8, 1: 11, 2: 5, 3: 8, 8: 7, 9: 5, 10: 2, 11: 5, 12: 3, 13: 2, 14: 3, 22: 1}
 """Versions of a client from before flexible messages and topic ids (Kafka 2.3)."""
 
-Acknowledged = Callable[[TopicPartition, list[int]], None]
+Acknowledged = Callable[[TopicPartition, list[int], bool], None]
+"""A partition, values in it, whether all in-sync replicas were to have them."""
 
 
 class Env:
@@ -143,7 +146,7 @@ class ProducerLoad:
                 known = delivery.fate is Fate.DELIVERED and delivery.offset >= 0
                 op.sends.append(Send(str(tp), delivery.offset + i if known else None, value))
             if delivery.fate is Fate.DELIVERED and options.compression is Compression.NONE:
-                env.acknowledged(tp, values)
+                env.acknowledged(tp, values, options.acks == ACKS_ALL)
 
         self.producer.send(tp, records, done)
 
@@ -434,12 +437,20 @@ class TopicChurn:
 
 
 def create_topic(
-    client: KafkaClient, name: str, partitions: int, done: Callable[[int], None]
+    client: KafkaClient,
+    name: str,
+    partitions: int,
+    done: Callable[[int], None],
+    *,
+    min_in_sync: int = 1,
 ) -> None:
     """Ask for a topic; `done` with the error code, -1 when no answer came."""
 
     def build(_version: int) -> create_topics.CreateTopicsRequest:
         topic = create_topics.CreatableTopic(name, partitions, -1)
+        if min_in_sync > 1:
+            setting = create_topics.CreatableTopicConfig(MIN_IN_SYNC_REPLICAS, str(min_in_sync))
+            topic.configs.append(setting)
         return create_topics.CreateTopicsRequest([topic], timeout_ms=2_000)
 
     def answered(response: Message | Failure) -> None:

@@ -37,6 +37,7 @@ from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, l
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
 from vdl.sim.frame_faults import FrameWeather
+from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.liar import Liar
 from vdl.sim.machine import (
@@ -121,9 +122,10 @@ class World:
         )
         self.network = Network(self.time, self._rng["net"], self.trace, weather)
         self.frames = FrameWeather(options.raft_loss, options.raft_duplicates, options.raft_delays)
+        self.frames.deafness = options.deafness > 0
         self.machines = [self._machine(i) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
-        self.watch = Watch(self.machines)
+        self.watch = Watch(self.machines, min_in_sync=options.min_in_sync)
         self.recorder = Recorder(self.time)
         self.nemesis = Nemesis(self, options, self._rng["nemesis"])
         self.env = Env(
@@ -321,7 +323,13 @@ class World:
         client = self._fresh_client("creator")
 
         def create() -> None:
-            create_topic(client, TOPIC, self.options.partitions, answered)
+            create_topic(
+                client,
+                TOPIC,
+                self.options.partitions,
+                answered,
+                min_in_sync=self.options.min_in_sync,
+            )
 
         def answered(error: int) -> None:
             if error in {0, 36}:
@@ -343,6 +351,7 @@ class World:
             self.watch.violate("no-birth", "nothing could be written that grows old")
             return False
         self._elections_at_birth = self.watch.elections
+        self._watch_in_sync()
         self.note("born")
         return True
 
@@ -354,6 +363,11 @@ class World:
             rng.choice(self.machines).set_wall_error(rng.choice(WALL_ERRORS_MS))
         self._ageing = Ageing(self.env, CLIENT_HOSTS[0], luck, self.true_ms)
         return self.wait(BIRTH_NS, lambda: self._ageing is not None and self._ageing.is_ready)
+
+    def _watch_in_sync(self) -> None:
+        """Hold what servers tell of in-sync replicas against the disks, again and again."""
+        self.watch.look_at_in_sync(self.time.now_ns)
+        self.time.after(IN_SYNC_LOOK_NS, self._watch_in_sync)
 
     def _safety(self) -> None:
         """Clients work while things go wrong."""
@@ -546,6 +560,7 @@ def server_config(server_id: int, options: Options) -> Config:
             command_entries_kept=options.command_entries,
             clock_hold_ms=CLOCK_HOLD_MS,
             retention_check_ms=500,
+            replica_lag_max_ms=LAG_MAX_MS,
         ),
         store=StoreOptions(
             journal_file_bytes=options.journal_kib << 10,

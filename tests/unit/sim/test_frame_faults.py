@@ -80,3 +80,17 @@ def test_frame_held_back_is_not_delivered_after_the_links_have_closed() -> None:
     sink.over = True
     time.run_until(HELD_BACK_NS_MAX)
     assert sink.frames == []
+
+
+def test_deaf_machine_gets_no_raft_frame_and_everything_else() -> None:
+    """Its links are up and say so: heartbeats and leader lists pass; when it is over frames do."""
+    sink, clock = Sink(), NodeClock(VirtualTime())
+    weather = FrameWeather(active=True, deafness=True)
+    assert weather.any
+    faults = FrameFaults(cast(PeerHandler, sink), weather, clock, Random(1), lambda: False, 2)
+    weather.deaf.add(2)
+    faults.frame(1, FrameType.RAFT, memoryview(b"lost"))
+    faults.frame(1, FrameType.LEADERS, memoryview(b"list"))
+    weather.deaf.discard(2)
+    faults.frame(1, FrameType.RAFT, memoryview(b"kept"))
+    assert sink.frames == [b"list", b"kept"]

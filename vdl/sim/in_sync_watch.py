@@ -1,0 +1,120 @@
+"""Whether the replicas that servers call in sync hold what they must (Kafka's ISR).
+
+Every half second of virtual time each server is asked what it would tell a client. A replica is
+wrongly told of when its disk lacks entries that were committed longer ago than the lag bound and
+the time that looking and telling takes, look after look. Only servers that hear from the leader are
+held to it: one that is cut off tells what it heard last.
+
+Must not know: faults, clients.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from raft.types import Index
+from vdl.clock import MS
+from vdl.logstream.group import Group
+from vdl.logstream.host import Host
+from vdl.logstream.in_sync import LOOK_NS
+from vdl.logstream.turn import server_of
+from vdl.sim.machine import Machine
+from vdl.sim.raft_watch import RaftWatch
+
+IN_SYNC_LOOK_NS: Final = 500 * MS
+LAG_MAX_MS: Final = 500
+"""`replica.lag.time.max.ms` of simulated servers: their faults last for seconds, not minutes."""
+
+SETTLED_NS: Final = LAG_MAX_MS * MS + LOOK_NS + 500 * MS
+"""What was committed so long ago is held by every replica in sync: the leader looks each second,
+and tells the others within a heartbeat; clocks drift."""
+
+LOOKS_MIN: Final = 3
+"""So many looks in a row must find it wrong: a process may just have woken from a pause."""
+
+HEARD_NS_MAX: Final = 300 * MS
+"""A server that last heard from the leader's server longer ago is not held to what it tells."""
+
+_Place = tuple[int, int, int, int]
+"""Who tells, group, term, who is told of."""
+
+
+class InSyncWatch:
+    """See the module. `violate` is told what broke, once for a group."""
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        raft: RaftWatch,
+        violate: Callable[[str, str], None],
+    ) -> None:
+        self._machines = machines
+        self._raft = raft
+        self._violate = violate
+        self._committed: dict[int, deque[tuple[int, Index]]] = {}
+        """By group: (time, highest index known to be committed anywhere), oldest first."""
+        self._wrong: dict[_Place, int] = {}
+        """How many looks in a row found a replica wanting."""
+        self._told: set[int] = set()
+        self.checked = 0
+
+    def look(self, now_ns: int) -> None:
+        """Ask everybody."""
+        hosts = [
+            machine.server.host
+            for machine in self._machines
+            if machine.life is not None and not machine.life.clock.paused
+            if machine.server is not None and machine.server.host is not None
+        ]
+        leaders: dict[int, Group] = {}
+        for host in hosts:
+            for group_id, group in host.groups.items():
+                known = leaders.get(group_id)
+                is_newer = known is None or known.node.term < group.node.term
+                if group.serving and group.node.is_leader and is_newer:
+                    leaders[group_id] = group
+        wrong: dict[_Place, int] = {}
+        for group_id, leader in sorted(leaders.items()):
+            settled = self._settled(group_id, now_ns)
+            for host in hosts:
+                if not _hears(host, leader):
+                    continue
+                self.checked += 1
+                for server in sorted(set(host.in_sync_of(group_id))):
+                    if not self._holds(leader, server, settled):
+                        place = (host.server_id, group_id, leader.node.term, server)
+                        wrong[place] = self._wrong.get(place, 0) + 1
+                        if wrong[place] >= LOOKS_MIN and group_id not in self._told:
+                            self._told.add(group_id)
+                            what = f"group {group_id}: server {host.server_id} tells that {server}"
+                            self._violate("not-in-sync", f"{what} is, which lacks entry {settled}")
+        self._wrong = wrong
+
+    def _settled(self, group_id: int, now_ns: int) -> Index:
+        """What was committed at least `SETTLED_NS` ago."""
+        known = self._committed.setdefault(group_id, deque())
+        known.append((now_ns, self._raft.group(group_id).cluster.last_committed))
+        while len(known) > 1 and known[1][0] <= now_ns - SETTLED_NS:
+            known.popleft()
+        at_ns, index = known[0]
+        return index if at_ns <= now_ns - SETTLED_NS else 0
+
+    def _holds(self, leader: Group, server: int, index: Index) -> bool:
+        for replica in leader.placement:
+            if server_of(replica) == server:
+                last = self._raft.durable_last(leader.group_id, replica)
+                return last >= index
+        return False
+
+
+def _hears(host: Host, leader: Group) -> bool:
+    """Whether this server knows that this is the leader, and has just heard from its server."""
+    server = server_of(leader.replica_id)
+    if host.leader_of(leader.group_id) != (server, leader.node.term):
+        return False
+    if host.server_id == server:
+        return True
+    heard = host.leadership.leader_heard(leader.group_id)
+    return heard is not None and heard[2] <= HEARD_NS_MAX
