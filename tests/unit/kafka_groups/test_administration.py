@@ -64,9 +64,17 @@ def test_server_names_itself_only_when_a_quorum_says_so(cluster: Cluster) -> Non
     assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-@pytest.mark.parametrize("key_type", [1, 2, 7])
+def test_coordinator_of_transactions_is_for_nobody(cluster: Cluster) -> None:
+    """53: the error that all clients take as final at once; librdkafka asks on after a 42."""
+    request = find_wire.FindCoordinatorRequest(key_type=1, coordinator_keys=["tx"])
+    (found,) = cluster.call(FIND, 6, request).response.coordinators
+    assert found.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert "no transactions" in found.error_message
+
+
+@pytest.mark.parametrize("key_type", [2, 7])
 def test_coordinator_of_another_kind_is_an_invalid_request(cluster: Cluster, key_type: int) -> None:
-    """No transactions, no share groups: final, so that no client waits for ever."""
+    """No share groups: final, so that no client waits for ever."""
     request = find_wire.FindCoordinatorRequest(key_type=key_type, coordinator_keys=["x"])
     (found,) = cluster.call(FIND, 6, request).response.coordinators
     assert (found.error_code, found.node_id) == (ErrorCode.INVALID_REQUEST, -1)
@@ -205,11 +213,12 @@ def test_producers_get_different_ids(cluster: Cluster, version: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "tx"])
-def test_transactional_id_is_an_invalid_request(cluster: Cluster, name: str) -> None:
-    """42, final: no client waits for a coordinator that will never be."""
+def test_transactional_id_is_for_nobody(cluster: Cluster, name: str) -> None:
+    """53, final: no client waits for a coordinator that will never be."""
     request = producer_wire.InitProducerIdRequest(transactional_id=name)
     response = cluster.call(INIT, 4, request).response
-    assert (response.error_code, response.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
+    refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert (response.error_code, response.producer_id) == (refused, -1)
 
 
 @pytest.mark.parametrize("kind", [OutcomeKind.NOT_APPENDED, OutcomeKind.UNKNOWN])

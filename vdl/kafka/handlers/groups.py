@@ -42,6 +42,9 @@ from vdl.state.coordinator import Coordinator
 
 GROUP_KEY = 0
 """FindCoordinator's key type for consumer groups."""
+TRANSACTION_KEY = 1
+"""The one for transactional ids."""
+NO_TRANSACTIONS = "this server has no transactions"
 
 _GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 """Read, delete and describe, as a bit field: what anybody may do with a group (KIP-430)."""
@@ -91,6 +94,11 @@ def handle_find_coordinator(
     for coordinator in found:
         if request.key_type == GROUP_KEY:
             _find(ctx, coordinator, answered)
+        elif request.key_type == TRANSACTION_KEY:
+            # The one error that all clients take as final at once, whatever they asked before.
+            coordinator.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            coordinator.error_message = NO_TRANSACTIONS
+            answered()
         else:
             coordinator.error_code = ErrorCode.INVALID_REQUEST
             coordinator.error_message = f"no coordinators of key type {request.key_type} here"

@@ -6,9 +6,10 @@ nothing to fence, so it gets a new id then too, as from any broker.
 Each id is a command to the catalog. Producers start rarely, the command is batched with whatever
 else the turn brings, and a server needs to remember no block of ids.
 
-There are no transactions here: a transactional id is an invalid request, which clients report as
-final, and name as what a broker that does not fit them says. The errors that would be retried
-(14, 15, 16, 51) would keep a client waiting for ever. v6 is about two-phase commit (KIP-939).
+There are no transactions here: nobody may use a transactional id. That error (53), here and where
+a client looks for the transaction coordinator first, is the one that librdkafka, the Java client
+and kafka-python all report as final at once; librdkafka asks again for ever after an invalid
+request, all do after 14, 15, 16 and 51. v6 is about two-phase commit (KIP-939).
 
 Must not know: what producers write.
 """
@@ -29,7 +30,9 @@ def handle_init_producer_id(
 ) -> Later | InitProducerIdResponse:
     """A new id, epoch 0. Errors are ones that clients try again."""
     if request.transactional_id is not None:
-        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
+        return InitProducerIdResponse(
+            error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_epoch=-1
+        )
     later = Later()
 
     def decided(outcome: Outcome) -> None:
