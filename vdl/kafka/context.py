@@ -193,6 +193,9 @@ class LogStream(Protocol):
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
+    def earliest_epoch(self, done: Callable[[int], None]) -> None:
+        """The epoch the log's start was written in; -1 when it cannot be told."""
+
     def offset_for_time(self, timestamp_ms: int, done: Callable[[Any], None]) -> None:
         """`done` gets a TimedOffset or a StorageError."""
 

@@ -423,6 +423,23 @@ class LogStream:
         else:
             self._asked.append(Asked(deadline_ns, done))
 
+    def earliest_epoch(self, done: Callable[[int], None]) -> None:
+        """The leader epoch that the log's start was written in (KIP-320); the present one when
+        there is no record, -1 when it cannot be told now."""
+        group = self.group
+        start = self.log_start_offset
+        if start >= self.high_watermark:
+            done(group.node.term)
+            return
+
+        def found(index: int | storage.StorageError) -> None:
+            known = not isinstance(index, storage.StorageError) and (
+                group.log.first_index <= index <= group.log.last_index
+            )
+            done(group.log.term(index) if known and isinstance(index, int) else -1)
+
+        group.store.index_of_offset(group.log, start, found)
+
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:

@@ -240,6 +240,8 @@ class Catalog:
         """How often replicas changed in this object's life: not part of the state."""
         self.retired: dict[bytes, int] = {}
         """Directories that were replaced, and whose they were: they never take part again."""
+        self._metric_names: dict[str, str] = {}
+        """Name with '_' for '.' → the topic that has it. Derived from `topics`."""
         self._numbers: dict[tuple[int, int], int] = {}
         """(catalog or coordinator group, server) → replica number, where it is not the first."""
         self._first_group_id = self.next_group_id
@@ -427,6 +429,11 @@ class Catalog:
             return refused(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
         if new.name in self.topics:
             return refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic '{new.name}' already exists")
+        if other := self.colliding(new.name):
+            return refused(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"topic '{new.name}' collides with the existing topic '{other}'",
+            )
         if new.topic_id in self.topics_by_id:
             return refused(ErrorCode.INVALID_REQUEST, "the topic id is in use")
         if new.assignments is not None:
@@ -458,6 +465,12 @@ class Catalog:
             replication_factor=factor,
             configs=new.configs,
         )
+
+    def colliding(self, name: str) -> str:
+        """The topic with another name that has the same one where '.' is written '_', as in the
+        names of metrics; empty when there is none."""
+        other = self._metric_names.get(_metric_name(name), name)
+        return "" if other == name else other
 
     def _check_assignments(self, new: commands.NewTopic) -> tuple[ErrorCode, str]:
         assignments = new.assignments
@@ -518,6 +531,7 @@ class Catalog:
         created.group_ids = list(range(first, self.next_group_id))
         topic = TopicInfo(new.name, new.topic_id, created.group_ids, new.configs)
         self.topics[new.name] = topic
+        self._metric_names[_metric_name(new.name)] = new.name
         self.topics_by_id[new.topic_id] = topic
         self._dirty.add(_topic_key(new.name))
         self._dirty.add(_KEY_COUNTERS)
@@ -545,6 +559,7 @@ class Catalog:
             self._dirty.add(_group_key(group_id))
             answer.events.append(GroupRemoved(group_id))
         del self.topics[topic.name]
+        self._metric_names.pop(_metric_name(topic.name), None)
         del self.topics_by_id[topic.topic_id]
         self._dirty.add(_topic_key(topic.name))
         answer.topics.append(
@@ -560,7 +575,13 @@ class Catalog:
                 continue
             kept = {} if change.replaces else topic.configs
             configs = {name: value for name, value in kept.items() if name not in change.unset}
-            changed = msgspec.structs.replace(topic, configs=configs | change.set)
+            configs |= change.set
+            lists = {one.name: changed_list(one, kept.get(one.name)) for one in change.lists}
+            if None in lists.values():
+                answer.errors.append(ErrorCode.INVALID_CONFIG)
+                continue
+            configs |= {name: value for name, value in lists.items() if value is not None}
+            changed = msgspec.structs.replace(topic, configs=configs)
             self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
             self._dirty.add(_topic_key(topic.name))
             answer.errors.append(ErrorCode.NONE)
@@ -600,6 +621,7 @@ class Catalog:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
         self.servers = {}
         self.topics = {}
+        self._metric_names = {}
         self.topics_by_id = {}
         self.groups = {}
         self.next_group_id = self._first_group_id
@@ -630,6 +652,7 @@ class Catalog:
                 case b"t":
                     topic = decode_value(value, TopicInfo)
                     self.topics[topic.name] = topic
+                    self._metric_names[_metric_name(topic.name)] = topic.name
                     self.topics_by_id[topic.topic_id] = topic
                 case kind:
                     raise AssertionError(f"the catalog stores nothing under {kind!r}")
@@ -652,6 +675,17 @@ class Catalog:
         return None if value is None else encode_value(value)
 
 
+def changed_list(change: commands.ListChange, present: str | None) -> str | None:
+    """The new text of a setting that is a list; None when that is no value of it."""
+    parts = [part for part in (change.default if present is None else present).split(",") if part]
+    if change.subtracts:
+        parts = [part for part in parts if part not in change.parts]
+    else:
+        parts += [part for part in change.parts if part not in parts]
+    allowed = all(part.lower() in change.allowed for part in parts)
+    return ",".join(parts) if parts and allowed else None
+
+
 def topic_name_complaint(name: str) -> str:
     """What is wrong with a topic's name, in Kafka's terms; empty when nothing is."""
     if not name:
@@ -663,6 +697,10 @@ def topic_name_complaint(name: str) -> str:
     if not _TOPIC_NAME_CHARS.issuperset(name):
         return "a topic name may hold letters, digits, '.', '_' and '-' only"
     return ""
+
+
+def _metric_name(name: str) -> str:
+    return name.replace(".", "_")
 
 
 def _group_key(group_id: int) -> bytes:

@@ -116,6 +116,17 @@ class ReplaceReplicas(Command, frozen=True, tag=6):
     replicas: list[LostReplica]
 
 
+class ListChange(Part, frozen=True):
+    """What is added to a setting that is a list, or taken from it (KIP-339). Which list that is, is
+    known only where the command is applied; so the proposer says what may be in it."""
+
+    name: str
+    parts: list[str]
+    subtracts: bool
+    default: str
+    allowed: list[str]
+
+
 class ConfigChange(Part, frozen=True):
     """What changes about one topic's settings. The proposer has checked the values."""
 
@@ -125,6 +136,7 @@ class ConfigChange(Part, frozen=True):
     """Back to the default."""
     replaces: bool = False
     """Whether everything not named in `set` goes back to its default."""
+    lists: list[ListChange] = []
 
 
 class AlterTopicConfigs(Command, frozen=True, tag=7):

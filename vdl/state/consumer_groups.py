@@ -399,7 +399,7 @@ class ConsumerGroups:
         anybody while the group has no members."""
         group = self.groups.get(group_id)
         if group is None:
-            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+            return ErrorCode.NONE if generation < 0 else ErrorCode.GROUP_ID_NOT_FOUND
         if generation < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.NONE
         error = group.check_member(member_id, group_instance_id)

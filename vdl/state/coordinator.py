@@ -17,6 +17,10 @@ from vdl.state import commands
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import ConsumerGroups, GroupEvent, GroupsDeleted
 from vdl.state.offsets import Offsets
+from vdl.state.subscription import subscribed_topics
+
+CONSUMER_PROTOCOL = "consumer"
+"""The protocol type of groups whose members say which topics they subscribe to."""
 
 
 @dataclass(slots=True)
@@ -99,7 +103,7 @@ class Coordinator:
             if positions:
                 self.offsets.remove(group.group_id, positions)
                 expired.count += len(positions)
-            if not self.offsets.of(group.group_id):
+            if group.state is GroupState.EMPTY and not self.offsets.of(group.group_id):
                 error = self.groups.delete(group.group_id, expired.events)
                 assert error is ErrorCode.NONE, error
         return expired
@@ -107,11 +111,17 @@ class Coordinator:
     def expirable(
         self, now_ms: int, retention_ms: int
     ) -> list[tuple[ConsumerGroup, list[tuple[str, int]]]]:
-        """Groups without members that ExpireOffsets would change now, by id, and which of their
-        positions it would drop. A group nobody ever joined counts from each commit (KIP-211)."""
+        """Groups that ExpireOffsets would change now, by id, and which of their positions it would
+        drop. A group nobody ever joined counts from each commit (KIP-211), and so do topics that no
+        member of a stable group subscribes to."""
         found = []
         for group_id in sorted(self.groups.groups):
             group = self.groups.groups[group_id]
+            if group.state is GroupState.STABLE:
+                positions = self._expired_unsubscribed(group, now_ms, retention_ms)
+                if positions:
+                    found.append((group, positions))
+                continue
             if group.state is not GroupState.EMPTY or group.pending:
                 continue
             positions = self.offsets.expired(
@@ -123,6 +133,26 @@ class Coordinator:
             if positions or not self.offsets.of(group_id):
                 found.append((group, positions))
         return found
+
+    def _expired_unsubscribed(
+        self, group: ConsumerGroup, now_ms: int, retention_ms: int
+    ) -> list[tuple[str, int]]:
+        """Positions of a stable group that are over, in topics nobody in it subscribes to; none
+        when it cannot be told what a member subscribes to."""
+        if group.protocol_type != CONSUMER_PROTOCOL:
+            return []
+        old = self.offsets.expired(
+            group.group_id, now_ms, idle_since_ms=0, retention_ms=retention_ms
+        )
+        if not old:
+            return []
+        subscribed: set[str] = set()
+        for member in group.members.values():
+            topics = subscribed_topics(member.metadata(group.protocol_name))
+            if topics is None:
+                return []
+            subscribed |= topics
+        return [place for place in old if place[0] not in subscribed]
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:

@@ -168,6 +168,9 @@ def test_fetch_always_returns_the_first_batch_and_then_keeps_the_limits() -> Non
     client = world.client()
     assert counts(client.ask(FETCH, 11, fetch(0, 0, partition_max_bytes=10))) == [1, 0]
     assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=10))) == [1, 0]
+    for nothing in (0, -1):  # as Kafka: a consumer would otherwise ask for ever
+        assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=nothing))) == [1, 0]
+        assert counts(client.ask(FETCH, 11, fetch(2, 0, max_bytes=nothing))) == [0, 1]
     assert counts(client.ask(FETCH, 11, fetch(2, 0, max_bytes=10))) == [0, 1]
     assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=2500))) == [2, 0]
     assert counts(client.ask(FETCH, 11, fetch(0, 0))) == [2, 1]

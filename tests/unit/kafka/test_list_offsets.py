@@ -42,6 +42,7 @@ def test_list_offsets_of_each_version_finds_both_ends(version: int) -> None:
     fill(stream, 5)
     stream.log_start_offset = 2
     assert ask(world, -2, version=version).offset == 2
+    assert ask(world, -2, version=version).leader_epoch == (5 if version >= 4 else -1)
     latest = ask(world, -1, version=version)
     assert (latest.offset, latest.timestamp) == (5, -1)
     assert latest.leader_epoch == (5 if version >= 4 else -1)

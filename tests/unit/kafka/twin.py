@@ -234,6 +234,10 @@ class TwinStream:
                     return
         done(NO_OFFSET)
 
+    def earliest_epoch(self, done: Callable[[int], None]) -> None:
+        kept = [batch for batch in self.batches if batch.end_offset > self.log_start_offset]
+        self.clock.call_soon(lambda: done(kept[0].term if kept else self.term))
+
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         if epoch == self.term:
             return epoch, self.high_watermark

@@ -257,3 +257,34 @@ def test_read_index_fails_on_a_leader_that_lost_its_majority(cluster: Any) -> No
     stream.read_index(deadline_ns=cluster.deadline(200), done=answers.append)
     cluster.run(400)
     assert answers == [True, False]
+
+
+def test_earliest_epoch_is_that_of_the_record_at_the_logs_start(cluster: Any) -> None:
+    """As Kafka answers ListOffsets: of the first record that is not deleted, of the present leader
+    where there is none."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+
+    def earliest() -> int:
+        found: list[int] = []
+        cluster.leader(group_id).earliest_epoch(found.append)
+        cluster.run(20)
+        return found[0]
+
+    first = stream.term
+    assert earliest() == first
+    cluster.append(stream)
+    cluster.run(20)
+    old = stream.leader_server
+    cluster.nodes[old].crash()
+    cluster.run(3_000)
+    stream = cluster.leader(group_id)
+    assert stream.term > first
+    cluster.append(stream)
+    cluster.run(20)
+    assert earliest() == first
+    done: list[ErrorCode] = []
+    stream.delete_records(1, deadline_ns=cluster.deadline(), done=done.append)
+    cluster.run(20)
+    assert done == [ErrorCode.NONE]
+    assert earliest() == stream.term

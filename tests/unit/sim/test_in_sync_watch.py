@@ -1,4 +1,4 @@
-"""The watch over what servers tell of in-sync replicas, and over acknowledgements that need copies."""
+"""The watch over told in-sync replicas, and over acknowledgements that need copies."""
 
 from __future__ import annotations
 

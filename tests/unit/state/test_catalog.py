@@ -135,6 +135,21 @@ def test_topic_that_cannot_be_created_gets_kafkas_error(
         assert created.message
 
 
+def test_topics_whose_metrics_would_have_one_name_collide(catalog: Catalog) -> None:
+    """As in Kafka 'a.b' and 'a_b' exclude one another, also after a restart; once one is deleted
+    the other may be made."""
+    assert create(catalog, "a.b_c").topics[0].error is ErrorCode.NONE
+    again = Catalog("c")
+    again.load(catalog.items())
+    for one in (catalog, again):
+        refused = create(one, "a_b.c").topics[0]
+        assert refused.error is ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert "a.b_c" in refused.message
+        assert create(one, "a.b_c").topics[0].error is ErrorCode.TOPIC_ALREADY_EXISTS
+    catalog.apply(commands.DeleteTopics(["a.b_c"]), 0, 1)
+    assert create(catalog, "a_b.c").topics[0].error is ErrorCode.NONE
+
+
 def test_topic_validated_only_is_not_created(catalog: Catalog) -> None:
     """`validate_only` answers as a creation would and leaves no trace."""
     before = catalog.items()
@@ -232,6 +247,27 @@ def test_replay_gives_equal_bytes_over_any_checkpoint(steps: list[Any], cut: int
         servers = [replica.server_id for replica in group.replicas]
         assert len(set(servers)) == len(servers)
         assert group.group_id < straight.next_group_id
+
+
+def test_two_additions_to_a_list_that_race_are_both_kept(catalog: Catalog) -> None:
+    """What a list is that is added to is decided where the command is applied (KIP-339): each of
+    two proposers knew the list without the other's part. What may not be in it is refused."""
+    create(catalog, "t")
+
+    def change(part: str, *, subtracts: bool = False) -> ErrorCode:
+        one = commands.ListChange(
+            "cleanup.policy", [part], subtracts, "delete", ["delete", "compact", "x"]
+        )
+        answer = catalog.apply(
+            commands.AlterTopicConfigs([commands.ConfigChange("t", lists=[one])]), 0, 1
+        )
+        return ErrorCode(answer.errors[0])
+
+    assert [change("compact"), change("x")] == [ErrorCode.NONE] * 2
+    assert catalog.topics["t"].configs["cleanup.policy"] == "delete,compact,x"
+    assert change("compact", subtracts=True) is ErrorCode.NONE
+    assert change("y") is ErrorCode.INVALID_CONFIG
+    assert catalog.topics["t"].configs["cleanup.policy"] == "delete,x"
 
 
 def test_altered_configs_are_set_unset_or_replaced(catalog: Catalog) -> None:

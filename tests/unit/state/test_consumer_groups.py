@@ -576,3 +576,61 @@ def test_heartbeat_is_told_what_to_do_next(script: Script) -> None:
     assert check(G, 1, leader, "i") is ErrorCode.UNKNOWN_MEMBER_ID
     script.join()
     assert check(G, 1, leader, None) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+# --- offsets of topics nobody subscribes to ------------------------------------------------------
+
+
+def subscription(*topics: str) -> bytes:
+    """A ConsumerProtocolSubscription, version 1, without owned partitions."""
+    encoded = b"".join(len(topic).to_bytes(2, "big") + topic.encode() for topic in topics)
+    head = b"\x00\x01" + len(topics).to_bytes(4, "big")
+    return head + encoded + b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "protocol_type", "left"),
+    [
+        (subscription("kept", "new"), "consumer", ["kept"]),
+        (subscription("kept", "gone"), "consumer", ["gone", "kept"]),
+        (subscription("kept")[:-12], "consumer", ["gone", "kept"]),
+        (b"", "consumer", ["gone", "kept"]),
+        (subscription("kept"), "connect", ["gone", "kept"]),
+    ],
+    ids=["left", "subscribed", "cut off", "empty", "another protocol"],
+)
+def test_offsets_of_topics_that_a_live_group_left_expire(
+    script: Script, metadata: bytes, protocol_type: str, left: list[str]
+) -> None:
+    """As in Kafka: in a stable group of consumers, where it is known what all of them subscribe
+    to; counted from the commit. The group itself stays."""
+    fields: dict[str, Any] = {"protocols": {"range": metadata}, "protocol_type": protocol_type}
+    (member,) = script.stable(1, **fields)
+    offsets = [
+        commands.OffsetCommit(name, bytes(16), 0, 5, -1, "", number)
+        for number, name in enumerate(("gone", "kept"), 20)
+    ]
+    commit = commands.CommitOffsets(G, script.group.generation, member, None, offsets)
+    assert script.apply(commit).error is ErrorCode.NONE
+    assert script.apply(commands.ExpireOffsets(retention_ms=60_000)).count == 0
+    script.now_ms += 60_000
+    script.apply(commands.ExpireOffsets(retention_ms=60_000))
+    assert sorted(topic for topic, _ in script.machine.offsets.of(G)) == left
+    assert script.group.state is GroupState.STABLE
+
+
+def test_group_that_rebalances_keeps_the_offsets_of_topics_it_left(script: Script) -> None:
+    """Whoever joins now may subscribe to them; and a stable group without offsets stays."""
+    fields: dict[str, Any] = {"protocols": {"range": subscription("kept")}}
+    (member,) = script.stable(1, **fields)
+    gone = commands.OffsetCommit("gone", bytes(16), 0, 5, -1, "", 20)
+    script.apply(commands.CommitOffsets(G, script.group.generation, member, None, [gone]))
+    script.now_ms += 60_000
+    script.join(**fields)
+    assert script.apply(commands.ExpireOffsets(retention_ms=60_000)).count == 0
+    script.leave(("m2", None))
+    script.join(member, **fields)
+    script.sync(member, {})
+    assert script.group.state is GroupState.STABLE
+    assert script.apply(commands.ExpireOffsets(retention_ms=60_000)).count == 1
+    assert script.machine.group(G) is not None

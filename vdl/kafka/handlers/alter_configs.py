@@ -3,14 +3,14 @@
 The older one replaces all settings of a topic by those named; the newer one sets, unsets, and adds
 to or takes from lists. Servers' own settings are read-only: they come from their files.
 
-Values are judged here; that the topic exists is decided where the command is applied, or, when the
-request is only to be validated, by this server's catalog.
+Values are judged here; that the topic exists, and what a list is that is added to, is decided where
+the command is applied, or, when the request is only to be validated, by this server's catalog.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
 from typing import Any, TypeVar
@@ -25,7 +25,8 @@ from vdl.kafka.topic_configs import BY_NAME, ConfigType, InvalidConfig, check_co
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.logstream.state_group import Outcome, OutcomeKind
-from vdl.state.commands import AlterTopicConfigs, ConfigChange
+from vdl.state.catalog import changed_list
+from vdl.state.commands import AlterTopicConfigs, ConfigChange, ListChange
 
 _TIMEOUT_MS = 30_000
 """These requests have no time-out of their own."""
@@ -65,9 +66,7 @@ def handle_incremental_alter_configs(
     changes: list[tuple[ConfigChange, Result]] = []
     made = incremental.AlterConfigsResourceResponse
     for asked, result in _answers(request.resources, response, made):
-        topic = find_topic(ctx, asked.resource_name)
-        present = {} if topic is None else topic.configs
-        _judge(result, changes, partial(_incremental, asked, present))
+        _judge(result, changes, partial(_incremental, asked))
     if request.validate_only:
         _validate(ctx, changes)
         return response
@@ -119,15 +118,14 @@ def _whole(asked: whole.AlterConfigsResource) -> ConfigChange:
     return ConfigChange(asked.resource_name, check_configs(values), replaces=True)
 
 
-def _incremental(
-    asked: incremental.AlterConfigsResource, present: Mapping[str, str]
-) -> ConfigChange:
+def _incremental(asked: incremental.AlterConfigsResource) -> ConfigChange:
     """Raises KafkaError, InvalidConfig."""
     values: dict[str, str] = {}
     unset: list[str] = []
+    lists: dict[str, ListChange] = {}
     for config in asked.configs:
         name, value = config.name, config.value
-        if name in values or name in unset:
+        if name in values or name in unset or name in lists:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
         known = BY_NAME.get(name)
         if known is None:
@@ -144,24 +142,34 @@ def _incremental(
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"operation {config.config_operation}")
         if known.type is not ConfigType.LIST:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is not a list")
-        parts = [part for part in present.get(name, known.default).split(",") if part]
-        others = [part for part in parts if part not in value.split(",")]
-        if config.config_operation == Operation.APPEND:
-            others = [*parts, *(part for part in value.split(",") if part not in parts)]
-        values[name] = ",".join(others)
-    return ConfigChange(asked.resource_name, check_configs(values), unset)
+        lists[name] = ListChange(
+            name,
+            [part.strip() for part in value.split(",") if part.strip()],
+            subtracts=config.config_operation == Operation.SUBTRACT,
+            default=known.default,
+            allowed=list(known.allowed or ()),
+        )
+    return ConfigChange(
+        asked.resource_name, check_configs(values), unset, lists=list(lists.values())
+    )
 
 
 def _validate(ctx: RequestContext, changes: list[tuple[ConfigChange, Result]]) -> None:
     """Say of the topics that are not there what the applied command would."""
     for change, result in changes:
-        if find_topic(ctx, change.topic) is None:
-            _refuse(result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        topic = find_topic(ctx, change.topic)
+        if topic is None:
+            _refuse(change, result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif any(changed_list(one, topic.configs.get(one.name)) is None for one in change.lists):
+            _refuse(change, result, ErrorCode.INVALID_CONFIG)
 
 
-def _refuse(result: Result, error: ErrorCode) -> None:
+def _refuse(change: ConfigChange, result: Result, error: ErrorCode) -> None:
     result.error_code = error
     result.error_message = f"no topic '{result.resource_name}'"
+    if error is ErrorCode.INVALID_CONFIG:
+        names = ", ".join(one.name for one in change.lists)
+        result.error_message = f"{names} would have a value that is not supported here"
 
 
 def _propose(
@@ -173,9 +181,9 @@ def _propose(
 
     def decided(outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.APPLIED:
-            for (_, result), error in zip(changes, outcome.result.errors, strict=True):
+            for (change, result), error in zip(changes, outcome.result.errors, strict=True):
                 if error:
-                    _refuse(result, error)
+                    _refuse(change, result, error)
         else:
             code, message = undecided(outcome)
             for _, result in changes:

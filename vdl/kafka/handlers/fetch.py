@@ -260,7 +260,7 @@ class _Poll:
         KIP-74: the first batch of the first partition that has any is sent whatever its size.
         """
         request = self.request
-        left = min(request.max_bytes, self.ctx.server.config.fetch_max_bytes)
+        left = max(0, min(request.max_bytes, self.ctx.server.config.fetch_max_bytes))
         total = 0
         at_once = False
         for target in self.targets:
@@ -273,7 +273,7 @@ class _Poll:
             found: Slices | None = None
             if target.diverging is not None:
                 at_once = True
-            elif target.asked.fetch_offset < high_watermark and left > 0:
+            elif target.asked.fetch_offset < high_watermark and (left > 0 or not total):
                 found = self._read_one(target, stream, left)
                 if target.error:
                     at_once = True

@@ -137,6 +137,11 @@ def _confirmed_end(
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     elif timestamp == EARLIEST:
         answer.offset = stream.log_start_offset
+        if pending.ctx.api_version >= _EPOCHS_FROM:
+            stream.earliest_epoch(
+                lambda epoch: pending.later.run(partial(_found_epoch, pending, answer, epoch))
+            )
+            return
     elif timestamp == LATEST:
         answer.offset = stream.high_watermark
         if pending.ctx.api_version >= _EPOCHS_FROM:
@@ -147,6 +152,13 @@ def _confirmed_end(
             lambda found: pending.later.run(partial(_found_time, pending, answer, found)),
         )
         return
+    pending.answered()
+
+
+def _found_epoch(
+    pending: _Pending, answer: offsets_wire.ListOffsetsPartitionResponse, epoch: int
+) -> None:
+    answer.leader_epoch = epoch
     pending.answered()
 
 

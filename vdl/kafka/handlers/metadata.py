@@ -161,6 +161,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
                 and topic.name not in known
                 and topic.name not in _INTERNAL_NAMES
                 and not topic_name_complaint(topic.name)
+                and not ctx.server.host.catalog.colliding(topic.name)
             }
         )
         if missing:

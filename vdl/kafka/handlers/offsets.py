@@ -1,7 +1,9 @@
 """OffsetCommit (key 8) v2–9 and OffsetFetch (key 9) v1–9: the positions of consumer groups.
 
 OffsetCommit: v2 retention of its own until v4, v6 leader epoch (KIP-320), v7 static members
-    (KIP-345), v9 also for the newer group protocol, whose member epoch is the generation here.
+    (KIP-345), v9 also for the newer group protocol, whose member epoch is the generation here; a
+    member of a group that does not exist is told so from then on, before that its generation is
+    wrong (KIP-848).
 OffsetFetch: v2 all topics of a group, v5 leader epoch, v7 require stable (KIP-447), v8 several
     groups (KIP-709), v9 member epochs, which a classic group does not check.
 v10 of both names topics by id and is not spoken.
@@ -34,6 +36,7 @@ from vdl.state.coordinator import CommitAnswer, Coordinator
 from vdl.state.offsets import CommittedOffset, Offsets
 
 NO_OFFSET = -1
+_GROUP_NOT_FOUND_FROM = 9
 
 # --- OffsetCommit --------------------------------------------------------------------------------
 
@@ -53,6 +56,8 @@ def handle_offset_commit(
 
     def done(error: ErrorCode, answer: CommitAnswer | None) -> None:
         code = error if answer is None else answer.error
+        if code is ErrorCode.GROUP_ID_NOT_FOUND and ctx.api_version < _GROUP_NOT_FOUND_FROM:
+            code = ErrorCode.ILLEGAL_GENERATION
         if code is ErrorCode.MESSAGE_TOO_LARGE:
             code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         for partition in waiting:
