@@ -10,6 +10,7 @@ command                                                 answer
 {"do": "hello"}                                         {"client": NAME, "version": VERSION}
 {"do": "produce", "compression": C, "idempotent": BOOL,
  "batch_bytes": N, "records": [RECORD...]}              {"offsets": [[partition, offset]...]}
+{"do": "init_transactions", "transactional_id": NAME}   {}
 {"do": "open", "group": NAME|null, "reset": R}          {}    a consumer; no automatic commits
 {"do": "subscribe", "topics": [NAME...]}                {}
 {"do": "subscribe_pattern", "pattern": "^..."}          {}

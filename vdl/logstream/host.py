@@ -178,7 +178,10 @@ class Host:
             healed=self.mark_dirty,
         )
         self.in_sync = InSyncReplicas(
-            options, is_heard=self._proofs.is_heard, changed=self._in_sync_changed
+            options,
+            is_heard=self._proofs.is_heard,
+            is_linked=self._alive.__contains__,
+            changed=self._in_sync_changed,
         )
         self._transfers = Transfers(
             groups=self._groups,
@@ -475,8 +478,7 @@ class Host:
 
     def _may_reach(self, group: Group, copies: int) -> bool:
         """Whether an entry of a led group can be expected to get so many copies."""
-        now_ns = self.clock.now_ns()
-        return self.in_sync.lead(group, now_ns).may_reach(copies, now_ns)
+        return self.in_sync.may_reach(group, copies, self.clock.now_ns())
 
     def wake(self, stream: LogStream) -> None:
         """Run the stream's long polls once, at the end of the turn."""

@@ -79,11 +79,16 @@ class InSync:
         """Whether replicas that live may not have been heard of yet in this term."""
         return now_ns - self.since_ns < silence_ns(self._options)
 
-    def may_reach(self, copies: int, now_ns: int) -> bool:
-        """Whether an entry can be expected to get so many durable copies on voters."""
-        return len(self.replicas) >= copies or (
-            self.is_young(now_ns) and len(self.group.node.membership.incoming) >= copies
-        )
+    def may_reach(self, copies: int, now_ns: int, is_linked: Callable[[int], bool]) -> bool:
+        """Whether an entry can be expected to get so many durable copies on voters. A new leader's
+        own progress says little yet: it expects something of whoever it has a link to."""
+        missing = copies - len(self.replicas)
+        if missing <= 0:
+            return True
+        if not self.is_young(now_ns):
+            return False
+        others = self.group.node.membership.incoming - self.replicas
+        return sum(is_linked(server_of(replica)) for replica in others) >= missing
 
     def look(self, now_ns: int, is_heard: Callable[[Group, NodeId], bool]) -> bool:
         """Judge every replica anew; whether the list changed."""
@@ -161,9 +166,12 @@ class InSyncReplicas:
         options: HostOptions,
         *,
         is_heard: Callable[[Group, NodeId], bool],
+        is_linked: Callable[[int], bool],
         changed: Callable[[Group], None],
     ) -> None:
+        """`is_heard`: of a group's replica, by its leader, lately; `is_linked`: to a server."""
         self._options = options
+        self._is_linked = is_linked
         self._is_heard = is_heard
         self._changed = changed
         self._led: dict[int, InSync] = {}
@@ -187,6 +195,10 @@ class InSyncReplicas:
             found = self._led[group.group_id] = InSync(group, self._options, now_ns)
             self._young[group.group_id] = found
         return found
+
+    def may_reach(self, group: Group, copies: int, now_ns: int) -> bool:
+        """See `InSync.may_reach`; of a group that is led here."""
+        return self.lead(group, now_ns).may_reach(copies, now_ns, self._is_linked)
 
     def resign(self, group_id: int) -> None:
         """It is not led here, or not any more."""

@@ -28,6 +28,15 @@ class KafkaPython:
     def hello(self) -> Fields:
         return {"client": "kafka-python", "version": kafka.__version__}
 
+    def init_transactions(self, *, transactional_id: str) -> None:
+        producer = KafkaProducer(
+            bootstrap_servers=self._bootstrap, transactional_id=transactional_id
+        )
+        try:
+            producer.init_transactions()
+        finally:
+            producer.close(timeout=0)
+
     def produce(
         self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
     ) -> Fields:

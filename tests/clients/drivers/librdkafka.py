@@ -40,6 +40,10 @@ class Librdkafka:
     def hello(self) -> Fields:
         return {"client": "confluent-kafka", "version": confluent_kafka.version()}
 
+    def init_transactions(self, *, transactional_id: str) -> None:
+        settings = {"bootstrap.servers": self._bootstrap, "transactional.id": transactional_id}
+        Producer(settings).init_transactions(CALL_SECONDS_MAX)
+
     def produce(
         self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
     ) -> Fields:

@@ -193,3 +193,27 @@ def test_waiting_for_copies_is_bounded() -> None:
 )
 def test_copied_index_is_what_so_many_hold(acked: list[int], copies: int, index: int) -> None:
     assert copied_index(acked, copies) == index
+
+
+def test_new_leader_expects_copies_only_of_servers_it_has_a_link_to(cluster: Any) -> None:
+    """Its list begins with itself: two of three are taken at once, three of three while one is
+    known to be gone are not."""
+    stream = whole(cluster)
+    group_id, old = stream.group_id, stream.leader_server
+    cluster.nodes[old].crash()
+    term = stream.term
+    for _ in range(300):
+        cluster.run(10)
+        leading = [
+            found
+            for server in sorted(ALL - {old})
+            if (found := cluster.nodes[server].host.stream(group_id)) is not None
+            if found.serving and found.term > term
+        ]
+        if leading:
+            break
+    (stream,) = leading
+    two, three = cluster.append(stream, copies=2), cluster.append(stream, copies=3)
+    assert errors(three) == [ErrorCode.NOT_ENOUGH_REPLICAS]
+    cluster.run(20)
+    assert errors(two) == [ErrorCode.NONE]

@@ -77,6 +77,7 @@ public final class ClientDriver {
                 answer.put("client", "kafka-clients").put("version", version());
             }
             case "produce" -> produce(command, answer);
+            case "init_transactions" -> initTransactions(command);
             case "open" -> open(command);
             case "subscribe" -> consumer.subscribe(texts(command.get("topics")));
             case "subscribe_pattern" ->
@@ -95,6 +96,18 @@ public final class ClientDriver {
             case "committed" -> committed(command, answer);
             case "close" -> close();
             default -> throw new IllegalArgumentException(command.toString());
+        }
+    }
+
+    private void initTransactions(JsonNode command) {
+        Map<String, Object> settings = new HashMap<>();
+        settings.put("bootstrap.servers", bootstrap);
+        settings.put("transactional.id", command.get("transactional_id").asText());
+        settings.put("max.block.ms", CALL_TIMEOUT.toMillis());
+        try (KafkaProducer<byte[], byte[]> producer =
+                new KafkaProducer<>(
+                        settings, new ByteArraySerializer(), new ByteArraySerializer())) {
+            producer.initTransactions();
         }
     }
 
