@@ -84,6 +84,7 @@ class Host:
         cache_bytes_max: int,
     ) -> None:
         self.server_id = server_id
+        self._itself = (server_id,)
         self.cluster_id = record.cluster_id
         self.coordinator_count = record.coordinator_groups
         self.clock = clock
@@ -456,14 +457,15 @@ class Host:
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
                 self._commit_news.due(group)
-            in_sync = self.in_sync.lead(group, self.clock.now_ns())
-            if self.leadership.lead(group.group_id, raft.term, group.replica_id, in_sync.servers):
+            # Nobody but itself is known to be in sync yet.
+            only = self._itself
+            if self.leadership.lead(group.group_id, raft.term, group.replica_id, only):
+                self.in_sync.lead(group, self.clock.now_ns())
                 self.stats.elections += 1
                 self.on_leader_news()
-        else:
+        elif self.leadership.resign(group.group_id):
             self.in_sync.resign(group.group_id)
-            if self.leadership.resign(group.group_id):
-                self.on_leader_news()
+            self.on_leader_news()
         self._schedule(group, tick, node.ticks_until_due())
 
     def _schedule(self, group: Group, tick: int, due: int) -> None:

@@ -186,7 +186,9 @@ class InSyncReplicas:
 
     def get(self, group_id: int) -> InSync | None:
         """The list of a group that is led here."""
-        return self._led.get(group_id)
+        found = self._led.get(group_id)
+        is_led = found is not None and found.group.node.is_leader
+        return found if is_led else None
 
     def lead(self, group: Group, now_ns: int) -> InSync:
         """The list of a group this server leads, begun anew with each term."""
@@ -207,12 +209,8 @@ class InSyncReplicas:
 
     def look(self, now_ns: int, *, share: int) -> None:
         """Look at the young ones and at one `share`-th of all: called that often in `LOOK_NS`."""
-        for group_id, one in list(self._young.items()):
-            self._look(one, now_ns)
-            if one.is_whole or not one.is_young(now_ns):
-                del self._young[group_id]
-                # Whoever waits for copies that will not come is told so.
-                self._changed(one.group)
+        if self._young:
+            self._look_at_young(now_ns)
         if not self._round:
             self._round = list(self._led.values())
             self._round_size = -(-len(self._round) // share)
@@ -220,11 +218,14 @@ class InSyncReplicas:
         for one in due:
             self._look(one, now_ns)
 
-    def look_at(self, group: Group, now_ns: int) -> None:
-        """Look at one group now: it has just begun to serve."""
-        one = self._led.get(group.group_id)
-        if one is not None:
+    def _look_at_young(self, now_ns: int) -> None:
+        for group_id, one in list(self._young.items()):
             self._look(one, now_ns)
+            if one.is_whole or not one.is_young(now_ns):
+                del self._young[group_id]
+                if self._led.get(group_id) is one:
+                    # Whoever waits for copies that will not come is told so.
+                    self._changed(one.group)
 
     def _look(self, one: InSync, now_ns: int) -> None:
         group = one.group

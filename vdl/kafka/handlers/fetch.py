@@ -260,7 +260,7 @@ class _Poll:
         KIP-74: the first batch of the first partition that has any is sent whatever its size.
         """
         request = self.request
-        left = max(0, min(request.max_bytes, self.ctx.server.config.fetch_max_bytes))
+        left = min(request.max_bytes, self.ctx.server.config.fetch_max_bytes)
         total = 0
         at_once = False
         for target in self.targets:
