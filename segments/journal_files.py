@@ -9,6 +9,7 @@ Must not know: blocks, which files are in use.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ class JournalFiles:
         is needed beyond one piece: then it is shorter."""
         reserve = self.reserve
         count = self.pieces_for(wanted)
-        path = file_path(self._directory, sequence)
+        path = self._new_path(sequence)
         if reserve.pieces() < count or not reserve.take(path):
             return None
         size = reserve.piece_bytes
@@ -121,7 +122,7 @@ class JournalFiles:
         Its header, if it has one, names another sequence: it counts only once that is rewritten.
         """
         fs = self._fs
-        path = file_path(self._directory, sequence)
+        path = self._new_path(sequence)
         if reuse:
             file = fs.open(reuse)
             if file.size() == size:
@@ -153,6 +154,14 @@ class JournalFiles:
         failpoint.hit("journal.file_named")
         fs.sync_directory(self._directory)
         return JournalFile(sequence, path, file, size)
+
+    def _new_path(self, sequence: int) -> str:
+        """Where the next file goes. Nothing can be there: a rename would put it out of the way
+        without a word, and it may be another process's journal. Raises FileExistsError."""
+        path = file_path(self._directory, sequence)
+        if self._fs.exists(path):
+            raise FileExistsError(errno.EEXIST, "journal file exists already", path)
+        return path
 
 
 def file_path(directory: str, sequence: int) -> str:

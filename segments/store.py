@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -54,6 +55,7 @@ from segments.identity import (
     read_identity,
     write_identity,
 )
+from segments.jobs import Jobs
 from segments.journal import Journal
 from segments.leftovers import (
     Deletions,
@@ -82,7 +84,7 @@ class DiskStore:
         self,
         fs: FileSystem,
         directory: str,
-        workers: Workers,
+        jobs: Jobs,
         options: StoreOptions,
         *,
         lock: Lock,
@@ -98,7 +100,8 @@ class DiskStore:
         self.collect_meta: Callable[[Sequence[Log]], list[MetaBatch]] = lambda logs: []
         self._fs = fs
         self._directory = directory
-        self.workers = workers
+        self.workers = workers = jobs
+        jobs.on_rest = self._rested
         self._options = options
         self._lock = lock
         self._meta = meta
@@ -154,7 +157,9 @@ class DiskStore:
             make_durable_directory(fs, f"{directory}/{name}")
         sync_names_above(fs, directory)
         lock = fs.lock(f"{directory}/lock")
+        jobs = Jobs(workers)
         meta: Meta | None = None
+        store: DiskStore | None = None
         try:
             identity = read_identity(fs, directory)
             if identity is None:
@@ -173,10 +178,10 @@ class DiskStore:
                 reserve = identity_reserve(fs, directory)
                 replace_identity(fs, directory, reserve, encode(identity))
             store = cls(
-                fs, directory, workers, options, lock=lock, identity=identity, meta=meta,
+                fs, directory, jobs, options, lock=lock, identity=identity, meta=meta,
                 cache=cache, recovered=recovered,
                 journal=lambda owner: Journal(
-                    fs, f"{directory}/journal", workers, options, rng, owner, now_ns
+                    fs, f"{directory}/journal", jobs, options, rng, owner, now_ns
                 ),
                 now_ns=now_ns,
             )  # fmt: skip
@@ -194,9 +199,8 @@ class DiskStore:
             forget_strangers(meta, identity)
             failpoint.hit("open.done")
         except BaseException:
-            if meta is not None:
-                meta.close()
-            lock.release()
+            # What was handed over before it failed may be at the files still.
+            jobs.over(partial(_let_go, None if store is None else store._journal, meta, lock))
             raise
         return store
 
@@ -619,18 +623,22 @@ class DiskStore:
     def _try_close(self) -> None:
         if not self._journal.closed or self._checkpoints.is_running or self._chores.is_running:
             return
-        if self._roster.is_writing or self._closing is None:
+        if self._roster.is_writing or self._closing is None or not self.workers.is_idle:
             return
         done, self._closing = self._closing, None
         self.abandon()
         done()
 
+    def _rested(self) -> None:
+        """No job is under way, of whatever kind."""
+        if self._closing is not None:
+            self._try_close()
+
     def abandon(self) -> None:
-        """Let go of the directory without writing: what a killed process leaves behind."""
+        """Let go of the directory without writing: what a killed process leaves behind. No job
+        goes on; one that runs is waited for."""
         self._stop()
-        self._journal.abandon()
-        self._meta.close()
-        self._lock.release()
+        self.workers.over(partial(_let_go, self._journal, self._meta, self._lock))
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
@@ -677,6 +685,15 @@ class DiskStore:
             "recovered_torn_bytes": replay.torn_bytes,
             "recovered_damaged_blocks": replay.damaged_blocks,
         }
+
+
+def _let_go(journal: Journal | None, meta: Meta | None, lock: Lock) -> None:
+    """Nothing of this store is at the files any more: another one may have them."""
+    if journal is not None:
+        journal.abandon()
+    if meta is not None:
+        meta.close()
+    lock.release()
 
 
 def _holds_records(window: cold.Found, end_index: int) -> bool:

@@ -1,0 +1,92 @@
+"""The blocking work of one store: what is under way, so that a directory is let go only after it.
+
+A job that writes when another process has the directory would write over what that one does. So a
+store hands all its work over by `Jobs`, which knows what has not come back. After `over` no job
+begins any more, as in a killed process, and nobody is told of one that has; `then` follows when the
+last of those ended.
+
+Threads take no locks: a job says that it begins before it looks whether it may, and `over` says
+that none may before it looks which have begun.
+
+Must not know: what the jobs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from segments.api import Timer, Workers
+
+T = TypeVar("T")
+
+
+class _Job:
+    """One job: `run` is for the thread, everything else for the loop."""
+
+    __slots__ = ("done", "has_begun", "jobs", "work")
+
+    def __init__(self, jobs: Jobs, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.jobs = jobs
+        self.work = work
+        self.done = done
+        self.has_begun = False
+
+    def run(self) -> Any:
+        self.has_begun = True
+        return None if self.jobs.is_over else self.work()
+
+
+class Jobs:
+    """`segments.api.Workers` for one store. `on_rest` is called on the loop when all that was
+    handed over has come back."""
+
+    __slots__ = ("_handed", "_then", "_workers", "is_over", "on_rest")
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._handed: set[_Job] = set()
+        self._then: Callable[[], None] | None = None
+        self.is_over = False
+        self.on_rest: Callable[[], None] = _nothing
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._handed
+
+    def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        handed = _Job(self, job, done)
+        self._handed.add(handed)
+        self._workers.journal(handed.run, partial(self._ended, handed))
+
+    def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        handed = _Job(self, job, done)
+        self._handed.add(handed)
+        self._workers.pool(handed.run, partial(self._ended, handed))
+
+    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
+        return self._workers.call_later(delay_ms, fn)
+
+    def over(self, then: Callable[[], None]) -> None:
+        """No job begins any more, and no `done` is called; `then` when none runs."""
+        self.is_over = True
+        self._then = then
+        self._look()
+
+    def _ended(self, handed: _Job, result: object) -> None:
+        self._handed.discard(handed)
+        if not self.is_over:
+            handed.done(result)
+            if not self._handed:
+                self.on_rest()
+        self._look()
+
+    def _look(self) -> None:
+        if self._then is not None and not any(job.has_begun for job in self._handed):
+            then, self._then = self._then, None
+            then()
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
