@@ -74,6 +74,24 @@ class EntriesDamaged(CorruptRecord):
         self.end = end
 
 
+class ReadRefused(StorageError):
+    """There was no descriptor or no memory for a read: nothing is wrong with what was to be read,
+    and who asks again may have it."""
+
+
+class DataMissing(StorageError):
+    """Something that was in the data directory is not there. Nothing was changed."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"{path} is missing: {why}. Nothing was changed. Is a disk not mounted, was something "
+            "moved? Put it back and start again. If it is gone for good, empty the whole data "
+            "directory: a server of a replica set is then replaced from the others"
+        )
+        self.path = path
+        self.why = why
+
+
 class DirectoryInUse(StorageError):
     """Another process holds the data directory."""
 
@@ -190,6 +208,8 @@ class StoreOptions:
     meta_map_bytes: int = 1 << 30
     scrub_bytes_per_second: int = 4 << 20
     """How fast segments are read through, again and again; 0: never."""
+    accept_empty: bool = True
+    """An empty directory is a new one; False: it is refused, for it may be a mount point."""
 
 
 class Timer(Protocol):

@@ -3,9 +3,11 @@
 A journal file is a header, padded to 4 KiB, and blocks, each at a 4 KiB boundary. The LSN of a byte
 is the header's start LSN plus its position in the file; all integers are little-endian.
 
-File header (64 bytes, then one mark of 88 bytes for every log of the directory):
+File header (64 bytes, then one mark of 88 bytes for every log of the directory), padded to whole
+pages, and behind it one page of parity: the exclusive or of all of these. From it any one of them
+follows; where there is only one, it is a second copy. The old form, "VDLJRNL1", has no parity.
 
-    0  magic        8  "VDLJRNL1"
+    0  magic        8  "VDLJRNL2"
     8  crc          4  CRC32C over bytes [12, length)
     12 length       4  of header and marks
     16 sequence     8  also the file's name: a header that disagrees is left from an earlier use
@@ -62,7 +64,8 @@ from dataclasses import dataclass, field
 from crc32c import crc32c
 
 PAGE_BYTES = 4096
-FILE_MAGIC = b"VDLJRNL1"
+FILE_MAGIC = b"VDLJRNL2"
+OLD_FILE_MAGIC = b"VDLJRNL1"
 BLOCK_MAGIC = b"VDLB"
 
 FILE_HEADER = struct.Struct("<8sIIQQQQIIQ")
@@ -162,8 +165,13 @@ def padded(length: int) -> int:
     return -(-length // PAGE_BYTES) * PAGE_BYTES
 
 
+def file_header_bytes(marks: int) -> int:
+    """What a header with so many marks takes in a file, parity and all."""
+    return padded(FILE_HEADER_BYTES + MARK.size * marks) + PAGE_BYTES
+
+
 def encode_file_header(header: FileHeader) -> bytes:
-    """The header with its marks, padded to whole pages."""
+    """The header with its marks, padded to whole pages, and its parity."""
     length = FILE_HEADER_BYTES + MARK.size * len(header.marks)
     out = bytearray(padded(length))
     FILE_HEADER.pack_into(
@@ -178,15 +186,28 @@ def encode_file_header(header: FileHeader) -> bytes:
             mark.start_offset,
         )  # fmt: skip
     _CRC.pack_into(out, 8, crc32c(memoryview(out)[12:length]))
-    return bytes(out)
+    return bytes(out) + _exclusive_or(memoryview(out))
+
+
+def _exclusive_or(pages: memoryview) -> bytes:
+    """Of all these pages."""
+    parity = 0
+    for at in range(0, len(pages), PAGE_BYTES):
+        parity ^= int.from_bytes(pages[at : at + PAGE_BYTES], "little")
+    return parity.to_bytes(PAGE_BYTES, "little")
 
 
 def header_length(data: bytes) -> int:
     """Length of the file header by its own word, unchecked; 0 when these bytes are none."""
-    if len(data) < FILE_HEADER_BYTES or data[:8] != FILE_MAGIC:
+    if len(data) < FILE_HEADER_BYTES or data[:8] not in (FILE_MAGIC, OLD_FILE_MAGIC):
         return 0
     length: int = _CRC.unpack_from(data, 12)[0]
     return length
+
+
+def first_block_at(data: bytes) -> int:
+    """Where a file's first block lies by the word of its header, unchecked."""
+    return padded(header_length(data)) + (PAGE_BYTES if data[:8] == FILE_MAGIC else 0)
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:
@@ -202,12 +223,49 @@ def decode_file_header(data: bytes) -> FileHeader | None:
     if FILE_HEADER_BYTES + count * MARK.size != length:
         return None
     header = FileHeader(
-        sequence, salt, start_lsn, previous, chain, bytes=padded(length), replaced=replaced
+        sequence, salt, start_lsn, previous, chain, bytes=first_block_at(data), replaced=replaced
     )
     for n in range(count):
         values = MARK.unpack_from(data, FILE_HEADER_BYTES + n * MARK.size)
         header.marks.append(Mark(*values[:5], *values[6:]))
     return header
+
+
+def mend_file_header(data: bytes, sequence: int) -> FileHeader | None:
+    """The header of file `sequence` at the start of `data`, of whose pages one is not what was
+    written; None when more than one is not, or there was none. `data` reaches behind the parity."""
+    view = memoryview(data)
+    header = _mend_first_page(view, sequence)
+    length = header_length(data)
+    end = padded(length)
+    if header is not None or length < FILE_HEADER_BYTES or end + PAGE_BYTES > len(data):
+        return header
+    pages = bytearray(view[:end])
+    differs = int.from_bytes(_exclusive_or(view[: end + PAGE_BYTES]), "little")
+    for at in range(PAGE_BYTES, end, PAGE_BYTES):
+        page = view[at : at + PAGE_BYTES]
+        whole = int.from_bytes(page, "little") ^ differs
+        pages[at : at + PAGE_BYTES] = whole.to_bytes(PAGE_BYTES, "little")
+        header = decode_file_header(bytes(pages))
+        if header is not None:
+            return header if header.sequence == sequence else None
+        pages[at : at + PAGE_BYTES] = page
+    return None
+
+
+def _mend_first_page(view: memoryview, sequence: int) -> FileHeader | None:
+    """The first page from all the others. It says how many these are: each number is tried."""
+    head = 0
+    for at in range(PAGE_BYTES, len(view) - PAGE_BYTES + 1, PAGE_BYTES):
+        head ^= int.from_bytes(view[at : at + FILE_HEADER_BYTES], "little")
+        told = head.to_bytes(FILE_HEADER_BYTES, "little")
+        if told[:8] != FILE_MAGIC or padded(header_length(told)) != at:
+            continue
+        first = _exclusive_or(view[PAGE_BYTES : at + PAGE_BYTES])
+        header = decode_file_header(first + bytes(view[PAGE_BYTES:at]))
+        if header is not None and header.sequence == sequence:
+            return header
+    return None
 
 
 def encode_block(

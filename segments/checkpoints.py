@@ -21,7 +21,7 @@ from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.block import FLUSHED
 from segments.cache import Cache
 from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
-from segments.fs import DISK_FULL_RETRY_MS, is_disk_full
+from segments.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.journal import Journal
 from segments.log import DiskLog
 from segments.meta import Meta
@@ -379,7 +379,7 @@ class Checkpoints:
             self._ended()
             return
         if isinstance(result, BaseException):
-            if not is_disk_full(result):
+            if not is_refused(result):
                 self._fail(result)
                 return
             result = Outcome(is_full=True)
@@ -516,7 +516,7 @@ def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
         try:
             outcome.flushed.append(run_flush(plan))
         except OSError as error:
-            if not is_disk_full(error):
+            if not is_refused(error):
                 raise
             outcome.is_full = True
     failpoint.hit("checkpoint.flushed")
@@ -524,7 +524,7 @@ def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
         meta.commit(commit.batches, commit.covered)
         outcome.is_meta_saved = True
     except OSError as error:
-        if not is_disk_full(error):
+        if not is_refused(error):
             raise
         outcome.is_full = True
     outcome.meta_lost = meta.outdated

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from segments.api import Workers
-from segments.fs import DISK_FULL_RETRY_MS, is_disk_full
+from segments.fs import DISK_FULL_RETRY_MS, is_refused
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Chores:
 
         def done(result: BaseException | None) -> None:
             self.is_running = False
-            if isinstance(result, BaseException) and is_disk_full(result):
+            if isinstance(result, BaseException) and is_refused(result):
                 self.is_full = True
                 self._queue.appendleft(Chore(chore.token, lambda: job, chore.after))
                 self._workers.call_later(DISK_FULL_RETRY_MS, self._again)

@@ -50,6 +50,26 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
+_PASSING = frozenset(
+    (
+        errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN,
+    )
+)  # fmt: skip
+
+
+def is_passing(error: BaseException) -> bool:
+    """The system had no descriptor or no memory to spare: nothing is wrong with the disk, and a
+    while later there may be some. A failed sync is not that, whatever for."""
+    is_failed_sync = isinstance(error, SyncFailed)
+    return isinstance(error, OSError) and error.errno in _PASSING and not is_failed_sync
+
+
+def is_refused(error: BaseException) -> bool:
+    """What was to be done in the background can be tried again as a whole. Until then the disk
+    counts as full."""
+    return is_disk_full(error) or is_passing(error)
+
+
 def is_unreadable(error: BaseException) -> bool:
     """The medium cannot give these bytes: damage, like a bad CRC. A failed sync is not."""
     is_failed_sync = isinstance(error, SyncFailed)
@@ -115,6 +135,7 @@ class FileSystem(Protocol):
         """`create=True`: the file must not exist; otherwise it must."""
 
     def exists(self, path: str) -> bool: ...
+    def is_directory(self, path: str) -> bool: ...
     def list(self, path: str) -> list[str]:
         """Names in the directory, sorted."""
 
@@ -127,6 +148,9 @@ class FileSystem(Protocol):
     def sync_directory(self, path: str) -> None: ...
     def lock(self, path: str) -> Lock:
         """Exclusive use of `path`. Raises DirectoryInUse."""
+
+    def has_meta(self, path: str) -> bool:
+        """Whether `open_meta` would find one that is there already."""
 
     def open_meta(self, path: str, map_bytes: int) -> MetaFile:
         """Raises CorruptRecord when it cannot be used at all."""
@@ -528,6 +552,9 @@ class RealFileSystem:
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
 
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
     def list(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 
@@ -554,6 +581,9 @@ class RealFileSystem:
             os.close(fd)
             raise DirectoryInUse(path) from None
         return RealLock(fd)
+
+    def has_meta(self, path: str) -> bool:
+        return os.path.exists(f"{path}/data.mdb")
 
     def open_meta(self, path: str, map_bytes: int) -> LmdbFile:
         return LmdbFile(path, map_bytes)

@@ -1,15 +1,17 @@
 """The identity file: who this directory is, which cluster it belongs to, which logs it holds.
 
-Small, rewritten whole: write, sync, rename, sync the directory. Layout, little-endian:
+Small, rewritten whole: write, sync, rename, sync the directory. The file is two equal halves, each
+padded to whole pages, so that no flipped bit and no unreadable page takes both; one half alone,
+without padding, is the old form. Layout of a half, little-endian:
 
     0  magic        8  "VDLIDNT1"
     8  crc          4  CRC32C over bytes [12, length)
-    12 length       4  of everything
+    12 length       4  of the half without padding
     16 directory   16  random
     32 next log id  4
     36 logs         4
     40 record       4  length of the cluster record
-    44 zero         4
+    44 flags        4  bit 0: begun: the first start has not made the rest of the directory yet
     48 cluster record, then 40 bytes a log: log id 4, group 4, replica number 4, flags 4 (bit 0:
        lost), first index 8, next offset 8, term before the first index 4, zero 4
 
@@ -27,12 +29,14 @@ from crc32c import crc32c
 
 from segments import failpoint
 from segments.api import CorruptRecord
-from segments.fs import FileSystem
+from segments.fs import FileSystem, read_around
 
 MAGIC = b"VDLIDNT1"
 HEADER = struct.Struct("<8sII16sIIII")
 LOG = struct.Struct("<IIIIQQII")
 _LOST = 1
+_BEGUN = 1
+_PAGE_BYTES = 4096
 _CRC = struct.Struct("<I")
 
 
@@ -57,6 +61,10 @@ class Identity:
     cluster_record: bytes = b""
     next_log_id: int = 1
     logs: dict[int, LogIdentity] = field(default_factory=dict)
+    is_whole: bool = True
+    """Everything else that belongs into the directory was made: what is missing was there."""
+    is_half_damaged: bool = False
+    """As it was read: only one half of the file was good."""
 
 
 def encode(identity: Identity) -> bytes:
@@ -73,25 +81,45 @@ def encode(identity: Identity) -> bytes:
     length = HEADER.size + sum(map(len, body))
     head = HEADER.pack(
         MAGIC, 0, length, identity.directory_id, identity.next_log_id, len(logs),
-        len(identity.cluster_record), 0,
+        len(identity.cluster_record), 0 if identity.is_whole else _BEGUN,
     )  # fmt: skip
     data = bytearray(b"".join([head, *body]))
     _CRC.pack_into(data, 8, crc32c(memoryview(data)[12:]))
-    return bytes(data)
+    half = bytes(data) + bytes(-length % _PAGE_BYTES)
+    return half + half
 
 
 def decode(data: bytes) -> Identity:
+    """From either half. Raises CorruptRecord when none is good."""
+    middle = len(data) // 2
+    if len(data) % (2 * _PAGE_BYTES) or not data:
+        return _decode_half(data)
+    first, second = data[:middle], data[middle:]
+    try:
+        identity = _decode_half(first)
+    except CorruptRecord:
+        try:
+            identity = _decode_half(second)
+        except CorruptRecord:
+            return _decode_half(data)
+    identity.is_half_damaged = first != second
+    return identity
+
+
+def _decode_half(data: bytes) -> Identity:
     """Raises CorruptRecord."""
     if len(data) < HEADER.size or data[:8] != MAGIC:
         raise CorruptRecord("identity", 0, expected=HEADER.size, actual=len(data))
-    _, crc, length, directory_id, next_log_id, count, record_bytes, _ = HEADER.unpack_from(data)
-    if length != len(data) or length != HEADER.size + record_bytes + count * LOG.size:
+    _, crc, length, directory_id, next_log_id, count, record_bytes, flags = HEADER.unpack_from(data)
+    if length > len(data) or length != HEADER.size + record_bytes + count * LOG.size:
         raise CorruptRecord("identity length", 0, expected=length, actual=len(data))
-    actual = crc32c(memoryview(data)[12:])
+    actual = crc32c(memoryview(data)[12:length])
     if actual != crc:
         raise CorruptRecord("identity checksum", 0, expected=crc, actual=actual)
     at = HEADER.size + record_bytes
-    identity = Identity(directory_id, data[HEADER.size : at], next_log_id)
+    identity = Identity(
+        directory_id, data[HEADER.size : at], next_log_id, is_whole=not flags & _BEGUN
+    )
     for n in range(count):
         log_id, group, number, flags, first_index, next_offset, prev_term, _ = LOG.unpack_from(
             data, at + n * LOG.size
@@ -109,7 +137,7 @@ def read_identity(fs: FileSystem, directory: str) -> Identity | None:
         return None
     file = fs.open(path)
     try:
-        return decode(file.pread(file.size(), 0))
+        return decode(read_around(file, file.size(), 0)[0])
     finally:
         file.close()
 

@@ -25,17 +25,21 @@ T = TypeVar("T")
 class _Job:
     """One job: `run` is for the thread, everything else for the loop."""
 
-    __slots__ = ("done", "has_begun", "jobs", "work")
+    __slots__ = ("done", "has_begun", "has_ended", "jobs", "work")
 
     def __init__(self, jobs: Jobs, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.jobs = jobs
         self.work = work
         self.done = done
         self.has_begun = False
+        self.has_ended = False
 
     def run(self) -> Any:
         self.has_begun = True
-        return None if self.jobs.is_over else self.work()
+        try:
+            return None if self.jobs.is_over else self.work()
+        finally:
+            self.has_ended = True
 
 
 class Jobs:
@@ -83,7 +87,9 @@ class Jobs:
         self._look()
 
     def _look(self) -> None:
-        if self._then is not None and not any(job.has_begun for job in self._handed):
+        if self._then is not None and not any(
+            job.has_begun and not job.has_ended for job in self._handed
+        ):
             then, self._then = self._then, None
             then()
 

@@ -37,9 +37,10 @@ from segments.block import (
     Mark,
     encode_block,
     encode_file_header,
+    file_header_bytes,
     padded,
 )
-from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full
+from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
 from segments.journal_files import JournalFile, JournalFiles, Prepared
 from segments.log import Batch
 from segments.split import block_bytes, split
@@ -381,6 +382,10 @@ class Journal:
             # An empty block that says nothing: not worth waiting for, least of all with votes.
             self._chain = write.chain_before
             self._writing = False
+            # But the block before is still proved by nothing.
+            self._unproved = True
+            if not self._idle_armed and not self._closing:
+                self._arm_idle()
             self._under_way_bytes = 0
             if self._rest is not None or self._wanted:
                 self._write()
@@ -458,7 +463,7 @@ class Journal:
         return bool(batch.records) and current.position + need > current.capacity
 
     def _header_bytes(self) -> int:
-        return len(encode_file_header(FileHeader(0, 0, 0, 0, 0, self._owner.journal_marks())))
+        return file_header_bytes(len(self._owner.journal_marks()))
 
     def _build(self, batch: Batch, flags: int) -> tuple[list[Buffer], JournalFile, int]:
         """(buffers, file, end position) of the block for `batch`, in a new file when it must be."""
@@ -556,7 +561,7 @@ class Journal:
             self._workers.pool(remove, partial(self._removed, paths))
 
     def _removed(self, paths: list[str], result: BaseException | None) -> None:
-        if isinstance(result, BaseException) and is_disk_full(result):
+        if isinstance(result, BaseException) and is_refused(result):
             self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._remove, paths))
         elif isinstance(result, BaseException):
             self._fail(result)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from segments import failpoint
 from segments.api import StoreOptions
 from segments.block import PAGE_BYTES
-from segments.fs import File, FileSystem, is_disk_full
+from segments.fs import File, FileSystem, is_disk_full, is_passing, is_refused
 from segments.reserve import Reserve
 
 _ZEROS = bytes(1 << 20)
@@ -81,13 +81,17 @@ class JournalFiles:
                 made.file = self.make(sequence, reuse, self._options.journal_file_bytes)
             reserve.fill()
         except OSError as error:
-            if not is_disk_full(error):
+            if not is_refused(error):
                 raise
             made.is_full = True
             if reuse and made.file is None and self._fs.exists(reuse):
                 made.reuse = reuse
         if made.file is None and sequence and wanted:
-            made.file = self.make_from_reserve(sequence, wanted)
+            try:
+                made.file = self.make_from_reserve(sequence, wanted)
+            except OSError as error:
+                if not is_passing(error):
+                    raise
         made.pieces = reserve.pieces()
         return made
 
@@ -126,9 +130,7 @@ class JournalFiles:
         if reuse:
             file = fs.open(reuse)
             if file.size() == size:
-                fs.rename(reuse, path)
-                failpoint.hit("journal.recycled")
-                fs.sync_directory(self._directory)
+                self._rename(reuse, path, "journal.recycled")
                 return JournalFile(sequence, path, file, size)
             file.close()
             fs.unlink(reuse)
@@ -150,10 +152,19 @@ class JournalFiles:
             file.close()
             fs.unlink(fresh)  # a full disk must not keep half a file
             raise
-        fs.rename(fresh, path)
-        failpoint.hit("journal.file_named")
-        fs.sync_directory(self._directory)
+        self._rename(fresh, path, "journal.file_named")
         return JournalFile(sequence, path, file, size)
+
+    def _rename(self, old: str, new: str, place: str) -> None:
+        """Give a file its name, durably. Where that is refused, the next one gets it."""
+        fs = self._fs
+        fs.rename(old, new)
+        try:
+            failpoint.hit(place)
+            fs.sync_directory(self._directory)
+        except OSError:
+            fs.rename(new, old)
+            raise
 
     def _new_path(self, sequence: int) -> str:
         """Where the next file goes. Nothing can be there: a rename would put it out of the way

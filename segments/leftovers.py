@@ -6,6 +6,7 @@ died between the two, is found at the next start. Must not know: what the files 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from segments import failpoint
@@ -14,7 +15,9 @@ from segments.chores import Chore
 from segments.fs import FileSystem, is_disk_full
 from segments.identity import Identity
 from segments.meta import Meta
+from segments.names import log_id_of, says_nothing
 from segments.recovery import log_directory
+from segments.replay import Replay
 
 REMOVED_LOGS = 128
 """At once: others wait for it."""
@@ -100,14 +103,30 @@ def _remove_moved(fs: FileSystem, directory: str, graves: Sequence[str]) -> None
         failpoint.hit("remove.removed")
 
 
-def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> None:
-    """Finish deletions that a crash cut short, those first that have begun."""
-    deleted = f"{directory}/deleted"
-    _remove_moved(fs, directory, [f"{deleted}/{name}" for name in fs.list(deleted)])
-    known = {f"{log_id:08x}" for log_id in identity.logs}
-    strangers = [int(name, 16) for name in fs.list(f"{directory}/logs") if name not in known]
+def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> list[str]:
+    """Finish deletions that a crash cut short, those first that have begun. Paths of what is not
+    ours: it is let be. A log of ours had an id that was given out."""
+    deleted, logs = f"{directory}/deleted", f"{directory}/logs"
+    graves, others = _logs_in(fs, deleted, identity)
+    _remove_moved(fs, directory, [f"{deleted}/{log_id:08x}" for log_id in graves])
+    found, strays = _logs_in(fs, logs, identity)
+    strangers = [log_id for log_id in found if log_id not in identity.logs]
     for n in range(0, len(strangers), REMOVED_LOGS):
         remove_logs(fs, directory, strangers[n : n + REMOVED_LOGS])
+    return others + strays
+
+
+def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[int], list[str]]:
+    """(ids of logs that have a directory there, paths of everything else)."""
+    log_ids: list[int] = []
+    strays: list[str] = []
+    for name in fs.list(folder):
+        log_id, path = log_id_of(name), f"{folder}/{name}"
+        if log_id is not None and 0 < log_id < identity.next_log_id and fs.is_directory(path):
+            log_ids.append(log_id)
+        elif not says_nothing(name):
+            strays.append(path)
+    return log_ids, strays
 
 
 def forget_strangers(meta: Meta, identity: Identity) -> None:
@@ -133,3 +152,16 @@ def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str
         fs.sync_directory(parent)
     for path in directories:
         fs.remove_tree(path)
+
+
+def mend_headers(fs: FileSystem, replay: Replay) -> None:
+    """Write the headers anew of which a page is damaged, those of the files that count: the next
+    damage would be one too many. Where that cannot be done, they stay as they are."""
+    live = {path for _, path in replay.live}
+    for path in sorted(replay.headers.keys() & live):
+        with contextlib.suppress(OSError):
+            file = fs.open(path)
+            try:
+                file.pwrite([replay.headers[path]], 0, durable=True)
+            finally:
+                file.close()

@@ -75,7 +75,13 @@ class Meta:
         try:
             self._file = fs.open_meta(path, map_bytes)
         except CorruptRecord:
+            # There is one under either name at any time: a start that finds none is not to go on.
+            made = fs.open_meta(fresh, map_bytes)
+            made.sync()
+            made.close()
             self._put_aside()
+            fs.rename(fresh, path)
+            fs.sync_directory(path.rpartition("/")[0])
             self._file = fs.open_meta(path, map_bytes)
         # What is read may be in the page cache only: the process before died while it wrote it.
         # The journal is told of it as of something that is durable.

@@ -20,6 +20,9 @@ the mark is left out of the chain altogether; so is one whose first block never 
 to carry is still in the file before. But its header proves what lies before it, as a durable mark
 does: it was written when that was on disk.
 
+A header of which one page is damaged, or cannot be read, follows from its parity (`block`); it
+counts as if it were whole. One that never arrived does so too when all of it but a page did.
+
 A newer file without a header of its own was never used, or its first write was cut, or the header
 is damaged. All that was ever written to the directory had its durable mark on disk before: only in
 the last case is there a block whose mark lies behind the end of the chain. Then every log is
@@ -35,6 +38,7 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
+from segments.api import DataMissing
 from segments.block import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
@@ -61,16 +65,21 @@ from segments.block import (
     block_bytes,
     decode_block,
     decode_file_header,
+    encode_file_header,
+    file_header_bytes,
     header_length,
+    mend_file_header,
 )
 from segments.frame import base_offset_of
 from segments.fs import File, FileSystem, read_around, read_whole
-from segments.identity import LogIdentity
+from segments.identity import Identity
 from segments.journal import Position
+from segments.journal_files import file_path
+from segments.names import is_journal_begun, journal_sequence, says_nothing
 
 _SCAN_BYTES = 1 << 20
-_FILE_BYTES_MIN = 2 * PAGE_BYTES
-"""A header and a block: no file is made shorter."""
+_FILE_BYTES_MIN = 3 * PAGE_BYTES
+"""A header, its parity and a block: no file is made shorter."""
 _HEADER_BYTES_MAX = 256 << 20
 
 
@@ -165,6 +174,8 @@ class _FoundFile:
     """Its header is that of an earlier use, or zeros."""
     proves: int = 0
     """LSN up to which the journal was durable when its header was written."""
+    is_recycled: bool = False
+    """Its header is that of an earlier use."""
 
 
 @dataclass(slots=True)
@@ -187,6 +198,10 @@ class Replay:
     live: list[tuple[int, str]] = field(default_factory=list)
     spare: list[tuple[int, str]] = field(default_factory=list)
     scrap: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    """What lies among the files and is not ours."""
+    headers: dict[str, bytes] = field(default_factory=dict)
+    """What the header of a file should be that is not on disk as it was written, by path."""
     begins: dict[int, int] = field(default_factory=dict)
     """LSN up to which the file before counts, by the sequence of each in `live`."""
     carried_from: tuple[int, int] = (0, 0)
@@ -209,11 +224,12 @@ def no_progress(what: str, done: int, total: int) -> None:
 def replay_journal(
     fs: FileSystem,
     directory: str,
-    identities: dict[int, LogIdentity],
+    identity: Identity,
     progress: Progress = no_progress,
 ) -> Replay:
-    """Read the whole journal of `directory`. Blocks; changes nothing on disk."""
-    return _Replayer(fs, directory, identities, progress).run()
+    """Read the whole journal of `directory`. Blocks; changes nothing on disk. Raises DataMissing
+    when files are not there that have been."""
+    return _Replayer(fs, directory, identity, progress).run()
 
 
 class _Replayer:
@@ -221,7 +237,7 @@ class _Replayer:
         self,
         fs: FileSystem,
         directory: str,
-        identities: dict[int, LogIdentity],
+        identity: Identity,
         progress: Progress,
     ) -> None:
         self._progress = progress
@@ -229,8 +245,10 @@ class _Replayer:
         self._directory = directory
         self.result = Replay()
         self._logs = self.result.logs
-        for log_id in sorted(identities):
-            known = identities[log_id]
+        self._header_bytes_max = file_header_bytes(identity.next_log_id)
+        self._newest = 0
+        for log_id in sorted(identity.logs):
+            known = identity.logs[log_id]
             last = known.first_index - 1
             self._logs[log_id] = ReplayedLog(
                 log_id, known.first_index, known.prev_term, known.next_offset, last, last,
@@ -241,8 +259,12 @@ class _Replayer:
         found = self._find_files()
         chain = self._chain(found)
         result = self.result
-        newest = max((file.sequence for file in found), default=0)
+        newest = self._newest
         if not chain:
+            if self._logs and not any(self._was_written(file) for file in found):
+                raise DataMissing(
+                    f"{self._directory}/*.journal", "no journal file that was written to is there"
+                )
             self._sort(found, chain)
             for log in self._logs.values():
                 log.lost = True  # logs exist, so a journal did
@@ -271,11 +293,38 @@ class _Replayer:
             end_lsn = self._replay_file(current, stop)
         self._judge_left_out(found, chain[-1].sequence, end_lsn)
         self._sort(found, chain)
+        self._check_oldest(found, chain[0])
         for log in self._logs.values():
             if log.suspect or not log.is_whole:
                 log.lost = True
         self._go_on_at_mark(chain[-1], end_lsn, newest + 1)
         return result
+
+    def _check_oldest(self, found: list[_FoundFile], oldest: _FoundFile) -> None:
+        """A file before the oldest is let go when no log needs it. Raises DataMissing when one
+        does, and no damage says why the file is not there."""
+        assert oldest.header is not None, oldest.path
+        previous = oldest.header.previous
+        if not previous or self.result.damaged_blocks or previous in {f.sequence for f in found}:
+            return
+        file = self._fs.open(oldest.path)
+        try:
+            if not _has_first_block(file, oldest.header):
+                return  # its marks speak of what that held
+        finally:
+            file.close()
+        for log in self._logs.values():
+            if not (log.lost or log.suspect or log.is_whole):
+                raise DataMissing(
+                    file_path(self._directory, previous),
+                    f"entries of log {log.log_id:08x} lie there, or in one before it",
+                )
+
+    def _was_written(self, file: _FoundFile) -> bool:
+        """Whether it was more than prepared."""
+        if not file.is_blank:
+            return True
+        return not file.is_recycled and self._durable_mark(file.path, -1) >= 0
 
     def _sort(self, found: list[_FoundFile], chain: list[_FoundFile]) -> None:
         """Which files count, which were prepared and never used, and which can go."""
@@ -313,10 +362,15 @@ class _Replayer:
         found: list[_FoundFile] = []
         for name in self._fs.list(self._directory):
             path = f"{self._directory}/{name}"
-            if not name.endswith(".journal"):
-                self.result.scrap.append(path)
+            sequence = journal_sequence(name)
+            if sequence is None or self._fs.is_directory(path):
+                if is_journal_begun(name) and not self._fs.is_directory(path):
+                    self.result.scrap.append(path)
+                elif not says_nothing(name):
+                    self.result.strays.append(path)
+                self._newest = max(self._newest, sequence or 0)
                 continue
-            sequence = int(name.partition(".")[0], 16)
+            self._newest = max(self._newest, sequence)
             file = self._fs.open(path)
             try:
                 found.append(self._look(file, sequence, path))
@@ -326,18 +380,32 @@ class _Replayer:
         return found
 
     def _look(self, file: File, sequence: int, path: str) -> _FoundFile:
-        data = file.pread(PAGE_BYTES, 0)
-        length, size = header_length(data), file.size()
+        size = file.size()
+        data, _ = read_around(file, PAGE_BYTES, 0)
+        length = header_length(data)
         if PAGE_BYTES < length <= min(size, _HEADER_BYTES_MAX):
-            data = file.pread(length, 0)
+            data, _ = read_around(file, length, 0)
         header = decode_file_header(data)
+        if header is None or header.sequence != sequence:
+            reach, _ = read_around(file, min(size, self._header_bytes_max), 0)
+            header = mend_file_header(reach, sequence) or header
         if header is not None and header.sequence != sequence:
-            return _FoundFile(sequence, path, None, size, is_blank=True)
+            return _FoundFile(sequence, path, None, size, is_blank=True, is_recycled=True)
+        if header is not None:
+            self._check_header(file, path, header)
         is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
         proves = header.start_lsn if header is not None else 0
         if header is not None and header.replaced and not _has_first_block(file, header):
             header = None
         return _FoundFile(sequence, path, header, size, is_blank, proves)
+
+    def _check_header(self, file: File, path: str, header: FileHeader) -> None:
+        """Note what a header should be of which one page is not what was written, be it that of
+        the parity: a second one would be one too many."""
+        if header.bytes == file_header_bytes(len(header.marks)):
+            written = encode_file_header(header)
+            if read_whole(file, len(written), 0) != written:
+                self.result.headers[path] = written
 
     def _chain(self, found: list[_FoundFile]) -> list[_FoundFile]:
         """The newest file and those before it, as far as each names one that is there."""
@@ -543,12 +611,13 @@ def _read_block(
     file: File, header: FileHeader, position: int, size: int
 ) -> tuple[Block | None, memoryview]:
     """(block with a good table, all its bytes) at `position`, or (None, nothing)."""
-    head = file.pread(BLOCK_HEADER_BYTES, position)
+    head, _ = read_around(file, BLOCK_HEADER_BYTES, position)
     table_end = block_bytes(head, salt=header.salt, lsn=header.start_lsn + position)
     if not table_end or table_end > size - position:
         return None, memoryview(b"")
     length = int.from_bytes(head[32:36], "little")
-    data = file.pread(min(length, size - position), position)
+    # What cannot be read fails its check like what is damaged.
+    data, _ = read_around(file, min(length, size - position), position)
     block = decode_block(data, position)
     return block, memoryview(data)
 
@@ -576,7 +645,7 @@ def _next_block(file: File, header: FileHeader, start: int, stop: int, size: int
     """Position of the first block with a good table in [start, stop), found by the file's salt."""
     salt = header.salt.to_bytes(8, "little")
     for window in range(start, stop, _SCAN_BYTES):
-        data = file.pread(min(_SCAN_BYTES, stop - window), window)
+        data, _ = read_around(file, min(_SCAN_BYTES, stop - window), window)
         at = data.find(salt)
         while at >= 0:
             position = window + at - 8

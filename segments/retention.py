@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from segments import failpoint
+from segments.names import segment_number
 from segments.segment import LogFiles, SegmentInfo
 
 
@@ -28,6 +29,8 @@ def remove_below(files: LogFiles, segments: Sequence[SegmentInfo], first_index: 
     if segments:
         below = segments[-1].number, first_index // files.index_entries
         for name in files.fs.list(files.directory):
-            if name.endswith(".index") and int(name.partition(".")[0]) < below[1]:
-                files.fs.unlink(f"{files.directory}/{name}")
+            kind, number = segment_number(name) or ("", 0)
+            path = f"{files.directory}/{name}"
+            if kind == "index" and number < below[1] and not files.fs.is_directory(path):
+                files.fs.unlink(path)
         files.fs.sync_directory(files.directory)

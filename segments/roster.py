@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from segments.api import Log, Workers
-from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full
+from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
 from segments.identity import Identity, LogIdentity, encode, fresh_path, write_identity
 from segments.log import DiskLog
 from segments.reserve import Reserve
@@ -140,7 +140,7 @@ class Roster:
             self.is_writing = False
             if self.is_closed:
                 return
-            self.is_full = isinstance(result, BaseException) and is_disk_full(result)
+            self.is_full = isinstance(result, BaseException) and is_refused(result)
             if self.is_full:
                 self._newborn = newborn + self._newborn
                 self._is_dirty = True

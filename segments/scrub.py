@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 from segments.api import EntriesDamaged, StorageError, Workers
-from segments.fs import is_disk_full
+from segments.fs import is_refused
 from segments.log import DiskLog
 
 STEP_BYTES = 1 << 20
@@ -82,8 +82,8 @@ class Scrubber:
             if is_gone and isinstance(result, FileNotFoundError | StorageError):
                 self._index = end
                 self._wait(0)
-            elif isinstance(result, OSError) and is_disk_full(result):
-                self._wait(PAUSE_MS)  # no room to rebuild an index
+            elif isinstance(result, OSError) and is_refused(result):
+                self._wait(PAUSE_MS)  # no room to rebuild an index, or no descriptor to read
             elif isinstance(result, BaseException):
                 self._fail(result)
             else:

@@ -37,6 +37,7 @@ from segments.index import (
     place,
     read_idx,
 )
+from segments.names import says_nothing, segment_number
 
 T = TypeVar("T")
 SEGMENT_HEADER_BYTES = 64
@@ -121,7 +122,8 @@ class LogFiles:
         last = {"log": segment, "index": index_number}
         scrap = [
             name for name in fs.list(self.directory)
-            if int(name.partition(".")[0]) > last[name.rpartition(".")[2]]
+            if (found := segment_number(name)) is not None and found[1] > last[found[0]]
+            and not fs.is_directory(f"{self.directory}/{name}")
         ]  # fmt: skip
         for name in reversed(scrap):  # newest first: a crash leaves no gap before what is left
             fs.unlink(f"{self.directory}/{name}")
@@ -315,20 +317,32 @@ class LogFiles:
         return first + stop, length, bad
 
     # --- rebuilding ------------------------------------------------------------------------------
-    def segments(self, flushed_index: int) -> tuple[list[SegmentInfo], list[str]]:
+    def segments(
+        self, flushed_index: int, strays: list[str] | None = None
+    ) -> tuple[list[SegmentInfo], list[str]]:
         """(log segments by number, files whose header is not good: begun, and cut short by a
-        crash). A header that is damaged is told by the first frame, or by the index.
+        crash). A header that is damaged is told by the first frame, or by the index. What is not
+        ours is added to `strays`.
 
         Raises CorruptRecord when one that holds entries up to `flushed_index` is behind such a
         file."""
         found: list[SegmentInfo] = []
         begun: list[str] = []
         for name in self.fs.list(self.directory):
-            if not name.endswith(".log"):
-                continue
             path = f"{self.directory}/{name}"
-            number = int(name.partition(".")[0])
-            file = self.fs.open(path)
+            kind, number = segment_number(name) or ("", 0)
+            if not kind and strays is not None and not says_nothing(name):
+                strays.append(path)
+            if kind != "log":
+                if kind and strays is not None and self.fs.is_directory(path):
+                    strays.append(path)
+                continue
+            try:
+                file = self.fs.open(path)
+            except IsADirectoryError:
+                if strays is not None:
+                    strays.append(path)
+                continue
             info: SegmentInfo | None
             try:
                 info = self._look(file, number)

@@ -28,6 +28,7 @@ from segments.api import (
     Log,
     MetaBatch,
     OffsetOutOfRange,
+    ReadRefused,
     SegmentLimits,
     SegmentSpan,
     Slices,
@@ -41,10 +42,12 @@ from segments.cache import Cache
 from segments.carry import carry_over, needed_bytes
 from segments.checkpoints import Checkpoints
 from segments.chores import Chore, Chores
+from segments.directory import check_logs, find_identity, strays_of
 from segments.fs import (
     FileSystem,
     Lock,
     is_disk_full,
+    is_passing,
     make_durable_directory,
     sync_names_above,
 )
@@ -52,7 +55,6 @@ from segments.identity import (
     Identity,
     LogIdentity,
     encode,
-    read_identity,
     write_identity,
 )
 from segments.jobs import Jobs
@@ -60,6 +62,7 @@ from segments.journal import Journal
 from segments.leftovers import (
     Deletions,
     forget_strangers,
+    mend_headers,
     remove_logs,
     remove_stale,
     remove_strangers,
@@ -68,7 +71,7 @@ from segments.log import Batch, DiskLog
 from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
 from segments.repair import copy_of, repair
-from segments.replay import Progress, no_progress
+from segments.replay import Progress, no_progress, replay_journal
 from segments.retention import remove_below
 from segments.roster import Roster, identity_reserve, replace_identity
 from segments.scrub import Scrubber
@@ -97,10 +100,17 @@ class DiskStore:
     ) -> None:
         self.on_durable: Callable[[int], None] = _ignore
         self.on_fatal: Callable[[BaseException], None] = _ignore
+        self.on_read_refused: Callable[[OSError], None] = _ignore
+        """Told of each read that had to be given up for want of descriptors or memory."""
+        self._reads_refused = 0
         self.collect_meta: Callable[[Sequence[Log]], list[MetaBatch]] = lambda logs: []
+        self.strays: Sequence[str] = ()
+        """Paths that the start found in the directory and that are not the store's."""
         self._fs = fs
         self._directory = directory
-        self.workers = workers = jobs
+        workers: Workers = jobs
+        self.workers = workers
+        self._jobs = jobs
         jobs.on_rest = self._rested
         self._options = options
         self._lock = lock
@@ -151,27 +161,38 @@ class DiskStore:
         """Recover the directory, or make one; blocks. `now_ns` is only for sync latencies;
         `progress` is told how far recovery is.
 
-        Raises DirectoryInUse, CorruptRecord (identity), OSError.
+        Raises DirectoryInUse, CorruptRecord (identity), OSError, and DataMissing when something is
+        not there that has been: nothing on disk is changed then.
         """
-        for name in ("journal", "logs", "deleted"):
-            make_durable_directory(fs, f"{directory}/{name}")
+        may_be_new = options.accept_empty
+        if not fs.exists(f"{directory}/lock"):
+            find_identity(fs, directory, may_be_new=may_be_new)  # before even a lock is made
+        make_durable_directory(fs, directory)
         sync_names_above(fs, directory)
         lock = fs.lock(f"{directory}/lock")
         jobs = Jobs(workers)
         meta: Meta | None = None
         store: DiskStore | None = None
         try:
-            identity = read_identity(fs, directory)
+            identity = find_identity(fs, directory, may_be_new=may_be_new)
             if identity is None:
-                identity = Identity(rng.randbytes(16))
+                # Before anything else: what there is without an identity has lost it.
+                identity = Identity(rng.randbytes(16), is_whole=False)
                 write_identity(fs, directory, encode(identity))
-            remove_strangers(fs, directory, identity)
+            if not identity.is_whole:
+                for name in ("journal", "logs"):
+                    make_durable_directory(fs, f"{directory}/{name}")
+            replay = replay_journal(fs, f"{directory}/journal", identity, progress)
+            check_logs(fs, directory, replay)
+            make_durable_directory(fs, f"{directory}/deleted")
+            strays = remove_strangers(fs, directory, identity)
             meta = Meta(fs, f"{directory}/meta", options.meta_map_bytes)
             fs.sync_directory(directory)
             cache = Cache(options.cache_bytes_max)
             recovered = recover(
-                fs, directory, identity, cache, meta, options.index_segment_entries, progress
-            )
+                fs, directory, identity, replay, cache, meta, options.index_segment_entries,
+                progress,
+            )  # fmt: skip
             if recovered.newly_lost:
                 for log_id in recovered.newly_lost:
                     identity.logs[log_id].lost = True
@@ -185,7 +206,6 @@ class DiskStore:
                 ),
                 now_ns=now_ns,
             )  # fmt: skip
-            replay = recovered.replay
             failpoint.hit("open.recovered")
             store._journal.make_room(replay.unproved, replay.scrap)
             store._journal.open(
@@ -197,6 +217,11 @@ class DiskStore:
             store._journal.take_back(replay.scrap)
             remove_stale(fs, recovered.stale_files, recovered.stale_directories)
             forget_strangers(meta, identity)
+            if not identity.is_whole or identity.is_half_damaged:
+                identity.is_whole = True
+                replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
+            mend_headers(fs, replay)
+            store.strays = strays_of(fs, directory) + strays + replay.strays + recovered.strays
             failpoint.hit("open.done")
         except BaseException:
             # What was handed over before it failed may be at the files still.
@@ -556,6 +581,10 @@ class DiskStore:
             elif isinstance(result, OSError) and is_disk_full(result):
                 # Who asks again finds room, perhaps.
                 done(CorruptRecord("index, which there is no room to rebuild", 0))
+            elif isinstance(result, OSError) and is_passing(result):
+                self._reads_refused += 1
+                self.on_read_refused(result)
+                done(ReadRefused(str(result)))
             elif isinstance(result, OSError):
                 self._fail(result)
             elif isinstance(result, BaseException) and not isinstance(result, StorageError):
@@ -623,7 +652,7 @@ class DiskStore:
     def _try_close(self) -> None:
         if not self._journal.closed or self._checkpoints.is_running or self._chores.is_running:
             return
-        if self._roster.is_writing or self._closing is None or not self.workers.is_idle:
+        if self._roster.is_writing or self._closing is None or not self._jobs.is_idle:
             return
         done, self._closing = self._closing, None
         self.abandon()
@@ -638,7 +667,7 @@ class DiskStore:
         """Let go of the directory without writing: what a killed process leaves behind. No job
         goes on; one that runs is waited for."""
         self._stop()
-        self.workers.over(partial(_let_go, self._journal, self._meta, self._lock))
+        self._jobs.over(partial(_let_go, self._journal, self._meta, self._lock))
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
@@ -664,6 +693,7 @@ class DiskStore:
             "cache_bytes": cache.bytes,
             "cache_hits": cache.hits,
             "cache_misses": cache.misses,
+            "reads_refused": self._reads_refused,
             "read_ahead_bytes": self._ahead.bytes,
             "read_ahead_hits": self._ahead.hits,
             "cache_chunks_evicted": cache.evicted,
@@ -684,6 +714,8 @@ class DiskStore:
             "recovered_blocks": replay.blocks,
             "recovered_torn_bytes": replay.torn_bytes,
             "recovered_damaged_blocks": replay.damaged_blocks,
+            "recovered_damaged_headers": len(replay.headers),
+            "stray_names": len(self.strays),
         }
 
 

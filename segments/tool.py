@@ -94,7 +94,7 @@ class Directory:
             identity = read_identity(fs, path)
             assert identity is not None, path
             self.identity: Identity = identity
-            self.replay: Replay = replay_journal(fs, f"{path}/journal", identity.logs)
+            self.replay: Replay = replay_journal(fs, f"{path}/journal", identity)
         except BaseException:
             self._lock.release()
             raise

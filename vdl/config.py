@@ -259,6 +259,7 @@ KEYS: dict[str, Key] = {
     "storage.checkpoint_entries": Key("store.checkpoint_entries", integer(100, 10**8)),
     "storage.checkpoint_interval": Key("store.checkpoint_interval_ms", duration(100, DAY_MS)),
     "storage.idle_block": Key("store.idle_block_ms", duration(1, 60_000)),
+    "storage.accept_empty": Key("store.accept_empty", boolean),
     "storage.meta_map_bytes": Key("store.meta_map_bytes", size(16 * MIB, TIB)),
     # --- the server's own log
     "log.format": Key("log.format", choice("logfmt", "json")),

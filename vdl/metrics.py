@@ -107,6 +107,9 @@ HELP: dict[str, str] = {
     "vdl_store_disk_full": "1 while the disk is full and appends are refused.",
     "vdl_store_recovered_torn_bytes": "Journal bytes cut off at the last start: a torn tail.",
     "vdl_store_recovered_damaged_blocks": "Journal blocks the last start found damaged.",
+    "vdl_store_recovered_damaged_headers": "Headers of journal files it found damaged and mended.",
+    "vdl_store_stray_names": "Names it found in the data directory that are not the server's.",
+    "vdl_store_reads_refused_total": "Reads given up for want of descriptors or memory.",
     "vdl_kafka_requests_total": "Requests answered, by API.",
     "vdl_kafka_request_errors_total": "Requests that failed by a fault of the server, by API.",
     "vdl_kafka_request_bytes_total": "Bytes of requests, by API.",
@@ -126,7 +129,8 @@ HELP: dict[str, str] = {
 STORE_COUNTERS = frozenset(
     {
         "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints", "flushed_bytes",
-        "journal_blocks", "journal_bytes", "meta_salvaged", "read_ahead_hits", "scrub_errors",
+        "journal_blocks", "journal_bytes", "meta_salvaged", "read_ahead_hits", "reads_refused",
+        "scrub_errors",
         "scrub_passes", "scrubbed_bytes",
     }
 )  # fmt: skip

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,7 +29,7 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.transport import SocketTransport
-from segments.api import StorageError, Store
+from segments.api import DataMissing, StorageError, Store
 from segments.fs import RealFileSystem
 from segments.store import DiskStore
 from segments.workers import ThreadWorkers
@@ -60,6 +60,7 @@ EXIT_FAILED = 1
 _STANDARD_ERROR = 2
 
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_STRAYS_TOLD = 20
 _WARNING_SECONDS = 60
 """So long does one word about missing descriptors stand for all that follow."""
 GC_THRESHOLDS = (2_000, 5, 1_000_000)
@@ -94,12 +95,16 @@ class Process:
         self._http: HttpServer | None = None
         self._admin: AdminService | None = None
         self._next_warning = 0.0
+        self._next_refusal_warning = 0.0
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""
         self._loop.set_exception_handler(self._loop_failed)
         try:
             await self._start()
+        except DataMissing as error:
+            self._log.error("data_missing", path=error.path, error=str(error))
+            return EXIT_FAILED
         except (StorageError, OSError) as error:
             self._log.error("cannot_start", error=f"{type(error).__name__}: {error}")
             return EXIT_FAILED
@@ -134,7 +139,10 @@ class Process:
             )
         self._on_open()
         recovery.ended(len(store.logs))
+        if store.strays:
+            self._warn_of_strays(store.strays)
         store.on_fatal = self._disk_failed
+        store.on_read_refused = self._read_refused
         self.server = server = Server(
             config,
             store=store,
@@ -152,6 +160,11 @@ class Process:
         await self._open_operations(server, store)
         self._check_ports()
         server.start()
+
+    def _warn_of_strays(self, paths: Sequence[str]) -> None:
+        """What lies in the data directory and is not the store's is let be, and said once."""
+        told = ", ".join(paths[:_STRAYS_TOLD])
+        self._log.warning("stray_names", count=len(paths), names=told)
 
     def _collect_later(self) -> None:
         """All garbage, at times that the servers of a set do not share."""
@@ -296,6 +309,13 @@ class Process:
             exc_info=error if isinstance(error, BaseException) else None,
         )
         end_now(EXIT_FAILED)
+
+    def _read_refused(self, error: OSError) -> None:
+        """A read from disk was given up: its client asks again."""
+        now = self._loop.time()
+        if now >= self._next_refusal_warning:
+            self._next_refusal_warning = now + _WARNING_SECONDS
+            self._log.warning("read_refused", error=str(error))
 
     def _cannot_accept(self) -> None:
         """Nobody is served on the metrics port for lack of a descriptor; the server is all right.

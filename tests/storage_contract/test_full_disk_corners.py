@@ -136,7 +136,7 @@ def test_start_on_a_full_disk_that_finds_a_lost_log_opens_the_others(engine, wri
     engine.crash()
     fs = SimFileSystem(engine.disk)
     inode = fs.open(path)._inode
-    inode.data[5000] ^= 1
+    inode.data[8192 + 904] ^= 1
     engine.disk.room = 0
     for _ in range(2):
         engine.start()

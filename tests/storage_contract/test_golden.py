@@ -12,12 +12,14 @@ from segments.tool import Directory, verify
 from tests.storage_contract.golden_files import FOLDER, OPTIONS, open_copy, shown
 
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
-MAGICS = {".journal": b"VDLJRNL1", ".log": b"VDLSEG01", ".index": b"VDLIDX01", "": b"VDLIDNT1"}
+MAGICS = {".log": b"VDLSEG01", ".index": b"VDLIDX01", "": b"VDLIDNT1"}
+JOURNALS = {"v1": b"VDLJRNL1", "v2": b"VDLJRNL2"}
+"""By the archive's name: the journal file of an earlier version is read."""
 
 
 def test_golden_directories_are_there():
     """An empty list of names would test nothing."""
-    assert {"v1-clean", "v1-killed"} <= set(NAMES)
+    assert {"v1-clean", "v1-killed", "v2-clean", "v2-killed"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,15 +59,16 @@ def test_golden_directory_is_whole_offline_and_each_file_names_its_version(name,
     assert [report.problems for report in reports] == [[]] * len(reports)
     assert differences == []
     seen = set()
+    magics = MAGICS | {".journal": JOURNALS[name.partition("-")[0]]}
     data = tmp_path / "data"
     for path in sorted(data.rglob("*")):
-        if path.is_file() and path.suffix in MAGICS and path.name != "lock":
+        if path.is_file() and path.suffix in magics and path.name != "lock":
             magic = path.read_bytes()[:8]
-            assert magic in {MAGICS[path.suffix], bytes(8)}, path  # zeros: a file not used yet
+            assert magic in {magics[path.suffix], bytes(8)}, path  # zeros: a file not used yet
             seen.add(magic)
-    assert set(MAGICS.values()) <= seen
+    assert set(magics.values()) <= seen
     identity = data / "identity"
-    identity.write_bytes(b"VDLIDNT2" + identity.read_bytes()[8:])
+    identity.write_bytes(identity.read_bytes().replace(b"VDLIDNT1", b"VDLIDNT2"))
     with pytest.raises(StorageError, match="identity"):
         harness.start()
     shutil.rmtree(data)

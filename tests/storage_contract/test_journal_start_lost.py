@@ -7,12 +7,13 @@ its replica would vote twice in a term. But a file that was prepared and never u
 import errno
 import os
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from segments.api import HardState, Log, StoredEntry, StoreOptions
+from segments.api import Buffer, HardState, Log, StoredEntry, StoreOptions
 from segments.block import FileHeader, decode_file_header, encode_file_header
 from segments.fs import RealFile, RealFileSystem
 from segments.inline import InlineWorkers
@@ -133,25 +134,42 @@ def cut(path: Path, end: int) -> None:
     path.write_bytes(path.read_bytes()[:end])
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
+def flip_twice(path: Path) -> None:
+    flip(path, 20)
+    flip(path, 4096 + 21)
+
+
+def rot(path: Path, page: int) -> None:
+    """All of one page."""
+    data = path.read_bytes()
+    path.write_bytes(
+        data[:page] + bytes(b ^ 0x5A for b in data[page : page + 4096]) + data[page + 4096 :]
+    )
+
+
+SMALL_DAMAGES: dict[str, Callable[[Path], None]] = {
     "bit": lambda path: flip(path, 20),
+    "length": lambda path: flip(path, 13),
     "sector": lambda path: zero(path, 512),
     "page": lambda path: zero(path, 4096),
+    "rot": lambda path: rot(path, 0),
+    "parity": lambda path: rot(path, 4096),
+}
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "bits": flip_twice,
+    "pages": lambda path: zero(path, 8192),
     "blocks": lambda path: zero(path, 24 << 10),
     "older": older_header,
     "empty": lambda path: cut(path, 0),
     "sector left": lambda path: cut(path, 512),
-    "header left": lambda path: cut(path, 4096),
+    "page left": lambda path: cut(path, 4096),
+    "header left": lambda path: cut(path, 8192),
 }
+BEGUN = ("behind the one before", "by a start", "in a recycled file")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("begun", ["behind the one before", "by a start", "in a recycled file"])
-def test_file_that_was_acknowledged_is_not_taken_for_one_that_never_was(
-    engine: Engine, begun: str, damage: str
-) -> None:
-    """However it began. A start repeats the last block, so its file begins before the end of the
-    one before; a recycled file holds older blocks behind the newest."""
+def begin(engine: Engine, begun: str) -> None:
+    """A newest file with acknowledged blocks in it."""
     engine.put(4)
     if begun == "by a start":
         engine.store.abandon()
@@ -163,6 +181,102 @@ def test_file_that_was_acknowledged_is_not_taken_for_one_that_never_was(
         engine.roll()
     engine.put(8)
     engine.vote()
+
+
+@pytest.mark.parametrize("damage", SMALL_DAMAGES)
+@pytest.mark.parametrize("begun", BEGUN)
+def test_one_damaged_page_of_a_header_costs_nothing(
+    engine: Engine, begun: str, damage: str
+) -> None:
+    """It follows from the others, and is written again: the next damage finds a whole one."""
+    begin(engine, begun)
+    want = engine.outcome()
+    newest = engine.journals()[engine.current]
+    whole = newest.read_bytes()[:8192]
+    engine.store.abandon()
+    for other in SMALL_DAMAGES.values():
+        SMALL_DAMAGES[damage](newest)
+        engine.start()
+        assert not engine.is_lost()
+        assert engine.outcome() == want
+        assert engine.store.stats()["recovered_damaged_headers"] == 1
+        engine.store.abandon()
+        assert newest.read_bytes()[:8192] == whole
+        other(newest)
+        engine.start()
+        assert not engine.is_lost()
+        engine.store.abandon()
+
+
+@pytest.mark.parametrize("page", [0, 4096, 8192])
+def test_unreadable_page_of_a_header_costs_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    """Of the first block it costs what damage does there: logs, and not the start."""
+    begin(engine, "behind the one before")
+    want = engine.outcome()
+    newest = engine.journals()[engine.current]
+    engine.store.abandon()
+    unreadable(monkeypatch, newest, page)
+    engine.start()
+    if page < 8192:
+        assert not engine.is_lost()
+        assert engine.outcome() == want
+    else:
+        assert engine.is_lost()
+
+
+def test_unreadable_page_anywhere_in_the_journal_keeps_nobody_out(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else's logs either: what is damaged says which log it was, or later records do."""
+    begin(engine, "behind the one before")
+    engine.store.abandon()
+    aside = tmp_path / "aside"
+    shutil.copytree(engine.path, aside)
+    for name in sorted(path.name for path in engine.journals().values()):
+        size = (engine.path / "journal" / name).stat().st_size
+        for page in range(0, size, 4096 * 5):
+            shutil.rmtree(engine.path)
+            shutil.copytree(aside, engine.path)
+            with monkeypatch.context() as patch:
+                unreadable(patch, engine.path / "journal" / name, page)
+                engine.start()
+                engine.store.abandon()
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, page: int) -> None:
+    """The medium cannot give this page, until it is written to."""
+    bad = path.stat().st_ino
+    written: list[int] = []
+    real_read, real_write = RealFile.pread, RealFile.pwrite
+
+    def pread(file: RealFile, length: int, position: int) -> bytes:
+        end = min(position + length, file.size())
+        is_bad = os.fstat(file._fd).st_ino == bad and not written
+        if is_bad and position < page + 4096 and end > page:
+            raise OSError(errno.EIO, "bad sector")
+        return real_read(file, length, position)
+
+    def pwrite(
+        file: RealFile, buffers: Sequence[Buffer], position: int, *, durable: bool = False
+    ) -> int:
+        if os.fstat(file._fd).st_ino == bad and position <= page:
+            written.append(page)
+        return real_write(file, buffers, position, durable=durable)
+
+    monkeypatch.setattr(RealFile, "pread", pread)
+    monkeypatch.setattr(RealFile, "pwrite", pwrite)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("begun", BEGUN)
+def test_file_that_was_acknowledged_is_not_taken_for_one_that_never_was(
+    engine: Engine, begun: str, damage: str
+) -> None:
+    """However it began. A start repeats the last block, so its file begins before the end of the
+    one before; a recycled file holds older blocks behind the newest."""
+    begin(engine, begun)
     newest = engine.journals()[engine.current]
     engine.store.abandon()
     DAMAGES[damage](newest)
@@ -172,7 +286,7 @@ def test_file_that_was_acknowledged_is_not_taken_for_one_that_never_was(
         engine.store.abandon()
 
 
-@pytest.mark.parametrize("size", [512, 4096])
+@pytest.mark.parametrize("size", [512, 4096, 8192, 12288])
 def test_start_that_is_all_there_is_left_of_a_first_write(engine: Engine, size: int) -> None:
     """The sectors of the first write arrive in any order, and a power cut stops them: a block that
     nothing proves was acknowledged by nobody."""
@@ -262,7 +376,7 @@ def test_replica_made_anew_does_not_pay_for_a_journal_that_was_lost(engine: Engi
     engine.store.abandon()
     for sequence, file in engine.journals().items():
         if sequence <= engine.current:
-            zero(file, 4096)
+            zero(file, 8192)
     engine.start()
     assert engine.is_lost()
     engine.store.delete_log(engine.log.log_id)

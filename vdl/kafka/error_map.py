@@ -21,6 +21,7 @@ from segments.api import (
     CorruptRecord,
     NotInMemory,
     OffsetOutOfRange,
+    ReadRefused,
     StorageError,
     Unavailable,
 )
@@ -31,6 +32,7 @@ _STORAGE_CODES: dict[type[BaseException], ErrorCode] = {
     Compacted: ErrorCode.OFFSET_OUT_OF_RANGE,
     Unavailable: ErrorCode.KAFKA_STORAGE_ERROR,
     NotInMemory: ErrorCode.KAFKA_STORAGE_ERROR,
+    ReadRefused: ErrorCode.KAFKA_STORAGE_ERROR,
     CorruptRecord: ErrorCode.KAFKA_STORAGE_ERROR,
     StorageError: ErrorCode.KAFKA_STORAGE_ERROR,
 }

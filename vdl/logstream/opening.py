@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import segments.api as storage
@@ -28,6 +29,9 @@ from vdl.logstream.state_group import StateGroup
 from vdl.logstream.storage import as_entry
 from vdl.logstream.stream import LogStream
 from vdl.logstream.turn import replica_id_of
+
+REFUSED_RETRY_MS = 1_000
+"""How long a read waits that found no descriptor or no memory."""
 
 
 class Openable(Owner, Protocol):
@@ -169,14 +173,19 @@ class Replay:
             try:
                 entries = [as_entry(e) for e in log.entries(applied + 1, end, self._bytes_max)]
             except storage.NotInMemory:
-                self._store.entries_cold(log, applied + 1, end, self._bytes_max, self._read)
+                read = partial(self._read, applied)
+                self._store.entries_cold(log, applied + 1, end, self._bytes_max, read)
                 return
             applied = self._apply(entries)
         reflects = self._members.reflects
         self._then(applied, members_of(self._membership.conf_state(), reflects=reflects))
 
-    def _read(self, found: list[storage.StoredEntry] | storage.StorageError) -> None:
+    def _read(self, applied: int, found: list[storage.StoredEntry] | storage.StorageError) -> None:
         if not self._wanted():
+            return
+        if isinstance(found, storage.ReadRefused):
+            # Nothing is wrong with the entries: to be read when there is a descriptor.
+            self._store.workers.call_later(REFUSED_RETRY_MS, partial(self._read_again, applied))
             return
         if isinstance(found, storage.StorageError):
             # Entries this replica has voted for and cannot read: it has no state to go on with.
@@ -184,6 +193,10 @@ class Replay:
             self._lost()
             return
         self.run(self._apply([as_entry(stored) for stored in found]))
+
+    def _read_again(self, applied: int) -> None:
+        if self._wanted():
+            self.run(applied)
 
     def _apply(self, entries: list[Entry]) -> int:
         reflects = self._members.reflects

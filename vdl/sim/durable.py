@@ -27,8 +27,7 @@ from segments.block import (
     TRIM,
     TRUNCATE,
     decode_block,
-    header_length,
-    padded,
+    first_block_at,
 )
 
 
@@ -87,7 +86,7 @@ class DurableLogs:
         at = 0
         if image[:8] == FILE_MAGIC:
             # The first block of a file leaves in one write with the file's header.
-            at = padded(header_length(bytes(image[: 8 + BLOCK_HEADER_BYTES])))
+            at = first_block_at(bytes(image[:BLOCK_HEADER_BYTES]))
         if image[at : at + 4] != BLOCK_MAGIC:
             return
         block = decode_block(bytes(image[at:]) if at else bytes(image), 0)

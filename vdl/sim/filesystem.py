@@ -119,6 +119,13 @@ class SimFileSystem:
             return False
         return not name or name in directory.entries
 
+    def is_directory(self, path: str) -> bool:
+        try:
+            self._directory(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
     def list(self, path: str) -> list[str]:
         return sorted(self._directory(path).entries)
 
@@ -167,6 +174,10 @@ class SimFileSystem:
             raise DirectoryInUse(path)
         self.disk.locks.add(key)
         return SimLock(self.disk, key)
+
+    def has_meta(self, path: str) -> bool:
+        directory, name = self._parent(path)
+        return isinstance(directory.entries.get(name), MetaStore)
 
     def open_meta(self, path: str, map_bytes: int) -> SimMeta:
         assert map_bytes > 0, map_bytes

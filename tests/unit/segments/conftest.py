@@ -68,7 +68,7 @@ class Bench:
     def journals(self):
         """Journal files that were written to, oldest first."""
         files = sorted((self.path / "journal").glob("*.journal"))
-        return [file for file in files if file.read_bytes()[:8] == b"VDLJRNL1"]
+        return [file for file in files if file.read_bytes()[:8] == b"VDLJRNL2"]
 
     def blocks(self, file):
         """Positions of the blocks in a journal file."""

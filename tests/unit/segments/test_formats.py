@@ -1,6 +1,7 @@
 """Bytes on disk, held fast: a change here is a change of format and needs a new version."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -91,7 +92,11 @@ def test_file_header_round_trips_and_refuses_damage():
     log, _ = staged()
     header = block.FileHeader(5, 77, 1 << 33, 4, 99, [log.mark(), log.mark()])
     data = block.encode_file_header(header)
-    assert len(data) == 4096
+    assert len(data) == block.file_header_bytes(2) == 8192
+    assert data[:8] == b"VDLJRNL2"
+    assert data[:4096] == data[4096:]  # of one page the parity is a copy
+    old = b"VDLJRNL1" + data[8:4096]
+    assert block.decode_file_header(old).bytes == 4096
     found = block.decode_file_header(data)
     assert found is not None
     assert (found.sequence, found.salt, found.start_lsn) == (5, 77, 1 << 33)
@@ -143,13 +148,55 @@ def test_identity_round_trips_and_refuses_damage():
     made.logs[2] = identity.LogIdentity(2, 9, 1, 1, 0, 0)
     made.logs[5] = identity.LogIdentity(5, 0, 3, 11, 70, 4, lost=True)
     data = identity.encode(made)
-    assert data.hex() == IDENTITY
+    half = bytes.fromhex(IDENTITY)
+    assert data == 2 * (half + bytes(4096 - len(half)))
     assert identity.decode(data) == made
-    for bit in range(len(data) * 8):
+    assert identity.decode(half) == made  # the old form
+    for bit in range(len(half) * 8):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptRecord):
+            identity.decode(bytes(damaged[: len(half)]))
+        found = identity.decode(bytes(damaged))
+        assert found.is_half_damaged
+        assert found == replace(made, is_half_damaged=True)
+        damaged[4096 + 20] ^= 1
+        with pytest.raises(CorruptRecord):
             identity.decode(bytes(damaged))
+
+
+def test_identity_that_is_begun_says_so():
+    """Until the first start has made everything else."""
+    data = identity.encode(identity.Identity(bytes(16), is_whole=False))
+    assert data[44:48] == bytes((1, 0, 0, 0))
+    assert not identity.decode(data).is_whole
+
+
+@pytest.mark.parametrize("count", [0, 1, 45, 46, 200])
+def test_file_header_follows_from_its_other_pages(count):
+    """Any one page may be wrong, also the one that says how many there are; not two."""
+    log, _ = staged()
+    marks = [replace(log.mark(), log_id=n, commit=n * 7919) for n in range(count)]
+    header = block.FileHeader(5, 77, 1 << 33, 4, 99, marks, replaced=512)
+    data = block.encode_file_header(header)
+    header = block.decode_file_header(data)
+    reach = data + b"\xa5" * 3 * 4096
+    for page in range(0, len(data), 4096):
+        for wrong in (
+            bytes(4096),
+            b"\xff" * 4096,
+            bytes((data[page] ^ 4,)) + data[page + 1 :][:4095],
+        ):
+            damaged = reach[:page] + wrong + reach[page + 4096 :]
+            found = block.mend_file_header(damaged, 5)
+            if page + 4096 < len(data):
+                assert found == header
+            assert found is None or found == header
+            assert block.mend_file_header(damaged, 6) is None
+    both = bytearray(reach)
+    both[30] ^= 1
+    both[len(data) - 4096 + 31] ^= 1
+    assert block.mend_file_header(bytes(both), 5) is None
 
 
 INSTALL_RECORD = "04000000010000000700000002000000090000000000000035000000d8f6e5ff"

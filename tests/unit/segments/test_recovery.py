@@ -202,11 +202,12 @@ def test_directory_held_by_another_is_refused(bench):
         type(bench)(bench.path)
 
 
-def test_identity_damaged_is_refused(bench):
+def test_identity_damaged_in_both_halves_is_refused(bench):
     """Who this directory is cannot be guessed."""
     bench.create()
     bench.store.abandon()
     flip_bit(bench.path / "identity", 20)
+    flip_bit(bench.path / "identity", 4096 + 40)
     with pytest.raises(CorruptRecord):
         bench.open()
     flip_bit(bench.path / "identity", 20)
@@ -349,7 +350,7 @@ def test_header_of_a_file_that_never_began_proves_the_one_before(bench, arrived,
     acknowledged, so it is no torn tail."""
     (log,) = bench.create()
     while len(bench.journals()) < 2:
-        bench.append(log, 1, size=6000)
+        bench.append(log, 1, size=6000, commit=False)  # nothing is flushed, no file let go
     bench.store.abandon()
     before, newest = bench.journals()
     data = newest.read_bytes()
