@@ -1,4 +1,4 @@
-"""Flips one bit of what a journal had made durable.
+"""Flips one bit of what a journal had made durable, or spoils one page of a header.
 
 The block is one that later blocks prove: recovery has to notice, and may not take it for the torn
 end of the journal. Whether that costs a replica depends on what lay there and on what segments
@@ -13,6 +13,7 @@ from random import Random
 
 from segments.block import (
     BLOCK_HEADER_BYTES,
+    PAGE_BYTES,
     Block,
     FileHeader,
     block_bytes,
@@ -22,6 +23,7 @@ from segments.block import (
 from vdl.sim.disk import Directory, Inode, SimDisk
 
 JOURNAL = ("data", "journal")
+UNREADABLE_CHANCE = 0.3
 
 
 def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
@@ -44,6 +46,34 @@ def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
     inode.data[at] ^= bit
     inode.durable[at] ^= bit
     return whole
+
+
+def spoil_header(disk: SimDisk, rng: Random) -> str:
+    """Flip a bit in one page of the identity or of the header of a journal file that was written
+    to, or let it be unreadable; what was done, empty if there is no such page. No process may be
+    using the disk."""
+    pages = [
+        (f"header {header.sequence}", inode, at)
+        for inode, header in _files(disk)
+        for at in range(0, header.bytes, PAGE_BYTES)
+    ]
+    data = disk.root.entries.get(JOURNAL[0])
+    identity = data.entries.get("identity") if isinstance(data, Directory) else None
+    if isinstance(identity, Inode):
+        pages += [("identity", identity, at) for at in range(0, len(identity.data), PAGE_BYTES)]
+    # What nothing leads to any more is no damage.
+    disk.bad_pages &= {(inode, at // PAGE_BYTES) for _, inode, at in pages}
+    if not pages or disk.bad_pages:
+        return ""
+    name, inode, at = rng.choice(pages)
+    if rng.random() < UNREADABLE_CHANCE:
+        disk.bad_pages.add((inode, at // PAGE_BYTES))
+        return f"page {at} of {name} cannot be read any more"
+    position, bit = at + rng.randrange(PAGE_BYTES), 1 << rng.randrange(8)
+    if position < min(len(inode.data), len(inode.durable)):
+        inode.data[position] ^= bit
+        inode.durable[position] ^= bit
+    return f"a bit flips in {name} at {position}"
 
 
 def _files(disk: SimDisk) -> list[tuple[Inode, FileHeader]]:

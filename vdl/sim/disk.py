@@ -33,6 +33,8 @@ from segments.api import Buffer, StorageError
 
 T = TypeVar("T")
 SECTOR_BYTES = 512
+PAGE_BYTES = 4096
+"""What the system reads at once: a bad sector takes all of it."""
 SLOWED_JOB_NS_MAX = 2_000_000_000
 """However slow a disk has become, one job takes no longer than this: it must outlive the fault by
 less than a world waits for its leaders."""
@@ -168,6 +170,8 @@ class SimDisk:
         self.cut_at_write = 0
         """Until a durable write of a job is under way that `on_cut` is told of; 0: none."""
         self.on_cut: Callable[[], None] = _nobody
+        self.bad_pages: set[tuple[Inode, int]] = set()
+        """Pages, by file and number, that cannot be read until they are written as a whole."""
         self.slowdown = 1
         self.on_durable: Callable[[Buffer], None] = _ignore
         self._name_changes: list[NameChange] = []
@@ -204,6 +208,8 @@ class SimDisk:
         payload = buffers[0] if len(buffers) == 1 else b"".join(buffers)
         length = len(payload)
         end = position + length
+        if self.bad_pages:
+            self._heal_pages(inode, position, end)
         old_size = len(data)
         growth = end - old_size
         if self.room is not None and growth > 0:
@@ -296,7 +302,21 @@ class SimDisk:
 
     def read(self, inode: Inode, length: int, position: int) -> bytes:
         self._cost_ns += self.profile.operation_ns + length * 1000 // self.profile.bytes_per_us
+        end = min(position + length, len(inode.data))
+        for bad, page in self.bad_pages:
+            if bad is inode and position < (page + 1) * PAGE_BYTES and page * PAGE_BYTES < end:
+                raise OSError(errno.EIO, "simulated bad sector")
         return bytes(inode.data[position : position + length])
+
+    def _heal_pages(self, inode: Inode, position: int, end: int) -> None:
+        """Pages that are written as a whole can be read again; the rest of one that is written in
+        part the system would have to read first. Raises OSError."""
+        for page in [page for bad, page in self.bad_pages if bad is inode]:
+            first, stop = page * PAGE_BYTES, (page + 1) * PAGE_BYTES
+            if position <= first and stop <= end:
+                self.bad_pages.discard((inode, page))
+            elif position < stop and first < end:
+                raise OSError(errno.EIO, "simulated bad sector")
 
     def _wait_for_sync(self, inode: Inode, ranges: list[Range]) -> None:
         """Charge for one sync; when it is to fail, forget the pages as Linux does."""
@@ -427,6 +447,7 @@ class SimDisk:
         assert not self.locks, sorted(self.locks)
         self.root = Directory()
         self._name_changes.clear()
+        self.bad_pages.clear()
         self.fail_syncs = 0
 
     def _restore(self, directory: Directory, seen: dict[int, bool]) -> None:

@@ -22,6 +22,7 @@ from typing import Protocol
 from segments import failpoint
 from vdl.clock import MS
 from vdl.sim.clock import VirtualTime
+from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.machine import Condition, Machine
 from vdl.sim.network import Network
@@ -35,6 +36,9 @@ STAGED = ("truncate.staged", "reset.staged", "trim.staged", "checkpoint.noted", 
 STAGED_CHANCE = 0.5
 KILL_CHANCE = 0.2
 AFTER_PLACE_NS_MAX = 500 * MS
+PARTS = ("identity", "identity", "journal", "logs", "meta")
+"""What may be missing of a data directory."""
+STOPPED_CHANCE = 0.7
 
 
 class Target(Protocol):
@@ -375,6 +379,62 @@ class Damage:
         self.machine.start()
 
 
+class Missing:
+    """A machine loses power, and a part of its directory is not there when it comes back: a disk
+    that is not mounted, something that was moved. It does not start until that is put back."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None or self.machine.hidden:
+            return False
+        self.machine.power_cut()
+        if self.machine.hide(rng.choice(PARTS)):
+            self.machine.start()
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.put_back()
+        self.machine.start()
+
+
+class BadHeader:
+    """A machine loses power, and one page of a journal file's header or of its identity is damaged
+    or cannot be read any more. Another page says what stood there: nothing is lost."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.life is None:
+            return False
+        self.machine.power_cut()
+        what = spoil_header(self.machine.disk, rng)
+        if what:
+            self.machine.note(what)
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.start()
+
+
+class SecondOpener:
+    """Another process tries to open a directory that is in use, while its owner runs or stops."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        machine = rng.choice(world.machines)
+        if machine.life is None:
+            return False
+        if rng.random() < STOPPED_CHANCE:
+            machine.stop(transfer=False)
+        self.machine = machine
+        machine.open_again()
+        return True
+
+    def end(self, world: Target) -> None:
+        # One that did not stop in time is killed, as init systems do.
+        if self.machine.condition is Condition.STOPPING:
+            self.machine.kill()
+        self.machine.start()
+
+
 class ClockJump:
     """Someone sets a machine's wall clock."""
 
@@ -483,6 +543,9 @@ FAULTS = (
     Row(WrongClockAtStart, lambda o: o.wrong_clocks, 6_000),
     Row(Sleep, lambda o: o.sleeps, 1),
     Row(Deaf, lambda o: o.deafness, 1),
+    Row(Missing, lambda o: o.missing, 4_000),
+    Row(BadHeader, lambda o: o.bad_headers, 4_000),
+    Row(SecondOpener, lambda o: o.second_openers, 2_000),
 )
 
 
@@ -579,6 +642,7 @@ class Nemesis:
             self._over(number)
         self._world.network.heal_all()
         for machine in self._world.machines:
+            machine.put_back()
             machine.disk.slowdown = 1
             machine.disk.fail_syncs = 0
             machine.disk.room = None

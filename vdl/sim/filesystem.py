@@ -8,7 +8,7 @@ Must not know: what the files mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from segments.api import Buffer, DirectoryInUse
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
@@ -80,23 +80,26 @@ class SimMeta:
 class SimLock:
     """Exclusive use of a path by one process."""
 
-    __slots__ = ("_disk", "_path")
+    __slots__ = ("_disk", "_on_release", "_path")
 
-    def __init__(self, disk: SimDisk, path: str) -> None:
+    def __init__(self, disk: SimDisk, path: str, on_release: Callable[[], None]) -> None:
         self._disk = disk
         self._path = path
+        self._on_release = on_release
 
     def release(self) -> None:
+        self._on_release()
         self._disk.locks.discard(self._path)
 
 
 class SimFileSystem:
-    """`segments.fs.FileSystem` on a `SimDisk`."""
+    """`segments.fs.FileSystem` on a `SimDisk`. `on_release` is told when a lock is let go."""
 
-    __slots__ = ("disk",)
+    __slots__ = ("_on_release", "disk")
 
-    def __init__(self, disk: SimDisk) -> None:
+    def __init__(self, disk: SimDisk, on_release: Callable[[], None] | None = None) -> None:
         self.disk = disk
+        self._on_release = on_release or _nothing
 
     def open(self, path: str, *, create: bool = False) -> SimFile:
         directory, name = self._parent(path)
@@ -173,7 +176,7 @@ class SimFileSystem:
         if key in self.disk.locks:
             raise DirectoryInUse(path)
         self.disk.locks.add(key)
-        return SimLock(self.disk, key)
+        return SimLock(self.disk, key, self._on_release)
 
     def has_meta(self, path: str) -> bool:
         directory, name = self._parent(path)
@@ -207,6 +210,10 @@ class SimFileSystem:
         if not parts:
             return self.disk.root, ""
         return self._directory("/".join(parts[:-1])), parts[-1]
+
+
+def _nothing() -> None:
+    """Nobody is told."""
 
 
 def _parts(path: str) -> list[str]:

@@ -24,7 +24,8 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
-from segments.api import Buffer, Workers
+from segments.api import Buffer, DataMissing, DirectoryInUse, Workers
+from segments.identity import decode as decode_identity
 from segments.store import DiskStore
 from vdl.clock import MS
 from vdl.config import Config
@@ -33,7 +34,7 @@ from vdl.log import Value
 from vdl.server import Server, ServerState
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.damage import flip_durable_bit
-from vdl.sim.disk import SimDisk
+from vdl.sim.disk import Directory, Inode, Node, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
 from vdl.sim.network import Network, SimDialer, SimStream
@@ -95,7 +96,9 @@ class Life:
         # Mostly next to nothing, now and then long.
         self._begins_in_ns = int(rng.random() ** 4 * BEGIN_NS_MAX)
         self.workers = SimWorkers(self.clock, machine.disk)
-        self.store = machine.open_store(self.workers, rng)
+        self._is_open = False
+        self.store = machine.open_store(self.workers, rng, self._lock_released)
+        self._is_open = True
         self.store.on_fatal = self._disk_failed
         self.rng = rng
         self.server = Server(
@@ -109,6 +112,13 @@ class Life:
             log=TraceLog(machine),
         )
         self.server.on_serving = self._serve_clients
+
+    def _lock_released(self) -> None:
+        """The directory is let go: what still runs would write into another process's files."""
+        if self._is_open and self.workers.under_way and not self.clock.stopped:
+            self.machine.warnings.append(
+                f"let go of its directory with {self.workers.under_way} jobs under way"
+            )
 
     def start(self) -> None:
         """Begin, in a while."""
@@ -219,6 +229,8 @@ class Machine:
         self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
         self.on_disk_lost: Callable[[Machine], None] = _ignore_loss
         """Told when the machine has got an empty disk."""
+        self.hidden: dict[str, tuple[Directory, Node]] = {}
+        """Parts of the data directory that were taken away, by name, with where they belong."""
         self.warnings: list[str] = []
         self.bereft = False
         """Whether its disk lost something that may not have been made good yet."""
@@ -237,6 +249,9 @@ class Machine:
     def start(self) -> None:
         """Power on if need be, and start the process."""
         if self.condition not in {Condition.DOWN, Condition.OFF}:
+            return
+        if self.hidden:
+            self._try_without()
             return
         if self.cuts_in_start and self.start_rng.random() < self.cuts_in_start:
             self.start_and_cut(self.start_rng.choice(tuple(StartCut)))
@@ -287,8 +302,60 @@ class Machine:
             self.condition = Condition.OFF
         self._start_again()
 
-    def open_store(self, workers: Workers, rng: Random) -> DiskStore:
-        return DiskStore.open(SimFileSystem(self.disk), "data", workers, self.config.store, rng)
+    def open_store(
+        self, workers: Workers, rng: Random, on_release: Callable[[], None] | None = None
+    ) -> DiskStore:
+        fs = SimFileSystem(self.disk, on_release)
+        return DiskStore.open(fs, "data", workers, self.config.store, rng)
+
+    def open_again(self) -> None:
+        """Another process tries to open the directory, which is in use."""
+        assert self.life is not None, f"{self.name} does not run"
+        if self.life.server.state is ServerState.STOPPED:
+            return  # it has let go of it
+        luck = Random(self.start_rng.getrandbits(64))
+        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), luck))
+        changed = any(step.undo is not None for step in steps)
+        if not isinstance(opened, DirectoryInUse) or changed:
+            self.warnings.append(f"a second process opened its directory, or wrote to it: {opened}")
+        self.note(f"a second process tries its directory: {opened}")
+
+    # --- parts that are missing -------------------------------------------------------------------
+    def hide(self, part: str) -> bool:
+        """Take a part of the data directory away; False when there is no such. No process may be
+        using the disk."""
+        assert self.life is None, f"{self.name} runs"
+        data = self.disk.root.entries.get("data")
+        if self.hidden or not isinstance(data, Directory) or part not in data.entries:
+            return False
+        # A directory whose first start was cut is begun anew; what is there has lost nothing.
+        identity = data.entries.get("identity")
+        if not isinstance(identity, Inode) or not decode_identity(bytes(identity.data)).is_whole:
+            return False
+        self.note(f"{part} is missing")
+        self.hidden[part] = data, data.entries.pop(part)
+        data.durable.pop(part, None)
+        return True
+
+    def put_back(self) -> None:
+        """What was taken away is there again, unless all of the disk is another one."""
+        for part, (data, node) in self.hidden.items():
+            if self.disk.root.entries.get("data") is data:
+                self.note(f"{part} is there again")
+                data.entries[part] = data.durable[part] = node
+        self.hidden.clear()
+
+    def _try_without(self) -> None:
+        """Start although a part is missing: that must be refused, and change nothing."""
+        self._begin_start()
+        luck = Random(self.start_rng.getrandbits(64))
+        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), luck))
+        if not isinstance(opened, DataMissing):
+            self.warnings.append(f"starts without {', '.join(self.hidden)}: {opened}")
+        elif any(step.undo is not None for step in steps):
+            self.warnings.append(f"changes its disk although it does not start: {opened}")
+        self.note(f"does not start: {opened}")
+        self.disk.cut_job(steps, reached=len(steps))
 
     def kill(self) -> None:
         """kill -9: the page cache stays."""
@@ -334,6 +401,7 @@ class Machine:
         """The machine loses power and comes back with an empty disk."""
         self.power_cut()
         self.note("gets an empty disk")
+        self.hidden.clear()
         self.bereft = True
         self.losses += 1
         self.disk.wipe()

@@ -77,6 +77,12 @@ class Options:
     """A bit flips in what a machine's journal had made durable."""
     deafness: float = 0.0
     """A machine gets no RAFT frames although its links are up."""
+    missing: float = 0.0
+    """A part of a machine's directory is not there when it starts, and is put back later."""
+    bad_headers: float = 0.0
+    """One page of a journal file's header, or of the identity, is damaged or cannot be read."""
+    second_openers: float = 0.0
+    """Another process tries to open a directory that is in use."""
     majority_first: bool = False
     """When all is over only a majority is healed at first: it must elect without the others."""
 
@@ -194,4 +200,7 @@ def draw(rng: Random) -> Options:
         sleeps=fault(0.0, 0.1),
         deafness=fault(0.05, 0.3),
         min_in_sync=rng.choice((1, 1, 2, 3)),
+        missing=fault(0.05, 0.4),
+        bad_headers=fault(0.1, 0.5),
+        second_openers=fault(0.1, 0.6),
     )

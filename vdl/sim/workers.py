@@ -81,6 +81,11 @@ class SimWorkers:
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> SimTimer:
         return self._clock.call_later(delay_ms * MS, fn)
 
+    @property
+    def under_way(self) -> int:
+        """Jobs that run or wait to."""
+        return len(self._running) + len(self._journal) + len(self._pool)
+
     def die(self) -> None:
         """The process is gone: cut the running jobs off where they happen to be."""
         running = [self._running[job] for job in sorted(self._running)]
