@@ -69,6 +69,10 @@ class Jobs:
         self._handed.add(handed)
         self._workers.pool(handed.run, partial(self._ended, handed))
 
+    def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """It touches no file: the directory is let go without it."""
+        self._workers.compute(job, done)
+
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         return self._workers.call_later(delay_ms, fn)
 
