@@ -29,6 +29,7 @@ MEASUREMENTS = (
     "connections",
     "log_size",
     "cold_reader",
+    "catch_up",
     "idle",
     "recovery",
     "limit",

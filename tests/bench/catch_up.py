@@ -1,0 +1,318 @@
+"""Consumers that are behind a producer that goes on: whether they catch up, and who pays.
+
+Two rows, each on a topic of its own with one partition, which one server leads:
+
+* `behind`: so many gigabytes are there. A producer appends at a steady rate; some seconds later a
+  consumer begins at the first record. `seconds` is the time until it misses less than half a second
+  of producing, `is_caught_up` 0 when that did not come within the time there is.
+* `just_written`: so many megabytes were just written, more than a server's cache holds. Beside a
+  producer at a steady rate a consumer reads them.
+
+What others pay is told by two acknowledgement times, each without the consumer (`alone`) and with
+it (`beside`): of one record in fifty of that producer (`ack`), and of a second producer that sends
+200 single records a second to the same partition (`small`). Producer and consumer are unmodified
+librdkafka, each in a process of its own.
+
+With PEER=NAME in the environment each round measures both systems (tests/bench/systems.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from tests.bench.beside_peer import say, set_peer_defaults
+from tests.bench.end_to_end import reader
+from tests.bench.load import (
+    RECORD_BYTES,
+    latency_producer,
+    paced,
+    raise_failed,
+    send,
+    throughput_producer,
+)
+from tests.bench.rounds import Comparison, Figures, Run, percentiles
+from tests.bench.settings import client_settings, machine_settings, system_settings
+from tests.bench.systems import System, Vdl, cpu_seconds, peer_from_environment, rss_mb
+from tests.bench.topics import CALL_SECONDS_MAX, create_led_topic
+
+FETCH_RECORDS = 10_000
+POLL_SECONDS = 0.05
+STEP_SECONDS = 0.005
+"""A steady producer sends what is due so often."""
+SAMPLE = 50
+SMALL_RATE = 200
+WARM_UP_SECONDS = 2
+NEAR_SECONDS = 0.5
+"""Of producing: who misses less has caught up."""
+REST_SECONDS = 1.5
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="that `behind` is behind")
+    parser.add_argument("--rate", type=float, default=60.0, help="MB/s produced in `behind`")
+    parser.add_argument("--megabytes", type=float, default=400.0, help="of `just_written`")
+    parser.add_argument(
+        "--beside-rate", type=float, default=20.0, help="MB/s produced in `just_written`"
+    )
+    parser.add_argument("--alone-seconds", type=int, default=5, help="before a consumer begins")
+    parser.add_argument("--seconds-max", type=float, default=120.0, help="for catching up")
+    parser.add_argument("--only", nargs="+", choices=("behind", "just_written"))
+    set_peer_defaults(parser)
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
+    peer = peer_from_environment()
+    settings = {"machine": machine_settings(), "client": client_settings()}
+
+    def measured(make: Callable[[], System]) -> Run:
+        return lambda: _measured(make(), options, settings)
+
+    runs = {Vdl.name: measured(Vdl)}
+    if peer is not None:
+        runs[peer.name] = measured(lambda: peer)
+    yield Comparison(runs, peer.name if peer else "", {}, settings)
+
+
+def _measured(
+    system: System, options: argparse.Namespace, settings: dict[str, dict[str, str]]
+) -> Figures:
+    figures: Figures = {}
+    rows = options.only or ("just_written", "behind")
+    try:
+        system.up()
+        settings[system.name] = system_settings(system)
+        for row in rows:
+            is_behind = row == "behind"
+            found = _beside_producer(
+                system,
+                row,
+                megabytes=options.gigabytes * 1_000 if is_behind else options.megabytes,
+                rate=options.rate if is_behind else options.beside_rate,
+                alone_seconds=options.alone_seconds if is_behind else 0,
+                seconds_max=options.seconds_max,
+                to_the_end=is_behind,
+            )
+            say(f"{system.name}: {row}: {found}")
+            figures |= {f"{row}_{name}": value for name, value in found.items()}
+        figures["rss_after_mb"] = rss_mb(system.pids())
+    finally:
+        system.down()
+    return figures
+
+
+def _beside_producer(
+    system: System,
+    topic: str,
+    *,
+    megabytes: float,
+    rate: float,
+    alone_seconds: int,
+    seconds_max: float,
+    to_the_end: bool,
+) -> Figures:
+    """Fill a topic, then read it beside a producer of `rate` MB/s."""
+    create_led_topic(system.bootstrap, topic)
+    send(throughput_producer(system.bootstrap), topic, 1, megabytes)
+    records = int(megabytes * 1_000_000) // RECORD_BYTES
+    time.sleep(REST_SECONDS)
+    figures: Figures = {}
+    with Producing(system.bootstrap, topic, rate) as producing:
+        producing.wait_going()
+        small = latency_producer(system.bootstrap)
+        if alone_seconds:
+            producing.clear()
+            taken = paced(small, topic, rate=SMALL_RATE, count=SMALL_RATE * alone_seconds)
+            figures |= percentiles("alone_ack", producing.taken())
+            figures |= percentiles("alone_small", taken)
+        producing.clear()
+        with Reading(system.bootstrap, topic) as reading:
+            began, sent = time.monotonic(), producing.acknowledged
+            used = cpu_seconds(system.pids())
+            taken = []
+            near = rate * 1e6 * NEAR_SECONDS / RECORD_BYTES
+            while True:
+                taken += paced(small, topic, rate=SMALL_RATE, count=SMALL_RATE // 10)
+                goal = records
+                if to_the_end:
+                    goal += producing.acknowledged - int(near)
+                if reading.records >= goal or time.monotonic() - began > seconds_max:
+                    break
+            elapsed = time.monotonic() - began
+            read = reading.records
+            used = cpu_seconds(system.pids()) - used
+        figures |= percentiles("beside_ack", producing.taken())
+        figures |= percentiles("beside_small", taken)
+        figures |= {
+            "is_caught_up": float(read >= goal),
+            "seconds": elapsed,
+            "reader_mb_per_second": read * RECORD_BYTES / 1e6 / elapsed,
+            "producer_mb_per_second": (producing.acknowledged - sent) * RECORD_BYTES / 1e6 / elapsed,
+            "server_cores": used / elapsed,
+        }
+    return figures
+
+
+@dataclass(slots=True)
+class Producing:
+    """A producer of so many MB/s in a process of its own. Use in a `with`."""
+
+    bootstrap: str
+    topic: str
+    rate: float
+    _acknowledged: Any = field(init=False)
+    _ends: Any = field(init=False)
+    _taken: Any = field(init=False)
+    _process: SpawnProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._acknowledged = context.Value("Q", 0, lock=False)
+        self._ends = context.Event()
+        self._taken = context.Queue()
+        self._process = context.Process(
+            target=_produce_until,
+            args=(self.bootstrap, self.topic, self.rate, self._acknowledged, self._taken, self._ends),
+            daemon=True,
+        )
+
+    def __enter__(self) -> Producing:
+        self._process.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _end(self._process, self._ends, self.clear)
+
+    @property
+    def acknowledged(self) -> int:
+        """Records, about: they are counted in steps of `SAMPLE`."""
+        return int(self._acknowledged.value)
+
+    def wait_going(self) -> None:
+        """Return when it has produced for a while."""
+        _wait(lambda: self.acknowledged > 0, self._process)
+        time.sleep(WARM_UP_SECONDS)
+
+    def clear(self) -> None:
+        while not self._taken.empty():
+            self._taken.get()
+
+    def taken(self) -> list[float]:
+        """Milliseconds to the acknowledgement of each record sampled since `clear`."""
+        found: list[float] = []
+        while not self._taken.empty():
+            found += self._taken.get()
+        return found
+
+
+def _produce_until(
+    bootstrap: str, topic: str, rate: float, acknowledged: Any, taken: Any, ends: Any
+) -> None:
+    """The producer's process."""
+    producer = throughput_producer(
+        bootstrap, **{"delivery.report.only.error": False, "queue.buffering.max.kbytes": 1 << 20}
+    )
+    value = os.urandom(RECORD_BYTES)
+    samples: list[float] = []
+
+    def delivered(sent: float) -> Callable[[KafkaError | None, Any], None]:
+        def report(error: KafkaError | None, message: Any) -> None:
+            raise_failed(error, message)
+            samples.append((time.monotonic() - sent) * 1_000)
+            acknowledged.value += SAMPLE
+
+        return report
+
+    number, began = 0, time.monotonic()
+    told = began
+    while not ends.is_set():
+        due = int((time.monotonic() - began) * rate * 1e6 / RECORD_BYTES)
+        while number < due:
+            try:
+                if number % SAMPLE:
+                    producer.produce(topic, value, partition=0)
+                else:
+                    report = delivered(time.monotonic())
+                    producer.produce(topic, value, partition=0, on_delivery=report)
+            except BufferError:
+                break  # it does not keep the rate: `producer_mb_per_second` tells
+            number += 1
+        producer.poll(0)
+        time.sleep(STEP_SECONDS)
+        if samples and time.monotonic() - told > POLL_SECONDS:
+            told = time.monotonic()
+            taken.put(samples[:])
+            samples.clear()
+    assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
+
+
+@dataclass(slots=True)
+class Reading:
+    """A consumer in a process of its own that reads from the first record. Use in a `with`."""
+
+    bootstrap: str
+    topic: str
+    _read: Any = field(init=False)
+    _ends: Any = field(init=False)
+    _process: SpawnProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._read = context.Value("Q", 0, lock=False)
+        self._ends = context.Event()
+        self._process = context.Process(
+            target=_read_until, args=(self.bootstrap, self.topic, self._read, self._ends), daemon=True
+        )
+
+    def __enter__(self) -> Reading:
+        self._process.start()
+        _wait(lambda: self.records > 0, self._process)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _end(self._process, self._ends, lambda: None)
+
+    @property
+    def records(self) -> int:
+        return int(self._read.value)
+
+
+def _read_until(bootstrap: str, topic: str, read: Any, ends: Any) -> None:
+    """The consumer's process."""
+    consumer = reader(bootstrap)
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        while not ends.is_set():
+            messages = consumer.consume(FETCH_RECORDS, timeout=POLL_SECONDS)
+            for message in messages[:1]:
+                assert message.error() is None, message.error()
+            read.value += len(messages)
+    finally:
+        consumer.close()
+
+
+def _wait(condition: Callable[[], bool], process: SpawnProcess) -> None:
+    deadline = time.monotonic() + CALL_SECONDS_MAX
+    while not condition():
+        assert process.is_alive(), "a client's process ended"
+        assert time.monotonic() < deadline, "a client does nothing"
+        time.sleep(POLL_SECONDS / 10)
+
+
+def _end(process: SpawnProcess, ends: Any, drain: Callable[[], None]) -> None:
+    ends.set()
+    deadline = time.monotonic() + CALL_SECONDS_MAX
+    while process.is_alive() and time.monotonic() < deadline:
+        drain()  # what it still has to say would keep it
+        process.join(POLL_SECONDS)
+    assert process.exitcode == 0, f"a client's process ended with {process.exitcode}"
