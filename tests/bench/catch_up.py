@@ -157,7 +157,10 @@ def _beside_producer(
             "is_caught_up": float(read >= goal),
             "seconds": elapsed,
             "reader_mb_per_second": read * RECORD_BYTES / 1e6 / elapsed,
-            "producer_mb_per_second": (producing.acknowledged - sent) * RECORD_BYTES / 1e6 / elapsed,
+            "producer_mb_per_second": (producing.acknowledged - sent)
+            * RECORD_BYTES
+            / 1e6
+            / elapsed,
             "server_cores": used / elapsed,
         }
     return figures
@@ -182,7 +185,14 @@ class Producing:
         self._taken = context.Queue()
         self._process = context.Process(
             target=_produce_until,
-            args=(self.bootstrap, self.topic, self.rate, self._acknowledged, self._taken, self._ends),
+            args=(
+                self.bootstrap,
+                self.topic,
+                self.rate,
+                self._acknowledged,
+                self._taken,
+                self._ends,
+            ),
             daemon=True,
         )
 
@@ -271,7 +281,9 @@ class Reading:
         self._read = context.Value("Q", 0, lock=False)
         self._ends = context.Event()
         self._process = context.Process(
-            target=_read_until, args=(self.bootstrap, self.topic, self._read, self._ends), daemon=True
+            target=_read_until,
+            args=(self.bootstrap, self.topic, self._read, self._ends),
+            daemon=True,
         )
 
     def __enter__(self) -> Reading:

@@ -2,47 +2,136 @@
 
 A reader with gigabytes before it takes whatever it is given: the disk, and the processor of server
 and client. Nobody waits for its next megabyte, but somebody does for each acknowledgement. So while
-records are being produced here, all reads from disk together get so many bytes a second; as soon as
-nobody produces, they get everything.
+records are produced here, reads from disk are paced; when nobody produces, they are not.
 
-Must not know: requests, partitions, the disk.
+A constant pace would leave a reader behind for ever when producers are faster. So the pace follows
+what producers write to the partitions this server leads, measured over the last second; what it
+writes as a follower is read elsewhere. A read begins as soon as either of these lets it:
+
+* the share: all readers together get the floor, or twice what all producers write, whichever is
+  more, in the order in which they ask;
+* the gain: each reader gets twice what producers write to the partition that it reads, whatever
+  others take. So several readers behind one partition all catch up.
+
+One reader alone gets the faster of the two, not their sum. A read has at most `READ_BYTES_MAX`, so
+that who asks for more in one request gets no larger share. No read waits longer than `WAIT_NS_MAX`:
+with very many readers the pace gives way, and none of them starves.
+
+Must not know: requests, the disk.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from vdl.kafka.ingest_rate import IngestRate
+
 _SECOND_NS = 1_000_000_000
 AT_WORK_NS = _SECOND_NS
-"""Producers are at work for so long after a request of theirs."""
+"""Producers are at work for so long after a batch of theirs."""
 WAIT_NS_MAX = _SECOND_NS
 """No read is put off for longer, however many there are: clients give up on their requests."""
+REQUEST_WAIT_NS_MAX = 5 * _SECOND_NS
+"""Nor all reads of one request together."""
+READ_BYTES_MAX = 1 << 20
+"""Of one read while producers are at work: what Kafka's consumers ask for of a partition."""
+GAIN = 2
+"""How many times as fast as its producers a reader is fed at least."""
+
+Reader = tuple[int, int]
+"""(connection, partition's group)"""
+
+
+@dataclass(slots=True)
+class Admission:
+    """That a read may begin in `wait_ns`, of `bytes` at most."""
+
+    reader: Reader
+    wait_ns: int
+    bytes: int
+    shared_ns: int = 0
+    """What it took of the share, as time; 0 when it took nothing of it."""
+    is_paced: bool = False
 
 
 class ReaderPace:
     """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
 
-    __slots__ = ("_bytes_per_second", "_free_ns", "produced_ns")
+    __slots__ = ("_by_group", "_floor", "_free_ns", "_ingest", "_last", "_swept_ns", "produced_ns")
 
-    def __init__(self, bytes_per_second: int) -> None:
-        self._bytes_per_second = bytes_per_second
+    def __init__(self, floor_bytes_per_second: int) -> None:
+        self._floor = floor_bytes_per_second
+        self._ingest = IngestRate()
+        self._by_group: dict[int, IngestRate] = {}
+        """Of groups that were produced to lately; swept."""
         self._free_ns = 0
-        """When all that was asked for so far will have been sent at this pace."""
+        """When all that took from the share so far will have been sent at its pace."""
+        self._last: dict[Reader, tuple[int, int]] = {}
+        """When each reader's last read began, and of how many bytes; swept."""
+        self._swept_ns = 0
         self.produced_ns = -AT_WORK_NS
-        """When a producer's last request came."""
+        """When a producer's last batch came."""
 
-    def ask(self, bytes_max: int, now_ns: int) -> int:
-        """Nanoseconds to wait before `bytes_max` are read; they count as sent."""
+    def produced(self, group_id: int, count: int, now_ns: int) -> None:
+        """A producer wrote so many bytes to a partition that this server leads."""
+        self.produced_ns = now_ns
+        self._ingest.add(count, now_ns)
+        rate = self._by_group.get(group_id)
+        if rate is None:
+            self._sweep(now_ns)
+            rate = self._by_group[group_id] = IngestRate()
+        rate.add(count, now_ns)
+
+    def ask(self, reader: Reader, bytes_max: int, now_ns: int) -> Admission:
+        """When a read of `bytes_max` may begin. It counts as sent until `found` or `give_back`."""
         if now_ns - self.produced_ns >= AT_WORK_NS:
-            self._free_ns = now_ns
-            return 0
-        wait_ns = max(0, self._free_ns - now_ns)
-        if wait_ns > WAIT_NS_MAX:
-            return WAIT_NS_MAX
-        self._free_ns = now_ns + wait_ns + self._duration_ns(bytes_max)
-        return wait_ns
+            self._free_ns = min(self._free_ns, now_ns)
+            return Admission(reader, 0, bytes_max)
+        self._sweep(now_ns)
+        count = min(bytes_max, READ_BYTES_MAX)
+        pace = max(self._floor, GAIN * self._ingest.per_second(now_ns))
+        rate = self._by_group.get(reader[1])
+        gain = GAIN * rate.per_second(now_ns) if rate is not None else 0
+        began_ns, before = self._last.get(reader, (now_ns, 0))
+        shared_ns = max(self._free_ns, began_ns + _duration_ns(before, pace), now_ns)
+        start_ns = shared_ns
+        if gain:
+            start_ns = min(start_ns, max(now_ns, began_ns + _duration_ns(before, gain)))
+        start_ns = min(start_ns, now_ns + WAIT_NS_MAX)
+        admission = Admission(reader, start_ns - now_ns, count, is_paced=True)
+        if start_ns == shared_ns:
+            admission.shared_ns = _duration_ns(count, pace)
+            self._free_ns = max(self._free_ns, start_ns) + admission.shared_ns
+        self._last[reader] = start_ns, count
+        return admission
 
-    def found_less(self, bytes_less: int) -> None:
-        """So many bytes that were asked for have not been there."""
-        self._free_ns -= self._duration_ns(bytes_less)
+    def found(self, admission: Admission, count: int) -> None:
+        """The read that was let in found so many bytes; they may be more than it was to be, when
+        one batch is."""
+        if not admission.is_paced:
+            return
+        if admission.shared_ns:
+            used_ns = admission.shared_ns * count // max(1, admission.bytes)
+            self._free_ns += used_ns - admission.shared_ns
+        last = self._last.get(admission.reader)
+        if last is not None:
+            self._last[admission.reader] = last[0], count
 
-    def _duration_ns(self, count: int) -> int:
-        return count * _SECOND_NS // self._bytes_per_second
+    def give_back(self, admission: Admission) -> None:
+        """The read that was let in will not take place."""
+        self.found(admission, 0)
+
+    def _sweep(self, now_ns: int) -> None:
+        """Forget, once a second, who does not produce or read any more."""
+        if now_ns - self._swept_ns < _SECOND_NS:
+            return
+        self._swept_ns = now_ns
+        oldest_ns = now_ns - WAIT_NS_MAX
+        self._last = {reader: last for reader, last in self._last.items() if last[0] > oldest_ns}
+        self._by_group = {
+            group: rate for group, rate in self._by_group.items() if rate.per_second(now_ns)
+        }
+
+
+def _duration_ns(count: int, bytes_per_second: int) -> int:
+    return count * _SECOND_NS // bytes_per_second

@@ -9,7 +9,7 @@ from tests.unit.kafka.twin import World, batch, fill
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
-from vdl.kafka.reader_pace import ReaderPace
+from vdl.kafka.reader_pace import READ_BYTES_MAX
 from vdl.kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -448,11 +448,9 @@ def test_readers_from_disk_are_paced_while_producers_are_at_work() -> None:
     fill(stream)
     stream.on_disk_below = 1
     client = world.client()
-    pace = world.context.reader_pace
     for _ in range(3):
         assert counts(client.ask(FETCH, 11, fetch(0))) == [1]  # nobody produces
-    pace.produced_ns = world.clock.now_ns()
-    assert pace.ask(1 << 20, world.clock.now_ns()) == 0  # another reader's, for a second to come
+    occupy(world)
     client.request(FETCH, 11, fetch(0))
     world.run(900)
     assert client.answers() == []
@@ -461,13 +459,27 @@ def test_readers_from_disk_are_paced_while_producers_are_at_work() -> None:
     assert counts(late) == [1]
 
 
-def test_pace_counts_what_was_found_and_bounds_the_wait() -> None:
-    """Small answers do not use up what large ones were asked for; many readers do not add up."""
-    pace = ReaderPace(1_000)
-    pace.produced_ns = 0
-    assert pace.ask(500, 0) == 0
-    pace.found_less(400)
-    assert pace.ask(100, 0) == SECOND // 10
-    for _ in range(100):
-        assert pace.ask(1_000, 0) <= SECOND
-    assert pace.ask(1_000, 2 * SECOND) == 0  # the producers have gone
+def test_reader_that_leaves_while_it_waits_gives_its_turn_back() -> None:
+    """What was let in and will not be read costs others nothing, and is not read."""
+    world = World(KafkaOptions(cold_read_bytes_per_second=1 << 21))
+    (stream,) = world.topic()
+    fill(stream)
+    stream.on_disk_below = 1
+    occupy(world)  # for half a second
+    leaving = world.client()
+    leaving.request(FETCH, 11, fetch(0))
+    world.run(1)
+    leaving.session.connection_lost()
+    pace = world.context.reader_pace
+    admission = pace.ask((-2, 0), READ_BYTES_MAX, world.clock.now_ns())
+    assert admission.wait_ns <= SECOND // 2
+    reads = stream.cold_reads
+    world.run(2_000)
+    assert stream.cold_reads == reads
+
+
+def occupy(world: World) -> None:
+    """Producers are at work, elsewhere, and another reader has taken a mebibyte."""
+    pace, now_ns = world.context.reader_pace, world.clock.now_ns()
+    pace.produced(-1, 1, now_ns)
+    assert pace.ask((-1, -1), READ_BYTES_MAX, now_ns).wait_ns == 0

@@ -26,6 +26,7 @@ from vdl.kafka.api import Encoded, Later
 from vdl.kafka.context import LogStream, RequestContext, Wait
 from vdl.kafka.error_map import code_of, failure
 from vdl.kafka.handlers.partitions import check_leader_epoch, find_topic, leader_endpoints
+from vdl.kafka.reader_pace import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.wire.fetch import (
     API_KEY,
     EpochEndOffset,
@@ -50,6 +51,7 @@ class _Target:
     """One partition of a fetch."""
 
     __slots__ = (
+        "admission",
         "answer",
         "asked",
         "cold",
@@ -57,7 +59,6 @@ class _Target:
         "diverging",
         "error",
         "group_id",
-        "may_read_cold",
         "stream",
         "unknown",
         "wait",
@@ -73,8 +74,8 @@ class _Target:
         self.stream: LogStream | None = None
         self.confirmed = False
         """A quorum confirmed the high watermark after this request arrived."""
-        self.may_read_cold = False
-        """It has waited for its turn to read from disk."""
+        self.admission: Admission | None = None
+        """To read from disk; kept until it has read, or will not."""
         self.cold: Slices | None = None
         """What was read from disk."""
         self.diverging: EpochEndOffset | None = None
@@ -86,6 +87,7 @@ class _Poll:
     """One fetch under way."""
 
     __slots__ = (
+        "admission_timer",
         "ctx",
         "deadline_ns",
         "expired",
@@ -97,6 +99,7 @@ class _Poll:
         "targets",
         "timer",
         "topics",
+        "waited_ns",
         "woken",
     )
 
@@ -112,7 +115,10 @@ class _Poll:
         self.scheduled = False
         self.expired = request.max_wait_ms <= 0
         self.woken = False
+        self.waited_ns = 0
+        """For admissions to read from disk."""
         self.timer: Timer | None = None
+        self.admission_timer: Timer | None = None
         self.share_key: tuple[object, ...] | None = None
         self._resolve()
 
@@ -159,7 +165,7 @@ class _Poll:
     def attempt(self) -> None:
         """Answer, or arrange to be called again."""
         self.scheduled = False
-        if self.gates:
+        if self.gates or self.later.cancelled:
             return
         if self.woken and self.share_key is not None:
             shared = self.ctx.server.shared.get(self.share_key)
@@ -326,18 +332,28 @@ class _Poll:
 
     def _read_cold(self, target: _Target, stream: LogStream, bytes_max: int) -> None:
         server = self.ctx.server
-        if not target.may_read_cold:
-            target.may_read_cold = True
-            wait_ns = server.reader_pace.ask(bytes_max, server.clock.now_ns())
-            if wait_ns:
+        admission = target.admission
+        if admission is None:
+            reader = (self.ctx.connection.id, target.group_id)
+            admission = server.reader_pace.ask(reader, bytes_max, server.clock.now_ns())
+            target.admission = admission
+            wait_ns = min(admission.wait_ns, REQUEST_WAIT_NS_MAX - self.waited_ns)
+            if wait_ns > 0:
                 # Then everything is looked at again: much may have become of the partition.
-                server.clock.call_later(wait_ns, self._through_gate)
+                self.waited_ns += wait_ns
+                self.admission_timer = server.clock.call_later(wait_ns, self._admitted)
                 return
-        done = partial(self._read_from_disk, target, bytes_max)
+        bytes_max = min(bytes_max, admission.bytes)
+        done = partial(self._read_from_disk, target, admission)
+        target.admission = None
         stream.read_cold(target.asked.fetch_offset, bytes_max, done)
 
+    def _admitted(self) -> None:
+        self.admission_timer = None
+        self._through_gate()
+
     def _read_from_disk(
-        self, target: _Target, bytes_max: int, found: Slices | StorageError
+        self, target: _Target, admission: Admission, found: Slices | StorageError
     ) -> None:
         found_bytes = 0
         if isinstance(found, StorageError):
@@ -345,8 +361,9 @@ class _Poll:
         else:
             target.cold = found
             found_bytes = found.bytes
-        self.ctx.server.reader_pace.found_less(max(0, bytes_max - found_bytes))
-        self._through_gate()
+        self.ctx.server.reader_pace.found(admission, found_bytes)
+        if not self.later.cancelled:
+            self._through_gate()
 
     def _error_answer(self, target: _Target) -> PartitionData:
         answer = PartitionData(
@@ -380,7 +397,6 @@ class _Poll:
     def _wake(self, target: _Target) -> None:
         target.wait = None
         target.cold = None
-        target.may_read_cold = False
         self.woken = True
         self._schedule()
 
@@ -430,7 +446,10 @@ class _Poll:
         self.later.complete(response)
 
     def release(self) -> None:
-        """Take back every subscription."""
+        """Take back every subscription, and what was to be read."""
+        if self.admission_timer is not None:
+            self.admission_timer.cancel()
+            self.admission_timer = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -438,6 +457,9 @@ class _Poll:
             if target.wait is not None:
                 target.wait.cancel()
                 target.wait = None
+            if target.admission is not None:
+                self.ctx.server.reader_pace.give_back(target.admission)
+                target.admission = None
 
 
 def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | Later:

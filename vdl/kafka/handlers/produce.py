@@ -232,6 +232,8 @@ class _Produce:
             header.max_timestamp = verdict
         if header.max_timestamp == NO_TIMESTAMP:
             header.max_timestamp = self.ctx.server.host.agreed_ms()
+        ctx = self.ctx
+        ctx.server.reader_pace.produced(group_id, len(placed.records), ctx.received_ns)
         stream.append(
             placed.records,
             header,
@@ -305,7 +307,6 @@ class _Produce:
 def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | Reply | Later:
     """Append what is sound; each partition has its own answer."""
     produce = _Produce(ctx, request)
-    ctx.server.reader_pace.produced_ns = ctx.received_ns
     refusal = ErrorCode.NONE
     if request.acks not in _ACKS:
         refusal = ErrorCode.INVALID_REQUIRED_ACKS
