@@ -111,6 +111,9 @@ class Options:
     """Clients whose batches are not what they say."""
     check_on_loop_bytes: int = 2 << 20
     """Larger batches are checked off the loop."""
+    behind_kib: int = 0
+    """Not 0: caches have this size at most, readers from disk share hardly anything but what
+    producers earn them, and a consumer begins behind, once healed, and must catch up."""
 
     @property
     def ages(self) -> bool:
@@ -203,4 +206,5 @@ def draw(rng: Random) -> Options:
         missing=fault(0.05, 0.4),
         bad_headers=fault(0.1, 0.5),
         second_openers=fault(0.1, 0.6),
+        behind_kib=0 if rng.random() < 0.7 else spread(16, 64),
     )

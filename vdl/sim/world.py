@@ -3,8 +3,8 @@
 A world is machines on a network with clients beside them, on one clock. It lives through these
 phases: *birth* (a cluster forms, a topic is made); *safety* (clients work while the nemesis is at
 it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be there
-within ten election timeouts, every producer must come to an end, all replicas must become equal);
-*drain* (a fresh client reads everything). Then the histories are checked.
+within ten election timeouts, in some worlds a consumer that is behind must catch up, every producer
+must come to an end, all replicas must become equal); *drain* (a fresh client reads everything). Then the histories are checked.
 
 Must not know: how any part does its work.
 """
@@ -15,12 +15,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 
 from segments.api import StoreOptions
 from vdl.check import report
-from vdl.check.history import Op
+from vdl.check.history import Mark, Op
 from vdl.check.history import Record as Seen
 from vdl.clock import MS
 from vdl.config import Config, Endpoint
@@ -28,6 +29,7 @@ from vdl.config_values import Address
 from vdl.kafka.context import KafkaOptions, ListenerOptions
 from vdl.kafka.wire import list_offsets
 from vdl.logstream.options import HostOptions
+from vdl.logstream.stream import LogStream
 from vdl.server import ServerState
 from vdl.sim.ageing import OFFSETS_KEPT_MINUTES, Ageing
 from vdl.sim.atlas import why_not
@@ -40,6 +42,7 @@ from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.liar import Liar
+from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, Laggard
 from vdl.sim.machine import (
     DISK_ERRORS,
     KAFKA_PORT,
@@ -61,6 +64,7 @@ from vdl.sim.workload import (
     Reader,
     TopicChurn,
     create_topic,
+    note_poll,
 )
 
 S = 1_000 * MS
@@ -293,7 +297,17 @@ class World:
 
     def leader(self, partition: int = 0) -> Machine | None:
         """The machine that serves a partition of the topic in the highest term."""
-        found: list[tuple[int, int, Machine]] = []
+        found = self._serving(partition)
+        return max(found, key=itemgetter(0, 1))[2] if found else None
+
+    def _stream(self, partition: int) -> LogStream | None:
+        """The partition where it is served in the highest term."""
+        found = self._serving(partition)
+        return max(found, key=itemgetter(0, 1))[3] if found else None
+
+    def _serving(self, partition: int) -> list[tuple[int, int, Machine, LogStream]]:
+        """(term, server id, machine, partition there) for all that serve it."""
+        found: list[tuple[int, int, Machine, LogStream]] = []
         for machine in self.machines:
             host = machine.server.host if machine.server is not None else None
             for group_id in sorted(host.groups) if host is not None else ():
@@ -302,8 +316,8 @@ class World:
                 if stream is None or (stream.topic, stream.partition) != (TOPIC, partition):
                     continue
                 if stream.serving:
-                    found.append((stream.term, machine.server_id, machine))
-        return max(found)[2] if found else None
+                    found.append((stream.term, machine.server_id, machine, stream))
+        return found
 
     def wait(self, limit_ns: int, condition: Callable[[], bool]) -> bool:
         """Let time pass until the condition holds, looked at every `POLL_NS`."""
@@ -422,6 +436,8 @@ class World:
             )
             return False
         self.run_for(1 * S)
+        if self.options.behind_kib:
+            self._catch_up()
         for load in self._loads:
             load.stop()
         for consumer in self.env.consumers:
@@ -446,6 +462,33 @@ class World:
         for text in ageing.deleted_early(self.machines):
             self.watch.violate("deleted-early", text)
         return True
+
+    def _catch_up(self) -> None:
+        """A consumer that begins behind meets the end of each partition while producers go on."""
+        ends: dict[TopicPartition, tuple[int, int]] = {}
+        for tp in self.env.partitions:
+            stream = self._stream(tp.partition)
+            if stream is not None:
+                ends[tp] = (stream.log_start_offset, stream.high_watermark)
+        name = "laggard"
+        recorder = self.recorder
+        recorder.happened(name, "assign").keys = [str(tp) for tp in sorted(ends)]
+
+        def positioned(tp: TopicPartition, offset: int) -> None:
+            recorder.happened(name, "seek").marks.append(Mark(str(tp), offset))
+
+        laggard = Laggard(
+            self._fresh_client(name),
+            self.options,
+            ends,
+            partial(note_poll, self.env, name),
+            positioned,
+        )
+        self.env.consumers.append(laggard.consumer)
+        limit_ns = CATCH_UP_NS + 2 * self.time.now_ns
+        if not self.wait(limit_ns, lambda: not laggard.missing()):
+            self.watch.violate("reader-starved", f"{laggard.missing()}, producers went on")
+        self.note("caught up")
 
     def _majority_elects(self) -> bool:
         """A majority alone must have its leaders within ten election timeouts."""
@@ -537,6 +580,7 @@ def server_config(server_id: int, options: Options) -> Config:
     """A server's configuration in a world of these options."""
     name = machine_name(server_id)
     peer = Address(name, PEER_PORT)
+    floor = FLOOR_BYTES if options.behind_kib else KafkaOptions().cold_read_bytes_per_second
     seeds = {i: Address(machine_name(i), PEER_PORT) for i in range(1, options.servers + 1)}
     return Config(
         source="simulation",
@@ -555,6 +599,7 @@ def server_config(server_id: int, options: Options) -> Config:
             record_check_loop_bytes=options.check_on_loop_bytes,
             offsets_retention_check_ms=500 if options.ages else 600_000,
             offsets_retention_minutes=OFFSETS_KEPT_MINUTES,
+            cold_read_bytes_per_second=floor,
         ),
         host=HostOptions(
             command_entries_kept=options.command_entries,
@@ -567,7 +612,7 @@ def server_config(server_id: int, options: Options) -> Config:
             journal_first_file_bytes=options.journal_kib << 9,
             segment_bytes=options.segment_kib << 10,
             index_segment_entries=256,
-            cache_bytes_max=options.cache_kib << 10,
+            cache_bytes_max=min(options.cache_kib, options.behind_kib or options.cache_kib) << 10,
             checkpoint_bytes=options.checkpoint_kib << 10,
             checkpoint_entries=2_000,
             checkpoint_interval_ms=2_000,

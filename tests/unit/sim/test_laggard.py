@@ -1,0 +1,50 @@
+"""Worlds with a consumer that begins behind: it reads from disk, and is heard when it starves."""
+
+from __future__ import annotations
+
+import pytest
+
+from vdl.clock import MS
+from vdl.kafka.reader_pace import ReaderPace
+from vdl.sim.options import Options
+from vdl.sim.world import World
+
+S = 1_000 * MS
+BEHIND = Options(
+    partitions=2, members=0, readers=0, sends_per_second=25, records_max=4, record_bytes_max=400,
+    cache_kib=512, behind_kib=32,
+)  # fmt: skip
+
+
+def lived() -> tuple[World, list[str]]:
+    """A calm world of this kind, and what was violated in it."""
+    world = World(1, BEHIND)
+    outcome = world.live(lambda: world.run_for(10 * S))
+    return world, sorted({violation.name for violation in outcome.violations})
+
+
+def test_consumer_behind_catches_up_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world is what it is meant to be: reads were paced, and nothing is violated."""
+    waits: list[int] = []
+    ask = ReaderPace.ask
+
+    def asked(*arguments: object) -> object:
+        admission = ask(*arguments)  # type: ignore[arg-type]
+        if admission.is_paced:
+            waits.append(admission.wait_ns)
+        return admission
+
+    monkeypatch.setattr(ReaderPace, "ask", asked)
+    _, violations = lived()
+    assert violations == []
+    assert len(waits) > 10
+    assert any(waits)
+
+
+def test_consumer_that_does_not_gain_on_producers_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pace that ignores what producers write."""
+    monkeypatch.setattr("vdl.kafka.reader_pace.GAIN", 0)
+    _, violations = lived()
+    assert violations == ["reader-starved"]

@@ -1,0 +1,84 @@
+"""A consumer that begins far behind while producers go on, and must catch up.
+
+Worlds where the knob `behind_kib` is on have small caches and a tiny `request.cold_read_rate`, so
+what is not new comes from disk at the pace that producers set. The consumer takes so little at a
+time that the limit of one read's wait alone, one read a second, is slower than the producers: it
+catches up only when readers gain on them.
+
+Must not know: faults, how readers are paced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vdl.clock import MS
+from vdl.kafka.reader_pace import READ_BYTES_MAX
+from vdl.sim.client import KafkaClient
+from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched
+from vdl.sim.options import Options
+from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
+
+S = 1_000 * MS
+FLOOR_BYTES = 1 << 10
+"""`request.cold_read_rate` of such a world's servers."""
+CATCH_UP_NS = 30 * S
+"""What it may take beside twice the time that the world has lived: at twice the producers' rate it
+takes as long as it took them to write what the consumer missed."""
+BEHIND = 2
+"""By how many caches the consumer is behind, if there is as much."""
+_BYTES_MIN = 512
+
+
+def ingest_bytes_per_second(options: Options) -> int:
+    """What all producers of a world write in a second, about."""
+    producers = options.idempotent_producers + options.plain_producers
+    record_bytes = 60 + options.record_bytes_max // 2
+    return int(producers * options.sends_per_second * (1 + options.records_max) / 2 * record_bytes)
+
+
+class Laggard:
+    """See the module. `on_fetched` is told what it reads, `ends` where each partition ends now."""
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        options: Options,
+        ends: dict[TopicPartition, tuple[int, int]],
+        on_fetched: Callable[[Fetched], None],
+        on_position: Callable[[TopicPartition, int], None],
+    ) -> None:
+        """`ends`: each partition's first offset, and the one behind its last."""
+        self._on_fetched = on_fetched
+        self._left = set(ends)
+        piece = ingest_bytes_per_second(options) // (2 * options.partitions)
+        self._consumer = Consumer(
+            client,
+            SubscriptionState(ResetStrategy.EARLIEST),
+            self._fetched,
+            ConsumerOptions(
+                max_wait_ms=50,
+                partition_bytes_max=max(_BYTES_MIN, min(piece, READ_BYTES_MAX)),
+            ),
+        )
+        self.consumer.assign(sorted(ends))
+        records = BEHIND * (options.behind_kib << 10) // (60 + options.record_bytes_max // 2)
+        for tp, (start, end) in sorted(ends.items()):
+            position = max(start, end - records)
+            on_position(tp, position)
+            self.consumer.seek(tp, position)
+
+    @property
+    def consumer(self) -> Consumer:
+        return self._consumer
+
+    def missing(self) -> str:
+        """The partitions whose end it has not met, empty when it has met all."""
+        subscription = self.consumer.subscription
+        return ", ".join(f"{tp} at {subscription.state(tp).position}" for tp in sorted(self._left))
+
+    def _fetched(self, fetched: Fetched) -> None:
+        self._on_fetched(fetched)
+        position = fetched.records[-1].offset + 1 if fetched.records else fetched.position
+        if position >= fetched.high_watermark:
+            self._left.discard(fetched.tp)
