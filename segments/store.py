@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from segments import cold, failpoint
-from segments.ahead import AHEAD_BYTES, ReadAhead
+from segments.ahead import AHEAD_BYTES, IDLE_MS, Key, ReadAhead
 from segments.api import (
     Buffer,
     Compacted,
@@ -34,6 +34,7 @@ from segments.api import (
     Slices,
     StorageError,
     StoredEntry,
+    Timer,
     StoreOptions,
     Workers,
 )
@@ -138,6 +139,10 @@ class DiskStore:
         )
         self._now_ns = now_ns
         self._ahead = ReadAhead()
+        self._ahead_timer: Timer | None = None
+        self._reading: dict[Key, list[Callable[[cold.Found | StorageError], None]]] = {}
+        """Reads for consumers under way, and who waits for each; more than one where several
+        go on at one place."""
         self._chores = Chores(
             workers, may_run=self._may_run_chore, ended=self._freed, fail=self._fail
         )
@@ -480,16 +485,27 @@ class DiskStore:
                 done(found)
                 return
             slices = cold.slices(found, offset, end_index, bytes_max)
-            self._ahead.keep((log.id, age, "offset", slices.end_offset), found)
+            self._keep_ahead((log.id, age, "offset", slices.end_offset), found)
             done(slices)
 
-        window = self._ahead.take((log.id, age, "offset", offset))
+        key = (log.id, age, "offset", offset)
+        window = self._ahead.take(key)
         if window is not None and _holds_records(window, end_index):
             self._ahead.hits += 1
             self.workers.call_later(0, lambda: give(window))
             return
+        waiting = self._reading.get(key)
+        if waiting is not None:
+            waiting.append(give)
+            return
+        self._reading[key] = [give]
         index, ahead = (0, 0) if window is None else (window.index, AHEAD_BYTES)
-        self._run_cold(log, cold.read(log, offset, end_index, bytes_max, index, ahead), give)
+
+        def found(result: cold.Found | StorageError) -> None:
+            for one in self._reading.pop(key):
+                one(result)
+
+        self._run_cold(log, cold.read(log, offset, end_index, bytes_max, index, ahead), found)
 
     def entries_cold(
         self,
@@ -511,7 +527,7 @@ class DiskStore:
                 done(found)
                 return
             entries = cold.first_entries(found, end, bytes_max)
-            self._ahead.keep((log.id, age, "index", first + len(entries)), found)
+            self._keep_ahead((log.id, age, "index", first + len(entries)), found)
             done(entries)
 
         window = self._ahead.take((log.id, age, "index", first))
@@ -521,6 +537,17 @@ class DiskStore:
             return
         ahead = 0 if window is None else AHEAD_BYTES
         self._run_cold(log, cold.entries(log, first, end, bytes_max, ahead), give)
+
+    def _keep_ahead(self, key: Key, found: cold.Found) -> None:
+        self._ahead.keep(key, found)
+        if self._ahead_timer is None:
+            self._ahead_timer = self.workers.call_later(IDLE_MS, self._expire_ahead)
+
+    def _expire_ahead(self) -> None:
+        self._ahead.expire()
+        self._ahead_timer = None
+        if len(self._ahead) and not self._failed:
+            self._ahead_timer = self.workers.call_later(IDLE_MS, self._expire_ahead)
 
     def index_of_offset(
         self, log: Log, offset: int, done: Callable[[int | StorageError], None]
@@ -678,6 +705,9 @@ class DiskStore:
         """Whatever is still under way, nobody is told that it is durable."""
         self._failed = self._roster.is_closed = self._scrubber.is_stopped = True
         self._journal.stop()
+        if self._ahead_timer is not None:
+            self._ahead_timer.cancel()
+            self._ahead_timer = None
 
     def stats(self) -> dict[str, float]:
         cache, journal, replay = self._cache, self._journal, self._recovered.replay

@@ -2,6 +2,7 @@
 
 import pytest
 
+from segments.ahead import IDLE_MS
 from segments.api import (
     Compacted,
     HardState,
@@ -471,6 +472,30 @@ def test_reader_that_goes_on_is_served_from_what_was_read_ahead(
         harness.read(log, ends[0] + 1, 899, 900)
     assert harness.read(log, ends[0], 899, 900).buffers == []
     harness.crash()
+
+
+def test_readers_at_one_place_share_what_is_read(make_harness, writer, hard_state, tmp_path):
+    """Two consumers behind that go on together cost the reads of one, and its memory."""
+    harness = make_harness("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, writer, hard_state, 400, size=300)
+    log = harness.reopen()
+    jobs = {}
+    for readers in (1, 2):
+        offset, jobs[readers] = 0, 0
+        while offset < 300:
+            found = []
+            for _ in range(readers):
+                harness.store.read_cold(log, offset, log.flushed_index, 900, found.append)
+            jobs[readers] += len(harness.workers.pool_jobs)
+            harness.workers.pump()
+            assert len(found) == readers
+            assert [bytes(b) for b in found[0].buffers] == [bytes(b) for b in found[-1].buffers]
+            offset = found[0].end_offset
+    assert 0 < jobs[2] <= jobs[1]
+    harness.workers.advance(2 * IDLE_MS)
+    assert harness.store.stats()["read_ahead_bytes"] == 0
+
 
 
 def test_offset_where_a_term_ended_is_known_without_the_disk(

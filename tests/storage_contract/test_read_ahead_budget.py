@@ -63,6 +63,7 @@ def test_all_buffers_of_a_window_count_once():
     assert windows.bytes == 2 * 8 * 1048 + 16 * 400
     windows.keep((1, 0, "index", 1), found)
     assert windows.bytes == 2 * 8 * 1048 + 16 * 400
+    assert windows.take((1, 0, "index", 1)) is not None  # of two readers
     assert windows.take((1, 0, "index", 1)) is not None
     assert windows.bytes == 0
 
@@ -88,5 +89,31 @@ def test_everything_is_given_back():
             windows.keep(key, found)
         assert kept_bytes(windows) <= windows.bytes <= ahead.WINDOWS_BYTES_MAX
     for key in list(windows._windows):
-        windows.take(key)
+        while windows.take(key) is not None:
+            pass
     assert windows.bytes == 0
+
+
+def test_reader_that_arrives_with_nothing_does_not_take_the_window_of_another():
+    """Two at one place share what either has, and the second finds it, too."""
+    windows = ReadAhead()
+    key = (1, 0, "index", 1)
+    windows.keep(key, window(1, 8, 1000))
+    windows.keep(key, Found(1, []))
+    assert len(windows.take(key).entries) == 8
+    assert len(windows.take(key).entries) == 8
+    assert windows.take(key) is None
+    assert windows.bytes == 0
+
+
+def test_window_of_a_reader_that_stays_away_goes():
+    """One whose readers come back in time stays."""
+    windows = ReadAhead()
+    for number in (1, 2):
+        windows.keep((number, 0, "index", 1), window(1, 8, 1000))
+    windows.expire()
+    assert len(windows) == 2
+    windows.keep((2, 0, "index", 1), Found(1, []))
+    windows.expire()
+    assert windows.take((1, 0, "index", 1)) is None
+    assert windows.take((2, 0, "index", 1)) is not None

@@ -4,7 +4,8 @@ A world is machines on a network with clients beside them, on one clock. It live
 phases: *birth* (a cluster forms, a topic is made); *safety* (clients work while the nemesis is at
 it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be there
 within ten election timeouts, in some worlds a consumer that is behind must catch up, every producer
-must come to an end, all replicas must become equal); *drain* (a fresh client reads everything). Then the histories are checked.
+must come to an end, all replicas must become equal); *drain* (a fresh client reads everything).
+Then the histories are checked.
 
 Must not know: how any part does its work.
 """
