@@ -91,7 +91,7 @@ class KafkaOptions:
     """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
     request_timeout_ms_max: int = 300_000
     """No client's timeout holds a request longer than this."""
-    cold_read_bytes_per_second: int = 128 << 20
+    cold_read_bytes_per_second: int = 32 << 20
     """What all consumers far behind are sent from disk at least while producers are at work."""
     read_timeout_ms: int = 10_000
     """How long a request without a timeout of its own waits for a quorum round."""

@@ -9,7 +9,9 @@ what producers write to the partitions this server leads, measured over the last
 writes as a follower is read elsewhere. A read begins as soon as either of these lets it:
 
 * the share: all readers together get the floor, or twice what all producers write, whichever is
-  more, in the order in which they ask;
+  more, in the order in which they ask; and up to `AMPLE_BYTES` a second six times what these write:
+  who writes that much sends large batches and does not wait for single acknowledgements, where
+  the floor protects those who do;
 * the gain: each reader gets twice what producers write to the partition that it reads, whatever
   others take. So several readers behind one partition all catch up.
 
@@ -37,6 +39,9 @@ READ_BYTES_MAX = 1 << 20
 """Of one read while producers are at work: what Kafka's consumers ask for of a partition."""
 GAIN = 2
 """How many times as fast as its producers a reader is fed at least."""
+AMPLE_GAIN = 6
+AMPLE_BYTES = 128 << 20
+"""A second: readers get `AMPLE_GAIN` times what producers write up to here, `GAIN` times beyond."""
 
 Reader = tuple[int, int]
 """(connection, partition's group)"""
@@ -89,7 +94,7 @@ class ReaderPace:
             return Admission(reader, 0, bytes_max)
         self._sweep(now_ns)
         count = min(bytes_max, READ_BYTES_MAX)
-        pace = max(self._floor, GAIN * self._ingest.per_second(now_ns))
+        pace = self._share(now_ns)
         rate = self._by_group.get(reader[1])
         gain = GAIN * rate.per_second(now_ns) if rate is not None else 0
         began_ns, before = self._last.get(reader, (now_ns, 0))
@@ -120,6 +125,11 @@ class ReaderPace:
     def give_back(self, admission: Admission) -> None:
         """The read that was let in will not take place."""
         self.found(admission, 0)
+
+    def _share(self, now_ns: int) -> int:
+        """Bytes a second for all readers together."""
+        ingest = self._ingest.per_second(now_ns)
+        return max(self._floor, GAIN * ingest, min(AMPLE_GAIN * ingest, AMPLE_BYTES))
 
     def _sweep(self, now_ns: int) -> None:
         """Forget, once a second, who does not produce or read any more."""

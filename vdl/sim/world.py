@@ -42,8 +42,8 @@ from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
-from vdl.sim.liar import Liar
 from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, Laggard
+from vdl.sim.liar import Liar
 from vdl.sim.machine import (
     DISK_ERRORS,
     KAFKA_PORT,

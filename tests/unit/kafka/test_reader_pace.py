@@ -7,7 +7,16 @@ from random import Random
 import pytest
 
 from vdl.kafka.ingest_rate import SLOT_NS, IngestRate
-from vdl.kafka.reader_pace import AT_WORK_NS, GAIN, READ_BYTES_MAX, WAIT_NS_MAX, Reader, ReaderPace
+from vdl.kafka.reader_pace import (
+    AMPLE_BYTES,
+    AMPLE_GAIN,
+    AT_WORK_NS,
+    GAIN,
+    READ_BYTES_MAX,
+    WAIT_NS_MAX,
+    Reader,
+    ReaderPace,
+)  # fmt: skip
 
 SECOND = 1_000_000_000
 STEP = 10_000_000
@@ -49,7 +58,21 @@ def test_single_reader_gets_twice_what_is_produced(rate: int) -> None:
         assert taken >= GAIN * rate - READ_BYTES_MAX
         assert taken >= FLOOR - READ_BYTES_MAX
         # And no more than that: somebody waits for each acknowledgement.
-        assert taken <= 1.15 * max(FLOOR, GAIN * rate) + READ_BYTES_MAX
+        most = max(FLOOR, GAIN * rate, min(AMPLE_GAIN * rate, AMPLE_BYTES))
+        assert taken <= 1.15 * most + READ_BYTES_MAX
+
+
+def test_reader_beside_a_producer_of_single_records_gets_the_floor() -> None:
+    """Whoever waits for each acknowledgement is protected as by a constant."""
+    given = run(ReaderPace(32 * MB), 4, ingest={1: 1 * MB}, readers={(1, 1): 10_000 * MB})
+    for taken in given[1, 1]:
+        assert abs(taken - 32 * MB) <= 2 * READ_BYTES_MAX
+
+
+def test_reader_beside_a_producer_of_large_batches_gets_more_than_it_needs() -> None:
+    """Beside 20 MB/s more than 100 MB/s."""
+    given = run(ReaderPace(32 * MB), 4, ingest={1: 20 * MB}, readers={(1, 1): 10_000 * MB})
+    assert min(given[1, 1][1:]) >= 100 * MB
 
 
 def test_single_reader_that_takes_less_gets_all_it_takes() -> None:

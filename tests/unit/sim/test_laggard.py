@@ -46,5 +46,6 @@ def test_consumer_that_does_not_gain_on_producers_is_heard(
 ) -> None:
     """A pace that ignores what producers write."""
     monkeypatch.setattr("vdl.kafka.reader_pace.GAIN", 0)
+    monkeypatch.setattr("vdl.kafka.reader_pace.AMPLE_GAIN", 0)
     _, violations = lived()
     assert violations == ["reader-starved"]
