@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vdl.kafka.ingest_rate import IngestRate
+from vdl.kafka.ingest_rate import SLOT_NS, IngestRate
 
 _SECOND_NS = 1_000_000_000
 AT_WORK_NS = _SECOND_NS
@@ -62,11 +62,18 @@ class Admission:
 class ReaderPace:
     """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
 
-    __slots__ = ("_by_group", "_floor", "_free_ns", "_ingest", "_last", "_swept_ns", "produced_ns")
+    __slots__ = (
+        "_by_group", "_came", "_floor", "_free_ns", "_ingest", "_last", "_swept_ns",
+        "_tenth_end_ns", "produced_ns",
+    )  # fmt: skip
 
     def __init__(self, floor_bytes_per_second: int) -> None:
         self._floor = floor_bytes_per_second
         self._ingest = IngestRate()
+        self._came: dict[int, int] = {}
+        """Bytes by group that the rates do not count yet: a batch costs one call here."""
+        self._tenth_end_ns = 0
+        """Before this they came."""
         self._by_group: dict[int, IngestRate] = {}
         """Of groups that were produced to lately; swept."""
         self._free_ns = 0
@@ -80,19 +87,29 @@ class ReaderPace:
     def produced(self, group_id: int, count: int, now_ns: int) -> None:
         """A producer wrote so many bytes to a partition that this server leads."""
         self.produced_ns = now_ns
-        self._ingest.add(count, now_ns)
-        rate = self._by_group.get(group_id)
-        if rate is None:
-            self._sweep(now_ns)
-            rate = self._by_group[group_id] = IngestRate()
-        rate.add(count, now_ns)
+        if now_ns >= self._tenth_end_ns:
+            self._count()
+            self._tenth_end_ns = now_ns - now_ns % SLOT_NS + SLOT_NS
+        self._came[group_id] = self._came.get(group_id, 0) + count
+
+    def _count(self) -> None:
+        """Put what came in this tenth of a second to the rates."""
+        at_ns = self._tenth_end_ns - 1
+        for group_id, count in self._came.items():
+            self._ingest.add(count, at_ns)
+            rate = self._by_group.get(group_id)
+            if rate is None:
+                rate = self._by_group[group_id] = IngestRate()
+            rate.add(count, at_ns)
+        self._came.clear()
+        self._sweep(at_ns)
 
     def ask(self, reader: Reader, bytes_max: int, now_ns: int) -> Admission:
         """When a read of `bytes_max` may begin. It counts as sent until `found` or `give_back`."""
         if now_ns - self.produced_ns >= AT_WORK_NS:
             self._free_ns = min(self._free_ns, now_ns)
             return Admission(reader, 0, bytes_max)
-        self._sweep(now_ns)
+        self._count()
         count = min(bytes_max, READ_BYTES_MAX)
         pace = self._share(now_ns)
         rate = self._by_group.get(reader[1])
