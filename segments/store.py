@@ -34,8 +34,8 @@ from segments.api import (
     Slices,
     StorageError,
     StoredEntry,
-    Timer,
     StoreOptions,
+    Timer,
     Workers,
 )
 from segments.block import TRIM, Mark

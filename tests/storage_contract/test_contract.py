@@ -497,7 +497,6 @@ def test_readers_at_one_place_share_what_is_read(make_harness, writer, hard_stat
     assert harness.store.stats()["read_ahead_bytes"] == 0
 
 
-
 def test_offset_where_a_term_ended_is_known_without_the_disk(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
