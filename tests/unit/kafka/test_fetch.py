@@ -9,7 +9,7 @@ from tests.unit.kafka.twin import World, batch, fill
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
-from vdl.kafka.reader_pace import READ_BYTES_MAX
+from vdl.kafka.reader_pace import READ_BYTES_MAX, REQUEST_WAIT_NS_MAX
 from vdl.kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -476,6 +476,27 @@ def test_reader_that_leaves_while_it_waits_gives_its_turn_back() -> None:
     reads = stream.cold_reads
     world.run(2_000)
     assert stream.cold_reads == reads
+
+
+def test_request_waits_for_all_its_reads_from_disk_no_longer_than_the_limit() -> None:
+    """Each of twenty partitions would wait for a second: the client would have given up."""
+    world = World(KafkaOptions(cold_read_bytes_per_second=1))
+    streams = world.topic(partitions=20)
+    for stream in streams:
+        fill(stream)
+        stream.on_disk_below = 1
+    occupy(world)
+    client = world.client()
+    client.request(FETCH, 11, fetch(*[0] * len(streams)))
+    waited_ms = 0
+    answers: list[FetchResponse] = []
+    while not answers and waited_ms < 30_000:
+        world.context.reader_pace.produced(-1, 1, world.clock.now_ns())
+        world.run(100)
+        waited_ms += 100
+        answers = client.answers()
+    assert counts(answers[0]) == [1] * len(streams)
+    assert waited_ms <= REQUEST_WAIT_NS_MAX // MS + 200
 
 
 def occupy(world: World) -> None:
