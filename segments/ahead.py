@@ -60,20 +60,26 @@ class ReadAhead:
         found = self._windows.get(key)
         if found is not None:
             self._readers[key] -= 1
-            if not self._readers[key]:
+            if self._readers[key] <= 0:
                 self._drop(key)
         return found
 
-    def keep(self, key: Key, found: Found) -> None:
-        """A reader will go on at `key`, behind the entries it was given."""
+    def __contains__(self, key: Key) -> bool:
+        """Whether a reader that goes on at `key` finds anything."""
+        found = self._windows.get(key)
+        return found is not None and bool(found.entries)
+
+    def keep(self, key: Key, found: Found, *, readers: int = 1) -> None:
+        """A reader will go on at `key`, behind the entries it was given. `readers` 0: none has come
+        so far yet, but one will."""
         entries = found.entries[found.count :]
         old = self._windows.get(key)
         if old is not None and len(old.entries) >= len(entries):
-            self._readers[key] += 1
+            self._readers[key] += readers
             self._windows.move_to_end(key)
             self._idle.discard(key)
             return
-        readers = self._readers.get(key, 0) + 1
+        readers += self._readers.get(key, 0)
         if old is not None:
             self._drop(key)
         kept = _kept_bytes(entries)

@@ -486,6 +486,7 @@ class DiskStore:
                 return
             slices = cold.slices(found, offset, end_index, bytes_max)
             self._keep_ahead((log.id, age, "offset", slices.end_offset), found)
+            self._read_on(log, age, end_index, found)
             done(slices)
 
         key = (log.id, age, "offset", offset)
@@ -500,12 +501,33 @@ class DiskStore:
             return
         self._reading[key] = [give]
         index, ahead = (0, 0) if window is None else (window.index, AHEAD_BYTES)
+        look = cold.read(log, offset, end_index, bytes_max, index, ahead)
+        self._run_cold(log, look, lambda result: self._found(key, result))
 
-        def found(result: cold.Found | StorageError) -> None:
-            for one in self._reading.pop(key):
-                one(result)
+    def _read_on(self, log: DiskLog, age: int, end_index: int, window: cold.Found) -> None:
+        """Have what follows a window read before its reader is there, once little is left of it:
+        a reader then waits for the disk only where that is slower."""
+        rest = window.entries[window.count :]
+        if not rest or sum(len(entry.data) for entry in rest) > AHEAD_BYTES // 2:
+            return
+        last = rest[-1]
+        offset, index = last.base_offset + last.records, last.index + 1
+        key = (log.id, age, "offset", offset)
+        if index > min(end_index, log.flushed_index) or log.generation != age:
+            return
+        if key in self._reading or key in self._ahead:
+            return
+        self._reading[key] = []
+        look = cold.read(log, offset, end_index, 0, index, AHEAD_BYTES)
+        self._run_cold(log, look, lambda result: self._found(key, result))
 
-        self._run_cold(log, cold.read(log, offset, end_index, bytes_max, index, ahead), found)
+    def _found(self, key: Key, result: cold.Found | StorageError) -> None:
+        """A read for consumers has ended: whoever waits is told; for whoever comes it is kept."""
+        waiting = self._reading.pop(key)
+        for give in waiting:
+            give(result)
+        if not waiting and not isinstance(result, StorageError):
+            self._keep_ahead(key, result, readers=0)
 
     def entries_cold(
         self,
@@ -538,8 +560,8 @@ class DiskStore:
         ahead = 0 if window is None else AHEAD_BYTES
         self._run_cold(log, cold.entries(log, first, end, bytes_max, ahead), give)
 
-    def _keep_ahead(self, key: Key, found: cold.Found) -> None:
-        self._ahead.keep(key, found)
+    def _keep_ahead(self, key: Key, found: cold.Found, *, readers: int = 1) -> None:
+        self._ahead.keep(key, found, readers=readers)
         if self._ahead_timer is None:
             self._ahead_timer = self.workers.call_later(IDLE_MS, self._expire_ahead)
 

@@ -497,6 +497,31 @@ def test_readers_at_one_place_share_what_is_read(make_harness, writer, hard_stat
     assert harness.store.stats()["read_ahead_bytes"] == 0
 
 
+def test_reader_that_goes_on_does_not_wait_for_the_disk(
+    make_harness, writer, hard_state, tmp_path, monkeypatch
+):
+    """What follows is read while it takes what there is, and every byte is what was written."""
+    monkeypatch.setattr("segments.store.AHEAD_BYTES", 3_000)
+    harness = make_harness("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, writer, hard_state, 400, size=300)
+    log = harness.reopen()
+    offset, waits = 0, []
+    while offset < log.flushed_offset:
+        found = []
+        harness.store.read_cold(log, offset, log.flushed_index, 900, found.append)
+        jobs = harness.workers.pool_jobs
+        waits.append(len(jobs))
+        harness.workers.pump()
+        assert [bytes(b) for b in found[0].buffers] == [
+            bytes((n * 7 + 1 + k) & 0xFF for k in range(300))
+            for n in range(offset + 1, found[0].end_offset + 1)
+        ]
+        offset = found[0].end_offset
+    assert len(waits) > 100
+    assert sum(waits[2:]) == 0
+
+
 def test_offset_where_a_term_ended_is_known_without_the_disk(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
