@@ -18,6 +18,7 @@ from random import Random
 from segments.api import StoreOptions
 from vdl.clock import MS
 from vdl.kafka.wire import init_producer_id
+from vdl.logstream.options import HostOptions
 from vdl.server import ServerState
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
@@ -129,8 +130,9 @@ class Cluster:
             self.run_for(POLL_NS)
 
     def _machine(self, server_id: int) -> Machine:
+        config = server_config(server_id, Options(servers=SERVERS))
         return Machine(
-            replace(server_config(server_id, Options(servers=SERVERS)), store=STORE),
+            replace(config, store=STORE, host=HostOptions()),  # the clocks of worlds are hasty
             time=self.time,
             network=self.network,
             disk=SimDisk(NoLuck(server_id), DiskProfile(sync_ns=SYNC_NS)),

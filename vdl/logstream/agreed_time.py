@@ -24,7 +24,7 @@ Two times come of that, because the two mistakes do not cost the same:
   clock of a server alone, delete nothing before they have stood for so long. At a start nothing is
   settled, and nothing is old, until a hold has passed.
 
-Hence after any correction, sleep or start both are right within a hold (and a sixtieth of it) of
+Hence after any correction, sleep or start both are right within a hold (and a thirtieth of it) of
 the moment since which a majority of right clocks is linked.
 
 For a hold after a start, and after each move of more than `AWAY_MS`, `now_ms` is at least what the
@@ -90,6 +90,7 @@ class AgreedTime:
         "_best_ms",
         "_bounds",
         "_buckets",
+        "_due_ns",
         "_hold_ns",
         "_majority",
         "_noted_ms",
@@ -114,6 +115,8 @@ class AgreedTime:
         """(low, high) of the clocks that are known. Invariant: what `_find_bounds` finds."""
         self._noted_ms = 0
         self._buckets: deque[_Bucket] = deque()
+        self._due_ns = -1
+        """While no clock moves there is nothing to see before: the end of the newest bucket."""
         self._since_ns = 0
         """When the evidence in `_buckets` began."""
         self._sure_ns: int | None = None
@@ -123,12 +126,12 @@ class AgreedTime:
     def linked(self, peer: int) -> None:
         """A new session: what the server told in another one does not count."""
         self._peers[peer] = _Peer()
-        self._bounds = self._find_bounds()
+        self._clocks_changed()
 
     def unlinked(self, peer: int) -> None:
         """Nobody knows what its clock does now."""
         self._peers.pop(peer, None)
-        self._bounds = self._find_bounds()
+        self._clocks_changed()
 
     def told(
         self, peer: int, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int
@@ -145,7 +148,7 @@ class AgreedTime:
         before = known.offset_ms
         if before is None or not -JITTER_MS <= offset_ms - before <= JITTER_MS:
             known.offset_ms = offset_ms
-            self._bounds = self._find_bounds()
+            self._clocks_changed()
             self.look(wall_ms, now_ns)
 
     def remember(self, ms: int) -> None:
@@ -158,13 +161,13 @@ class AgreedTime:
         if self._own_ms is None:
             self._sure_ns = now_ns + self._hold_ns
             self._own_ms = own_ms
-            self._bounds = self._find_bounds()
+            self._clocks_changed()
         elif not -1 <= own_ms - self._own_ms <= 1:  # beyond what rounding does
             if own_ms - self._own_ms > STEP_MS:
                 self._stepped(own_ms - self._own_ms, now_ns)
             self._own_ms = own_ms
-            self._bounds = self._find_bounds()
-        if self._bounds is None:
+            self._clocks_changed()
+        if now_ns < self._due_ns or self._bounds is None:
             return
         low, high = self._bounds
         before = self._best_ms
@@ -176,6 +179,7 @@ class AgreedTime:
             self._settled_ms = stood
         if self._settled_ms is not None and self._settled_ms > high:
             self._settled_ms = high
+        self._due_ns = self._buckets[-1].start_ns + max(1, self._hold_ns // BUCKETS)
 
     def _stepped(self, gained_ms: int, now_ns: int) -> None:
         """The own wall clock gained on the monotonic one. Perhaps all others did: until they tell,
@@ -187,6 +191,11 @@ class AgreedTime:
             self._best_ms += gained_ms
             if gained_ms > AWAY_MS:
                 self._sure_ns = now_ns + self._hold_ns
+
+    def _clocks_changed(self) -> None:
+        """Another clock is known, or one less, or one moved: what follows from them does, too."""
+        self._bounds = self._find_bounds()
+        self._due_ns = -1
 
     def _find_bounds(self) -> tuple[int, int] | None:
         """(low, high) as offsets, None when fewer than a majority's clocks are known."""
