@@ -297,7 +297,7 @@ class Deaf:
         if server_id in deaf:
             return False
         deaf.add(server_id)
-        world.time.after(rng.randint(500, 6_000) * MS, lambda: deaf.discard(server_id))
+        world.time.after(rng.randint(1_000, 7_000) * MS, lambda: deaf.discard(server_id))
         world.note(f"{machine.name}: deaf")
         return True
 

@@ -201,7 +201,7 @@ def draw(rng: Random) -> Options:
         wrong_clocks=fault(0.1, 0.6),
         clock_steps=fault(0.1, 0.6),
         sleeps=fault(0.0, 0.1),
-        deafness=fault(0.05, 0.3),
+        deafness=fault(0.1, 0.5),
         min_in_sync=rng.choice((1, 1, 2, 3)),
         missing=fault(0.05, 0.4),
         bad_headers=fault(0.1, 0.5),
