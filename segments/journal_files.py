@@ -10,7 +10,8 @@ Must not know: blocks, which files are in use.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from segments import failpoint
@@ -130,7 +131,9 @@ class JournalFiles:
         if reuse:
             file = fs.open(reuse)
             if file.size() == size:
-                self._rename(reuse, path, "journal.recycled")
+                with self._named(reuse, path):
+                    failpoint.hit("journal.recycled")
+                    fs.sync_directory(self._directory)
                 return JournalFile(sequence, path, file, size)
             file.close()
             fs.unlink(reuse)
@@ -152,18 +155,19 @@ class JournalFiles:
             file.close()
             fs.unlink(fresh)  # a full disk must not keep half a file
             raise
-        self._rename(fresh, path, "journal.file_named")
+        with self._named(fresh, path):
+            failpoint.hit("journal.file_named")
+            fs.sync_directory(self._directory)
         return JournalFile(sequence, path, file, size)
 
-    def _rename(self, old: str, new: str, place: str) -> None:
-        """Give a file its name, durably. Where that is refused, the next one gets it."""
-        fs = self._fs
-        fs.rename(old, new)
+    @contextmanager
+    def _named(self, old: str, new: str) -> Iterator[None]:
+        """A file has its new name; what fails then gives it the old one back, for the next."""
+        self._fs.rename(old, new)
         try:
-            failpoint.hit(place)
-            fs.sync_directory(self._directory)
+            yield
         except OSError:
-            fs.rename(new, old)
+            self._fs.rename(new, old)
             raise
 
     def _new_path(self, sequence: int) -> str:

@@ -237,3 +237,30 @@ def wait_for(condition, server):
         assert server.poll() is None
         time.sleep(0.02)
     raise AssertionError("waited in vain")
+
+
+def test_part_of_the_data_directory_that_is_missing_is_named(tmp_path):
+    """The log says which path was looked for and what can be done; put back, it serves again."""
+    port = free_port()
+    command = serve(tmp_path, port)
+
+    def live():
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            reachable(port)
+        finally:
+            server.kill()
+            server.wait(30)
+
+    live()
+    (identity,) = tmp_path.rglob("identity")
+    for part in (identity, identity.with_name("journal")):
+        aside = tmp_path / "aside"
+        part.rename(aside)
+        code, words = refused(command)
+        assert code == 1
+        assert "event=data_missing" in words
+        assert f"path={part}" in words
+        assert "Put it back and start again" in words
+        aside.rename(part)
+    live()

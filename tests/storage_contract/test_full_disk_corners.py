@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from segments.api import HardState, StorageError
+from segments.api import HardState, StorageError, StoredEntry
 from segments.identity import Identity, LogIdentity, encode, read_identity
 from segments.roster import RESERVE_PIECE_BYTES, identity_reserve, replace_identity
 from tests.storage_contract.conftest import SMALL, SimHarness, put
@@ -220,3 +220,27 @@ def test_block_under_way_when_a_job_fails_is_not_acknowledged(engine, writer):
     engine.store.read_cold(log, 0, log.commit_index, 100, answers.append)
     engine.pump()
     assert not isinstance(answers[0], StorageError)
+
+
+def test_last_block_is_proved_although_a_full_disk_refused_the_proof(make_harness, tmp_path):
+    """An empty block lengthens a file that has no room left, and a full disk refuses it: it is
+    tried again, or a flip in the last block would pass for a tear."""
+    harness = make_harness("sim", tmp_path)
+    log = harness.new_log()
+    journal = harness.store._journal
+    harness.workers.advance(1000)
+    entry = StoredEntry(1, 1, 0, b"acknowledged" * 100, 0, 1, 1)
+    harness.store.append(log, [entry])
+    harness.submit()
+    assert journal._unproved
+    journal._current.capacity = journal._current.position  # the file is full
+    harness.disk.truncate(journal._current.file._inode, journal._current.position)
+    harness.disk.room = 0
+    harness.workers.advance(1000)
+    blocks = journal.blocks
+    harness.disk.room = None
+    harness.workers.advance(1000)
+    assert journal.blocks > blocks
+    assert not journal._unproved
+    assert harness.fatal == []
+    harness.crash()
