@@ -25,6 +25,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.client",),
     ("vdl.kafka.wire",),
     ("vdl.records",),
+    ("vdl.record_walk",),
     ("vdl.compression",),
     ("vdl.check", "vdl.listening", "vdl.log", "vdl.errors", "vdl.clock"),
     ("vdl",),
