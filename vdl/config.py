@@ -193,6 +193,7 @@ KEYS: dict[str, Key] = {
         "kafka.partitions_per_request_max", integer(1, 1_000_000)
     ),
     "kafka.socket.request.max.bytes": Key("kafka.request_bytes_max", size(64 * KIB, INT32_MAX)),
+    "kafka.queued.max.request.bytes": Key("kafka.request_memory_max", size(256 * KIB, TIB)),
     "kafka.max.connections": Key("kafka.connections_max", integer(1, 1_000_000)),
     "kafka.max.connections.per.ip": Key("kafka.connections_per_ip_max", integer(1, 1_000_000)),
     "kafka.connections.max.idle.ms": Key(
@@ -223,6 +224,7 @@ KEYS: dict[str, Key] = {
         "kafka.request_bytes_in_flight_max", size(64 * KIB, GIB)
     ),
     "connection.write_buffer_bytes": Key("kafka.write_buffer_bytes_max", size(64 * KIB, GIB)),
+    "response.memory_max": Key("kafka.answer_memory_max", size(MIB, TIB)),
     "request.timeout_max": Key("kafka.request_timeout_ms_max", duration(1_000, DAY_MS)),
     "request.read_timeout": Key("kafka.read_timeout_ms", duration(100, 600_000)),
     "request.cold_read_rate": Key("kafka.cold_read_bytes_per_second", size(64 * KIB, 64 * GIB)),
@@ -467,6 +469,11 @@ def _check_whole(config: Config) -> None:
         (
             kafka.message_max_bytes < kafka.request_bytes_max,
             "kafka.socket.request.max.bytes", "expected more than kafka.message.max.bytes",
+        ),
+        (
+            2 * kafka.request_bytes_max <= kafka.request_memory_max,
+            "kafka.queued.max.request.bytes",
+            "expected at least twice kafka.socket.request.max.bytes",
         ),
     )  # fmt: skip
     for holds, key, problem in rules:

@@ -87,6 +87,15 @@ HELP: dict[str, str] = {
     "vdl_server_record_walk_native": "1 where batches are checked in C, 0 where in Python.",
     "vdl_server_record_checks_off_loop_total": "Batches that were checked in a thread.",
     "vdl_server_record_checks_refused_total": "Batches refused for what is inside them.",
+    "vdl_server_request_memory_bytes": "Requests that are arriving or not answered.",
+    "vdl_server_request_memory_bytes_max": "The most they may come to.",
+    "vdl_server_request_memory_waits_total": "Times a connection was not read for want of room.",
+    "vdl_server_answer_memory_bytes": "Answers that are being built or not taken.",
+    "vdl_server_answer_memory_bytes_max": "The most they may come to.",
+    "vdl_server_answer_memory_waits_total": "Times an answer was put off for want of room.",
+    "vdl_server_client_connections_stalled_total": (
+        "Connections that held memory others waited for, did not get on, and were closed."
+    ),
     "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
     "vdl_store_logs_lost": "Replicas that lost what they may have acknowledged; they take no part.",
     "vdl_store_holes": "Ranges of entries that are damaged here and not mended yet.",

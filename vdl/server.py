@@ -462,6 +462,13 @@ class Server:
             "record_walk_native": int(IS_NATIVE),
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
             "record_checks_refused_total": frontend.context.record_checks.refused,
+            "request_memory_bytes": frontend.context.requests.used,
+            "request_memory_bytes_max": frontend.context.requests.limit,
+            "request_memory_waits_total": frontend.context.requests.waits,
+            "answer_memory_bytes": frontend.context.answers.used,
+            "answer_memory_bytes_max": frontend.context.answers.limit,
+            "answer_memory_waits_total": frontend.context.answers.waits,
+            "client_connections_stalled_total": frontend.connections_ended["stalled:"],
         }
 
 

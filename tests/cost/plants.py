@@ -87,9 +87,12 @@ def answers_in_pieces() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._transport, name)
 
-        def send(self, buffers: Sequence[Buffer]) -> None:
-            for buffer in buffers:
-                self._transport.send([buffer])
+        def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+            for position, buffer in enumerate(buffers):
+                rest = self._transport.send([buffer])
+                if rest:
+                    return [*rest, *buffers[position + 1 :]]
+            return ()
 
     def accept_in_pieces(front: Any, transport: Any, *arguments: Any) -> Any:
         return accept(front, Pieces(transport), *arguments)

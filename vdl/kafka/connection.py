@@ -14,6 +14,9 @@ Memory, the rules:
   what lives longer is copied out.
 * A frame that is too big for a chunk gets a buffer of its own and is received where it will stay.
   That buffer grows with what has arrived, never with what was claimed: to `GROWTH` times as much.
+* A frame above `MAPPED_BYTES_MIN` whose first `MAPPED_AFTER` bytes have arrived is mapped whole:
+  the system gives pages as they are written, so memory is taken by what has arrived, nothing is
+  copied any more, and all of it goes back to the system at once.
 * A connection with nothing under way holds no buffer at all.
 
 A length that cannot be is a `WireError`, as is a header that cannot be read; the same error comes
@@ -25,6 +28,7 @@ Must not know: sockets, the event loop, handlers, the order of answers.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from struct import Struct
@@ -38,6 +42,10 @@ REQUEST_BYTES_MAX = 100 << 20
 CHUNK_BYTES_MIN = 4 << 10
 CHUNK_BYTES_MAX = 64 << 10
 GROWTH = 4
+MAPPED_BYTES_MIN = 4 << 20
+MAPPED_AFTER = 1 << 20
+READ_BYTES_MAX = 1 << 20
+"""Most that one read may bring of a mapped frame; so much ahead `memory` counts."""
 
 _LENGTH = Struct(">i")
 _NOTHING = memoryview(bytearray())
@@ -59,7 +67,16 @@ class FrameReader:
     in it is incomplete. Bytes before `start` belong to frames that were given out.
     """
 
-    __slots__ = ("_chunk_bytes", "_end", "_is_own", "_needed", "_start", "_view", "bytes_max")
+    __slots__ = (
+        "_chunk_bytes",
+        "_end",
+        "_is_mapped",
+        "_is_own",
+        "_needed",
+        "_start",
+        "_view",
+        "bytes_max",
+    )
 
     def __init__(self, bytes_max: int = REQUEST_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
@@ -71,6 +88,8 @@ class FrameReader:
         """Bytes from `start` until the next frame is whole, as far as is known."""
         self._is_own = False
         """Whether the buffer is one large frame's, and will not go beyond the frame's end."""
+        self._is_mapped = False
+        """Whether it is that, and takes no memory beyond what has arrived."""
         self._chunk_bytes = CHUNK_BYTES_MIN
 
     @property
@@ -78,12 +97,32 @@ class FrameReader:
         """Whether a frame has begun to arrive and is not whole."""
         return self._end > self._start
 
+    @property
+    def memory(self) -> int:
+        """Bytes that the frame which is arriving will hold after one more read; 0 between frames.
+        What was read with it before its beginning is not counted: a chunk at most."""
+        if self._end == self._start:
+            return 0
+        if self._needs_room:
+            size, is_mapped = self._next_size()
+            arrived = self._end - self._start
+        else:
+            size, is_mapped, arrived = len(self._view), self._is_mapped, self._end
+        return min(size, arrived + READ_BYTES_MAX) if is_mapped else size
+
+    @property
+    def _needs_room(self) -> bool:
+        room = len(self._view)
+        return self._end == room or (self._start > 0 and self._start + self._needed > room)
+
     def get_buffer(self, size_hint: int = -1) -> memoryview:
         """Where the next bytes go; never empty. `size_hint` is asyncio's, and is not needed."""
         del size_hint
         room = len(self._view)
         if self._end == room or (self._start and self._start + self._needed > room):
             self._make_room()
+        if self._is_mapped:
+            return self._view[self._end : self._end + READ_BYTES_MAX]
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> None:
@@ -127,18 +166,24 @@ class FrameReader:
             # Nothing is under way: hold no memory. Views given out keep theirs alive.
             self._view = _NOTHING
             self._start = self._end = 0
-            self._is_own = False
+            self._is_own = self._is_mapped = False
+
+    def _next_size(self) -> tuple[int, bool]:
+        """Size of the next buffer, and whether it is mapped."""
+        arrived = self._end - self._start
+        if self._needed <= CHUNK_BYTES_MAX:
+            return max(self._chunk_bytes, min(self._needed, GROWTH * arrived)), False
+        if arrived >= MAPPED_AFTER and self._needed > MAPPED_BYTES_MIN:
+            return self._needed, True
+        return min(self._needed, max(self._chunk_bytes, GROWTH * arrived)), False
 
     def _make_room(self) -> None:
         """A new buffer that begins with the bytes of the unfinished frame, which are copied."""
         arrived = self._end - self._start
+        size, self._is_mapped = self._next_size()
         self._is_own = self._needed > CHUNK_BYTES_MAX
-        if self._is_own:
-            size = min(self._needed, max(self._chunk_bytes, GROWTH * arrived))
-        else:
-            size = max(self._chunk_bytes, min(self._needed, GROWTH * arrived))
         assert size > arrived, (size, arrived, self._needed)
-        view = memoryview(bytearray(size))
+        view = memoryview(mmap.mmap(-1, size) if self._is_mapped else bytearray(size))
         view[:arrived] = self._view[self._start : self._end]
         self._view = view
         self._start, self._end = 0, arrived
@@ -184,6 +229,11 @@ class Connection:
     def mid_request(self) -> bool:
         """Whether a request has begun to arrive and is not whole."""
         return self._frames.mid_frame
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the request which is arriving will hold after one more read."""
+        return self._frames.memory
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
         """Where the next bytes go; never empty."""

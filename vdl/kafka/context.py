@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.reader_pace import ReaderPace
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.log import Log
@@ -82,7 +83,13 @@ class KafkaOptions:
     request_bytes_in_flight_max: int = 16 << 20
     """The same in bytes; at least one request is always read."""
     write_buffer_bytes_max: int = 4 << 20
-    """Unsent answers of one connection; beyond it no further request of it is processed."""
+    """Answers of one connection that leave together; beyond it, and while a socket does not take
+    them, no further request of it is processed."""
+    request_memory_max: int = 256 << 20
+    """`queued.max.request.bytes`: requests of all connections that are arriving or not answered.
+    Room for one largest request is kept apart in it, so it is at least twice as much."""
+    answer_memory_max: int = 256 << 20
+    """Answers to all connections that are being built or not taken."""
     overload_retry_ms: int = 5
     """How often producers that are held back by an overloaded host are looked at again."""
 
@@ -285,9 +292,16 @@ class Context:
     """Where what takes long is computed."""
     reader_pace: ReaderPace = field(init=False)
     record_checks: RecordChecks = field(init=False)
+    requests: RequestMemory = field(init=False)
+    """What requests that are arriving or not answered hold."""
+    answers: AnswerMemory = field(init=False)
+    """What answers that are not taken hold."""
 
     def __post_init__(self) -> None:
-        self.record_checks = RecordChecks(self.compute, self.config.record_check_loop_bytes)
+        config = self.config
+        self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
+        self.answers = AnswerMemory(config.answer_memory_max)
+        self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
         self.reader_pace = ReaderPace(self.config.cold_read_bytes_per_second)
 
 
@@ -299,6 +313,8 @@ class ConnectionInfo:
     listener: str
     peer_host: str
     peer_port: int
+    answers: AnswerAccount = field(repr=False)
+    """This connection's part of the memory for answers."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
     told_of_loss_ns: int = 0

@@ -9,7 +9,13 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
   are checked off the loop first holds back those behind it.
 * Every bound is a setting: connections, connections of one address, requests and bytes in flight,
   unsent bytes, idle time, time for one request to arrive. At a bound the connection is not read.
-* Answers that become known during a turn of the loop leave with one call per connection.
+* What all connections together hold is bounded as well (`vdl.kafka.memory`): requests that are
+  arriving or not answered, and answers that are not taken. A connection that does not take its
+  answers is not read either. While somebody waits for room, who holds some and does not get on,
+  neither taking answers nor sending the rest of a request, has a part of the usual time for it.
+* Answers that become known during a turn of the loop leave with one call per connection. What the
+  socket does not take stays here and leaves as there is room; where it is a small part of a large
+  chunk of the tail cache it is copied, or it would keep all of that.
 * Bytes that make no sense end their connection, after what was asked before them is answered. A
   handler that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else, or the
   connection where the protocol has no answer; a bug in this file costs one connection.
@@ -33,6 +39,7 @@ from vdl.kafka.connection import Connection, Request
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.api_versions import unsupported_version
+from vdl.kafka.memory import SMALL_BYTES
 from vdl.kafka.wire.runtime import EncodeError, WireError
 
 _HEAD = Struct(">ii").pack
@@ -42,16 +49,24 @@ _API_VERSIONS = 18
 _SWEEP_NS = 1_000 * MS
 _QUIET_NS = 60_000 * MS
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
+_STALL_PARTS = 6
+"""While others wait for room, who holds some and does not get on is given up after such a part of
+`frame_deadline_ms`."""
+_LARGE_ANSWERS = frozenset({1, 3, 9, 15, 16, 32, 75})
+"""APIs whose answer may be far larger than the request. They start while there is room for one:
+Fetch, Metadata, OffsetFetch, DescribeGroups, ListGroups, DescribeConfigs, DescribeTopicPartitions.
+"""
 
 
 class Transport(Protocol):
     """What a session asks of the connection under it."""
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send them end to end, now or later; the buffers stay as they are until then."""
+    def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Send them end to end; the rest that cannot leave now, which the session keeps until it
+        is told to resume writing. The buffers stay as they are until they have left."""
 
-    def close(self) -> None:
-        """Close once everything given to `send` has left."""
+    def close(self, rest: Sequence[Buffer]) -> None:
+        """Close once everything given to `send`, and `rest`, has left."""
 
     def abort(self) -> None:
         """Close now."""
@@ -97,6 +112,7 @@ class ClientSession:
 
     __slots__ = (
         "_bytes_in_flight",
+        "_charged",
         "_connection",
         "_frontend",
         "_held_back",
@@ -106,6 +122,7 @@ class ClientSession:
         "_reading",
         "_started",
         "_transport",
+        "_unsent",
         "_waiting",
         "_writable",
         "closed",
@@ -113,6 +130,7 @@ class ClientSession:
         "frame_since_ns",
         "info",
         "last_active_ns",
+        "stuck_since_ns",
     )
 
     def __init__(
@@ -133,8 +151,14 @@ class ClientSession:
         self._waiting: deque[Request] = deque()
         self._started: deque[Exchange] = deque()
         self._bytes_in_flight = 0
+        self._charged = 0
+        """What the server's memory for requests counts for this connection."""
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        self._unsent: Sequence[Buffer] = ()
+        """What the transport could not take yet; nothing further is sent or started before."""
+        self.stuck_since_ns = 0
+        """When the transport last took something of what is unsent; 0 when nothing is."""
         self._marked = False
         self._reading = True
         self._writable = True
@@ -186,7 +210,11 @@ class ClientSession:
         self._writable = False
 
     def resume_writing(self) -> None:
-        """What was unsent has left."""
+        """The transport takes more."""
+        if self.closed:
+            return
+        if self._unsent and not self._give(self._unsent):
+            return
         self._writable = True
         self.mark()
 
@@ -197,10 +225,17 @@ class ClientSession:
         self.closed = True
         self._waiting.clear()
         self._out.clear()
+        self._unsent = ()
         for exchange in self._started:
             if type(exchange.answer) is Later:
                 exchange.answer.cancel()
         self._started.clear()
+        self.info.answers.close()
+        requests = self._frontend.context.requests
+        requests.change(-self._charged)
+        self._charged = 0
+        requests.finished(self)
+        requests.leave(self)
         self._frontend.forget(self)
 
     # --- requests ----------------------------------------------------------------------------
@@ -208,7 +243,7 @@ class ClientSession:
         """Start no further request; close when what has started is answered."""
         self.ending = self.ending or reason
         self._waiting.clear()
-        if self._started or self._out:
+        if self._started or self._out or self._unsent:
             self.mark()
         else:
             self._close()
@@ -231,6 +266,20 @@ class ClientSession:
             self.abort("stopping")
         else:
             self.end("stopping")
+
+    def is_stalled(self, before_ns: int) -> bool:
+        """Whether it holds memory that others wait for, and has not got on since then: its answers
+        are not taken, or a request that it began does not come."""
+        context = self._frontend.context
+        if context.answers.waiting and 0 < self.stuck_since_ns <= before_ns:
+            return True
+        return (
+            context.requests.waiting > 0
+            and self._reading
+            and self._charged > SMALL_BYTES
+            and self.frame_since_ns > 0
+            and self.last_active_ns <= before_ns
+        )
 
     @property
     def busy(self) -> bool:
@@ -257,9 +306,9 @@ class ClientSession:
             self._start(self._waiting.popleft())
         if self.closed:
             return
-        if self._out:
+        if self._out and self._writable:
             self._send()
-        if self.ending and not self._started and not self._waiting:
+        if self.ending and not (self._started or self._waiting or self._unsent):
             self._close()
             return
         self._regulate()
@@ -267,12 +316,50 @@ class ClientSession:
     def _send(self) -> None:
         out, self._out = self._out, []
         self._out_bytes = 0
-        self._transport.send(out)
+        self._give(out)
+
+    def _give(self, buffers: Sequence[Buffer]) -> bool:
+        """Have the transport send; whether it took all. What it did not is kept, and counted."""
+        answers = self.info.answers
+        offered = self._unsent_bytes(buffers) if answers.bytes else 0
+        rest = self._transport.send(buffers)
+        if not rest:
+            if answers.bytes:
+                answers.taken += offered
+                answers.hold(0)
+            self.stuck_since_ns = 0
+            self._unsent = ()
+            return True
+        self._writable = False
+        size = self._unsent_bytes(rest)
+        taken = (offered or self._unsent_bytes(buffers)) - size
+        if taken or not self.stuck_since_ns:
+            self.stuck_since_ns = self._frontend.context.clock.now_ns()
+        pinned = _pinned(rest)
+        if pinned > 2 * size:
+            rest, pinned = [b"".join(rest)], size
+        answers.taken += taken
+        answers.hold(pinned)
+        self._unsent = rest
+        return False
+
+    @staticmethod
+    def _unsent_bytes(buffers: Sequence[Buffer]) -> int:
+        return sum(map(len, buffers))
 
     def _may_start(self) -> bool:
-        api = API.get(self._waiting[0].api_key)
+        key = self._waiting[0].api_key
+        api = API.get(key)
         if api is None or not api.pipelined:
-            return not self._started
+            if self._started:
+                return False
+            if key in _LARGE_ANSWERS:
+                answers = self.info.answers
+                if not answers.limit():
+                    answers.wait(self.mark)
+                    return False
+                answers.stop_waiting()
+            return True
         if self._started:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
@@ -373,35 +460,79 @@ class ClientSession:
             self._out.append(_HEAD(size + 4, exchange.correlation_id))
         self._out += body
         self._out_bytes += size
+        if size > SMALL_BYTES or self.info.answers.bytes:
+            self.info.answers.promise(self._out_bytes)
         return size
 
     def _regulate(self) -> None:
         """Stop reading at a bound; read again when half of it is free."""
         config = self._frontend.context.config
         requests = len(self._waiting) + len(self._started)
-        if self._reading:
-            if self.ending or (
-                requests >= config.requests_in_flight_max
-                or self._bytes_in_flight >= config.request_bytes_in_flight_max
-            ):
-                self._reading = False
-                self.frame_since_ns = 0
-                self._transport.pause_reading()
-        elif not self.ending and (
-            requests <= config.requests_in_flight_max // 2
-            and self._bytes_in_flight <= config.request_bytes_in_flight_max // 2
-        ):
-            self._reading = True
-            if self._connection.mid_request:
-                # Once for each request: only whole ones count, so until this one is whole nothing
-                # can reach a bound again.
-                self.frame_since_ns = self._frontend.context.clock.now_ns()
-            self._transport.resume_reading()
+        if self.ending or not self._writable:
+            may_read = False
+        elif self._reading:
+            may_read = (
+                requests < config.requests_in_flight_max
+                and self._bytes_in_flight < config.request_bytes_in_flight_max
+            )
+        else:
+            may_read = (
+                requests <= config.requests_in_flight_max // 2
+                and self._bytes_in_flight <= config.request_bytes_in_flight_max // 2
+            )
+        may_read = self._charge(may_read=may_read)
+        if may_read is self._reading:
+            return
+        self._reading = may_read
+        if not may_read:
+            self.frame_since_ns = 0
+            self._transport.pause_reading()
+            return
+        if self._connection.mid_request:
+            # Once for each request: only whole ones count, so until this one is whole nothing
+            # can reach a bound again.
+            now_ns = self._frontend.context.clock.now_ns()
+            self.frame_since_ns = self.last_active_ns = now_ns
+        self._transport.resume_reading()
+
+    def _charge(self, *, may_read: bool) -> bool:
+        """Count what this connection's requests hold, and will hold after one more read; False
+        when there is no room for that: then it is not read, and waits for room."""
+        held = self._bytes_in_flight
+        if self._connection.mid_request:
+            held += self._connection.memory
+        memory = self._frontend.context.requests
+        more = held - self._charged
+        if more > 0 and held > SMALL_BYTES:
+            is_alone = not self._bytes_in_flight
+            if not memory.may_have(self, more, is_alone=is_alone):
+                if may_read and is_alone:
+                    memory.wait(self, self.mark)
+                return False
+        if more:
+            self._charged = held
+            memory.change(more)
+            if held <= SMALL_BYTES:
+                memory.finished(self)
+        if memory.waiting:
+            memory.leave(self)
+        return may_read
 
     def _close(self) -> None:
         transport = self._transport
+        rest = self._unsent
         self.connection_lost()
-        transport.close()
+        transport.close(rest)
+
+
+def _pinned(buffers: Sequence[Buffer]) -> int:
+    """Bytes that these buffers keep in memory: all of what each is a slice of."""
+    sizes: dict[int, int] = {}
+    for buffer in buffers:
+        owner = buffer.obj if isinstance(buffer, memoryview) else buffer
+        if id(owner) not in sizes:
+            sizes[id(owner)] = memoryview(owner).nbytes
+    return sum(sizes.values())
 
 
 class Frontend:
@@ -446,7 +577,8 @@ class Frontend:
         ):
             self.connections_refused += 1
             return None
-        info = ConnectionInfo(self._next_id, listener, peer[0], peer[1])
+        answers = self.context.answers.account()
+        info = ConnectionInfo(self._next_id, listener, peer[0], peer[1], answers)
         self._next_id += 1
         self.connections_accepted += 1
         self._by_host[info.peer_host] += 1
@@ -487,9 +619,12 @@ class Frontend:
         now_ns = self.context.clock.now_ns()
         idle_before = now_ns - config.connection_idle_ms * MS
         began_before = now_ns - config.frame_deadline_ms * MS
+        stalled_before = now_ns - config.frame_deadline_ms * MS // _STALL_PARTS
         for session in list(self._sessions.values()):
             if 0 < session.frame_since_ns <= began_before:
                 session.abort("slow: a request took too long to arrive")
+            elif session.is_stalled(stalled_before):
+                session.abort("stalled: holds memory that others wait for, and does not get on")
             elif session.last_active_ns <= idle_before and not session.busy:
                 session.abort("idle for too long")
         self._sweep_timer = None

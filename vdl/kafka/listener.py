@@ -4,9 +4,9 @@ Two of the few places in `vdl` that know an event loop are here: a listening soc
 `BufferedProtocol` per client. Rules:
 
 * One system call per connection and turn: what a session sends goes out by one gather write,
-  straight to the socket. Only what the socket does not take is handed to the transport, which waits
-  for room and tells the session to hold back. (asyncio's own `writelines` joins the buffers first:
-  a copy of every byte.)
+  straight to the socket. Of what the socket does not take, a first slice is handed to the
+  transport, which waits for room and has the session go on; the rest stays with the session.
+  (asyncio's own `writelines` joins the buffers first, and `write` copies what it keeps.)
 * The listening socket is drained in small portions, so that a flood of connections does not starve
   the ones that are there. Out of file descriptors, a spare one is given up to accept and close the
   connection at the head of the queue: clients see a refusal instead of a server that hangs.
@@ -22,6 +22,7 @@ import errno
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from segments.api import Buffer
@@ -41,6 +42,10 @@ _LINGER_S = 10.0
 """So long may the last bytes to a client take when its connection is being closed."""
 _LINGERING_MAX = 128
 """To so many clients of a listener at a time: they are not counted among its connections."""
+_LINGERING_BYTES_MAX = 32 << 20
+"""And so many bytes, to all of them."""
+_SLICE_BYTES = 64 << 10
+"""So much of what a socket did not take waits in the transport, which copies it."""
 _KEEPALIVE_IDLE_S = 60
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 6
@@ -56,19 +61,19 @@ class ClientProtocol(asyncio.BufferedProtocol):
         "_lingering",
         "_session",
         "_transport",
-        "_write_high_water",
+        "unsent_bytes",
     )
 
     def __init__(
         self,
         accept: Callable[[ClientProtocol, tuple[str, int]], ClientSession | None],
-        write_high_water: int,
         lingering: set[ClientProtocol],
     ) -> None:
         """`lingering`: those of one listener that are being closed and have bytes left to send."""
         self._accept = accept
-        self._write_high_water = write_high_water
         self._lingering = lingering
+        self.unsent_bytes = 0
+        """What is left to send, when it is being closed."""
         self._linger_timer: asyncio.TimerHandle | None = None
         self._session: ClientSession | None = None
 
@@ -77,7 +82,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport), transport
         self._transport = transport
         self._file: int = transport.get_extra_info("socket").fileno()
-        transport.set_write_buffer_limits(high=self._write_high_water)
+        transport.set_write_buffer_limits(high=0)
         peer = transport.get_extra_info("peername") or ("unknown", 0)
         self._session = self._accept(self, (str(peer[0]), int(peer[1])))
         if self._session is None:
@@ -118,28 +123,49 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._session.resume_writing()
 
     # --- from the session ------------------------------------------------------------------------
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """One gather write; the rest, if the socket is full, through the transport."""
+    def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """One gather write; of the rest a slice goes to the transport, if the socket is full."""
         transport = self._transport
         if transport.is_closing():
-            return
-        if not transport.get_write_buffer_size():
-            buffers = write_some(self._file, buffers)
-        for buffer in buffers:
-            transport.write(buffer)
+            return ()
+        if transport.get_write_buffer_size():
+            return buffers
+        rest = write_some(self._file, buffers)
+        return self._write_slice(rest) if rest else rest
 
-    def close(self) -> None:
+    def _write_slice(self, rest: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Have the transport wait for room with the first bytes; what is left. It says that there
+        is room when these have left."""
+        left = deque(rest)
+        room = _SLICE_BYTES
+        while left and room > 0:
+            first = memoryview(left.popleft())
+            if len(first) > room:
+                left.appendleft(first[room:])
+                first = first[:room]
+            room -= len(first)
+            self._transport.write(first)
+        return list(left)
+
+    def close(self, rest: Sequence[Buffer]) -> None:
         transport = self._transport
-        transport.close()
-        if not transport.get_write_buffer_size():
-            return
+        self.unsent_bytes = sum(map(len, rest)) + transport.get_write_buffer_size()
+        lingering_bytes = sum(other.unsent_bytes for other in self._lingering)
         # The session is over and counts no more: a client that does not read must not keep it.
-        if len(self._lingering) < _LINGERING_MAX:
+        may_linger = (
+            len(self._lingering) < _LINGERING_MAX
+            and lingering_bytes + self.unsent_bytes <= _LINGERING_BYTES_MAX
+        )
+        if self.unsent_bytes and not may_linger:
+            transport.abort()
+            return
+        for buffer in rest:
+            transport.write(buffer)
+        transport.close()
+        if transport.get_write_buffer_size():
             self._lingering.add(self)
             loop = asyncio.get_running_loop()
             self._linger_timer = loop.call_later(_LINGER_S, transport.abort)
-        else:
-            transport.abort()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -267,7 +293,6 @@ class Listener:
         name = self.options.name
         return ClientProtocol(
             lambda protocol, peer: frontend.accept(protocol, name, peer),
-            frontend.context.config.write_buffer_bytes_max,
             self._lingering,
         )
 

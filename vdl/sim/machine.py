@@ -495,12 +495,11 @@ class Machine:
 class Edge:
     """Between a simulated stream and a client session: what the listener is on real sockets."""
 
-    __slots__ = ("_blocked", "_closing", "_session", "_stream", "_unsent")
+    __slots__ = ("_closing", "_last", "_session", "_stream")
 
     def __init__(self, frontend: Frontend, stream: SimStream, peer: Address) -> None:
         self._stream = stream
-        self._unsent: deque[Buffer] = deque()
-        self._blocked = False
+        self._last: Sequence[Buffer] = ()
         self._closing = False
         self._session: ClientSession | None = frontend.accept(self, LISTENER, peer)
         if self._session is None:
@@ -520,9 +519,9 @@ class Edge:
             self._session.buffer_updated(received)
 
     def writable(self) -> None:
-        self._blocked = False
-        self._flush()
-        if not self._blocked and self._session is not None:
+        if self._closing:
+            self.close(self._last)
+        elif self._session is not None:
             self._session.resume_writing()
 
     def ended(self, cause: str) -> None:
@@ -531,13 +530,16 @@ class Edge:
             self._session.connection_lost()
 
     # --- the session's transport ----------------------------------------------------------------
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        self._unsent.extend(buffers)
-        self._flush()
+    def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        unsent = deque(buffers)
+        write_unsent(self._stream, unsent)
+        return list(unsent)
 
-    def close(self) -> None:
+    def close(self, rest: Sequence[Buffer]) -> None:
         self._closing = True
-        self._flush()
+        self._last = self.send(rest)
+        if not self._last:
+            self._stream.close()
 
     def abort(self) -> None:
         self._stream.abort()
@@ -547,14 +549,6 @@ class Edge:
 
     def resume_reading(self) -> None:
         self._stream.resume_reading()
-
-    def _flush(self) -> None:
-        if not self._blocked:
-            self._blocked = not write_unsent(self._stream, self._unsent)
-            if self._blocked and self._session is not None:
-                self._session.pause_writing()
-        if self._closing and not self._unsent:
-            self._stream.close()
 
 
 class TraceLog:

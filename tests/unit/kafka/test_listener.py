@@ -150,7 +150,7 @@ def test_listener_sends_to_a_slow_reader_piece_by_piece() -> None:
         loop = asyncio.get_running_loop()
         slow, session = await connect_slow(edge)
         pieces = [bytes([index % 251]) * 997 for index in range(8000)]
-        session._transport.send(pieces)
+        session._give(pieces)
         assert not session._writable
         sent = b"".join(pieces)
         received = bytearray()
@@ -176,7 +176,7 @@ def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
         edge = Edge(write_buffer_bytes_max=64 << 10)
         deaf, session = await connect_slow(edge)
         transport = session._transport._transport  # type: ignore[attr-defined]
-        session._transport.send([bytes(16 << 20)])
+        session._give([bytes(16 << 20)])
         session.close("malformed request")
         assert len(edge.frontend) == 0
         assert transport.get_write_buffer_size()
@@ -201,7 +201,7 @@ def test_listener_waits_for_a_few_clients_that_do_not_read_and_no_more(
             client, session = await connect_slow(edge)
             deaf.append(client)
             transports.append(session._transport._transport)  # type: ignore[attr-defined]
-            session._transport.send([bytes(16 << 20)])
+            session._give([bytes(16 << 20)])
             session.close("malformed request")
         await until(lambda: transports[2]._sock is None)
         assert all(transport.get_write_buffer_size() for transport in transports[:2])

@@ -356,6 +356,8 @@ class Client:
         self.closed = False
         self.aborted = False
         self.reading = True
+        self.room = 1 << 40
+        """Bytes its socket takes from here on."""
         self.expected: list[tuple[int, int, int]] = []
         self._correlation_id = 0
         session = world.frontend.accept(self, LISTENER, peer)
@@ -363,12 +365,21 @@ class Client:
         self.session: ClientSession = session
 
     # --- the server's transport --------------------------------------------------------------
-    def send(self, buffers: Any) -> None:
+    def send(self, buffers: Any) -> list[Any]:
         self.sends += 1
-        for buffer in buffers:
+        for position, buffer in enumerate(buffers):
+            if len(buffer) > self.room:
+                self.received += memoryview(buffer)[: self.room]
+                rest = [memoryview(buffer)[self.room :], *buffers[position + 1 :]]
+                self.room = 0
+                return rest
+            self.room -= len(buffer)
             self.received += buffer
+        return []
 
-    def close(self) -> None:
+    def close(self, rest: Any) -> None:
+        for buffer in rest:
+            self.received += buffer
         self.closed = True
 
     def abort(self) -> None:

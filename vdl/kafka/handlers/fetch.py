@@ -26,6 +26,7 @@ from vdl.kafka.api import Encoded, Later
 from vdl.kafka.context import LogStream, RequestContext, Wait
 from vdl.kafka.error_map import code_of, failure
 from vdl.kafka.handlers.partitions import check_leader_epoch, find_topic, leader_endpoints
+from vdl.kafka.memory import SMALL_BYTES
 from vdl.kafka.reader_pace import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.wire.fetch import (
     API_KEY,
@@ -93,6 +94,7 @@ class _Poll:
         "expired",
         "gates",
         "later",
+        "no_room",
         "request",
         "scheduled",
         "share_key",
@@ -112,6 +114,8 @@ class _Poll:
         self.topics: list[tuple[FetchableTopicResponse, list[_Target]]] = []
         self.gates = 0
         """Answers of log streams that the next attempt waits for."""
+        self.no_room = False
+        """No answer may be built now: too many are not taken."""
         self.scheduled = False
         self.expired = request.max_wait_ms <= 0
         self.woken = False
@@ -266,7 +270,12 @@ class _Poll:
         KIP-74: the first batch of the first partition that has any is sent whatever its size.
         """
         request = self.request
-        left = min(request.max_bytes, self.ctx.server.config.fetch_max_bytes)
+        answers = self.ctx.connection.answers
+        if answers.bytes:
+            answers.promise(0)  # what was read from disk is part of what follows
+        room = answers.limit()
+        self.no_room = not room
+        left = min(request.max_bytes, self.ctx.server.config.fetch_max_bytes, room)
         total = 0
         at_once = False
         for target in self.targets:
@@ -309,7 +318,11 @@ class _Poll:
                 -1,
                 records,
             )
-        return None if self.gates else (total, at_once)
+        if self.gates:
+            return None
+        if total > SMALL_BYTES:
+            answers.promise(total)
+        return total, at_once
 
     def _read_one(self, target: _Target, stream: LogStream, left: int) -> Slices | None:
         """Batches from memory; None when they are being read from disk, or cannot be read."""
@@ -344,6 +357,7 @@ class _Poll:
                 self.admission_timer = server.clock.call_later(wait_ns, self._admitted)
                 return
         bytes_max = min(bytes_max, admission.bytes)
+        self.ctx.connection.answers.promise(bytes_max)
         done = partial(self._read_from_disk, target, admission)
         target.admission = None
         stream.read_cold(target.asked.fetch_offset, bytes_max, done)
@@ -383,7 +397,10 @@ class _Poll:
 
     # --- waiting -----------------------------------------------------------------------------
     def _subscribe(self) -> None:
-        """Come back when a high watermark moves, a leader changes, or the time is over."""
+        """Come back when a high watermark moves, a leader changes, there is room for an answer that
+        there was none for, or the time is over."""
+        if self.no_room:
+            self.ctx.connection.answers.wait(self._schedule)
         wake = self._wake
         for target in self.targets:
             if target.wait is None and target.stream is not None:
@@ -453,6 +470,8 @@ class _Poll:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        if self.no_room:
+            self.ctx.connection.answers.stop_waiting()
         for target in self.targets:
             if target.wait is not None:
                 target.wait.cancel()

@@ -1,0 +1,230 @@
+"""What clients make a server hold is bounded for all of them together, and nobody stands still."""
+
+from __future__ import annotations
+
+from struct import pack
+
+from tests.unit.kafka.twin import Client, World, batch, fill
+from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.memory import SMALL_BYTES
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.metadata import MetadataRequest
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+PRODUCE, FETCH, METADATA = 0, 1, 3
+MIB = 1 << 20
+FRAME = 2 * MIB
+LIMIT = 3 * FRAME
+
+
+def fetch(max_wait_ms: int = 0, offset: int = 0) -> FetchRequest:
+    partition = FetchPartition(0, fetch_offset=offset, partition_max_bytes=50 * MIB)
+    topics = [FetchTopic("t", bytes(16), [partition])]
+    return FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=50 * MIB, topics=topics)
+
+
+def world_of_answers(limit: int = 4 * MIB) -> World:
+    world = World(KafkaOptions(answer_memory_max=limit))
+    (stream,) = world.topic()
+    for _ in range(64):
+        fill(stream, size=200_000)
+    world.run(1)
+    return world
+
+
+def deaf(world: World) -> Client:
+    """A client that asks for everything and takes nothing."""
+    client = world.client()
+    client.room = 0
+    client.request(FETCH, 11, fetch())
+    world.run(1)
+    return client
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+def test_answers_nobody_takes_stay_within_the_bound_of_the_server() -> None:
+    """Each asks for 50 MiB. One batch may be larger than what is left."""
+    world = world_of_answers()
+    clients = [deaf(world) for _ in range(60)]
+    answers = world.context.answers
+    assert 2 * MIB < answers.peak <= answers.limit + 200_200
+    assert answers.waiting
+    for client in clients:
+        client.session.connection_lost()
+    assert (answers.used, answers.waiting) == (0, 0)
+
+
+def test_a_reader_that_has_proved_to_read_has_room_beside_those_that_do_not() -> None:
+    """A quarter is kept apart; what the others hold is no concern of it."""
+    world = world_of_answers()
+    reader = world.client()
+    for _ in range(20):
+        reader.ask(FETCH, 11, fetch(), wait_ms=1)
+    for _ in range(60):
+        deaf(world)
+    answer = reader.ask(FETCH, 11, fetch(), wait_ms=1)
+    assert answer.responses[0].partitions[0].records
+
+
+def test_who_does_not_take_its_answer_is_given_up_while_others_wait() -> None:
+    """A sixth of the time for a frame; then there is room for the next."""
+    world = world_of_answers()
+    clients = [deaf(world) for _ in range(60)]
+    late = world.client()
+    late.request(FETCH, 11, fetch())
+    world.run(1)
+    assert not late.received
+    world.run(30_000)
+    assert any(client.aborted for client in clients)
+    assert late.answers()[0].responses[0].partitions[0].records
+
+
+def test_who_does_not_take_its_answer_is_kept_while_nobody_waits() -> None:
+    """A slow reader is no harm as long as there is room."""
+    world = world_of_answers(limit=256 * MIB)
+    client = deaf(world)
+    world.run(60_000)
+    assert not client.aborted
+    client.room = 1 << 40
+    client.session.resume_writing()
+    world.run(1)
+    assert client.answers()[0].error_code == ErrorCode.NONE
+    assert world.context.answers.used == 0
+
+
+def test_who_does_not_take_its_answers_is_not_read() -> None:
+    """Nor is anything of it started: what it asks stays where it is."""
+    world = world_of_answers(limit=256 * MIB)
+    client = deaf(world)
+    assert not client.reading
+    client.request(METADATA, 1, MetadataRequest([]))
+    world.run()
+    assert not client.received
+    client.room = 1 << 40
+    client.session.resume_writing()
+    world.run()
+    assert client.reading
+    assert len(client.answers()) == 2
+
+
+def test_an_answer_leaves_piece_by_piece() -> None:
+    """What the socket took is not held any longer."""
+    world = world_of_answers(limit=256 * MIB)
+    client = deaf(world)
+    answers = world.context.answers
+    held = answers.used
+    client.room = 300_000
+    client.session.resume_writing()
+    assert answers.used < held
+    client.room = 1 << 40
+    client.session.resume_writing()
+    world.run(1)
+    assert client.answers()[0].responses[0].partitions[0].records
+
+
+def test_a_small_piece_of_a_large_chunk_is_copied_when_it_waits() -> None:
+    """A chunk of the tail cache must not be kept for a few bytes of it."""
+    world = World()
+    client = world.client()
+    chunk = memoryview(bytearray(MIB))
+    client.room = 0
+    client.session._give([chunk[:1000], chunk[5000:6000]])
+    assert world.context.answers.used == 2000
+    client.room = 1 << 40
+    client.session.resume_writing()
+    assert bytes(client.received) == bytes(2000)
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+def world_of_requests() -> World:
+    return World(KafkaOptions(request_bytes_max=FRAME, request_memory_max=LIMIT))
+
+
+def begun(world: World, count: int) -> Client:
+    """A client that has sent so much of a large produce request."""
+    client = world.client()
+    data = PartitionProduceData(0, memoryview(batch(size=FRAME - 50_000)))
+    request = ProduceRequest(None, -1, 1000, [TopicProduceData("t", bytes(16), [data])])
+    frame = client.frame(PRODUCE, 9, encoded(request))
+    client.session.receive(frame[:4])
+    client.rest = memoryview(frame)[4:]  # type: ignore[attr-defined]
+    send(client, count)
+    return client
+
+
+def encoded(request: ProduceRequest) -> bytes:
+    from vdl.kafka.wire import produce
+
+    return b"".join(produce.encode_request(request, 9))
+
+
+def send(client: Client, count: int) -> None:
+    """Send on while the server reads."""
+    rest: memoryview = client.rest  # type: ignore[attr-defined]
+    while count and rest and client.reading and not client.closed:
+        piece = min(count, len(rest), 50_000)
+        client.session.receive(rest[:piece])
+        rest = rest[piece:]
+        count -= piece
+    client.rest = rest  # type: ignore[attr-defined]
+
+
+def test_requests_that_have_begun_stay_within_the_bound_of_the_server() -> None:
+    """Counted as they arrive, and not before: what is only announced costs next to nothing."""
+    world = world_of_requests()
+    requests = world.context.requests
+    for _ in range(100):
+        client = world.client()
+        client.session.receive(pack(">i", FRAME - 10))
+    assert requests.used <= 100 * SMALL_BYTES
+    world = world_of_requests()
+    requests = world.context.requests
+    for _ in range(100):
+        begun(world, FRAME // 2)
+    small = 100 * SMALL_BYTES
+    assert LIMIT // 2 < requests.peak <= LIMIT + small
+    assert requests.waiting
+
+
+def test_requests_that_have_all_begun_come_to_an_end_one_by_one() -> None:
+    """Frames of all hold all there is: the one that waits longest is read, then the next."""
+    world = world_of_requests()
+    world.topic()
+    clients = [begun(world, FRAME // 3) for _ in range(30)]
+    for _ in range(200):
+        for client in clients:
+            send(client, FRAME)
+        world.run(20)
+    assert all(len(client.answers()) == 1 for client in clients)
+    assert world.context.requests.used == 0
+
+
+def test_small_requests_go_on_beside_large_ones_that_wait() -> None:
+    """Metadata and small batches need no room that others hold."""
+    world = world_of_requests()
+    world.topic()
+    other = world.client()
+    for _ in range(100):
+        begun(world, FRAME // 2)
+    assert world.context.requests.waiting
+    assert other.ask(METADATA, 1, MetadataRequest([])).topics == []
+
+
+def test_who_does_not_go_on_with_a_request_is_given_up_while_others_wait() -> None:
+    """And a request that is held up for want of room is not late."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    stalled = [begun(world, FRAME // 3) for _ in range(30)]
+    late = begun(world, FRAME)
+    assert not late.reading
+    for _ in range(300):
+        world.run(1000)
+        send(late, FRAME)
+    assert len(late.answers()) == 1
+    assert any(client.aborted for client in stalled)
