@@ -200,6 +200,9 @@ KEYS: dict[str, Key] = {
         "kafka.connection_idle_ms", milliseconds(1_000, 30 * DAY_MS)
     ),
     "kafka.fetch.max.bytes": Key("kafka.fetch_max_bytes", size(KIB, INT32_MAX)),
+    "kafka.max.incremental.fetch.session.cache.slots": Key(
+        "kafka.fetch_sessions_max", integer(0, 1_000_000)
+    ),
     "kafka.group.min.session.timeout.ms": Key(
         "kafka.group_min_session_timeout_ms", milliseconds(1, DAY_MS)
     ),
@@ -224,6 +227,9 @@ KEYS: dict[str, Key] = {
         "kafka.request_bytes_in_flight_max", size(64 * KIB, GIB)
     ),
     "connection.write_buffer_bytes": Key("kafka.write_buffer_bytes_max", size(64 * KIB, GIB)),
+    "response.fetch_session_partitions": Key(
+        "kafka.fetch_session_partitions_max", integer(0, 100_000_000)
+    ),
     "response.memory_max": Key("kafka.answer_memory_max", size(MIB, TIB)),
     "request.timeout_max": Key("kafka.request_timeout_ms_max", duration(1_000, DAY_MS)),
     "request.read_timeout": Key("kafka.read_timeout_ms", duration(100, 600_000)),

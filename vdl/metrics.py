@@ -93,6 +93,10 @@ HELP: dict[str, str] = {
     "vdl_server_answer_memory_bytes": "Answers that are being built or not taken.",
     "vdl_server_answer_memory_bytes_max": "The most they may come to.",
     "vdl_server_answer_memory_waits_total": "Times an answer was put off for want of room.",
+    "vdl_server_fetch_sessions": "Fetch sessions there are.",
+    "vdl_server_fetch_session_partitions": "Partitions in them.",
+    "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",
+    "vdl_server_fetch_sessions_refused_total": "Fetch sessions there was no place for.",
     "vdl_server_client_connections_stalled_total": (
         "Connections that held memory others waited for, did not get on, and were closed."
     ),

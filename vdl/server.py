@@ -468,6 +468,10 @@ class Server:
             "answer_memory_bytes": frontend.context.answers.used,
             "answer_memory_bytes_max": frontend.context.answers.limit,
             "answer_memory_waits_total": frontend.context.answers.waits,
+            "fetch_sessions": len(frontend.context.fetch_sessions),
+            "fetch_session_partitions": frontend.context.fetch_sessions.partitions,
+            "fetch_sessions_evicted_total": frontend.context.fetch_sessions.evicted,
+            "fetch_sessions_refused_total": frontend.context.fetch_sessions.refused,
             "client_connections_stalled_total": frontend.connections_ended["stalled:"],
         }
 

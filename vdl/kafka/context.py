@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.fetch_sessions import FetchSessions
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.reader_pace import ReaderPace
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
@@ -96,6 +97,10 @@ class KafkaOptions:
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
     """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
+    fetch_sessions_max: int = 1_000
+    """`max.incremental.fetch.session.cache.slots`."""
+    fetch_session_partitions_max: int = 100_000
+    """Partitions in all fetch sessions; some 700 bytes each."""
     request_timeout_ms_max: int = 300_000
     """No client's timeout holds a request longer than this."""
     cold_read_bytes_per_second: int = 32 << 20
@@ -296,12 +301,16 @@ class Context:
     """What requests that are arriving or not answered hold."""
     answers: AnswerMemory = field(init=False)
     """What answers that are not taken hold."""
+    fetch_sessions: FetchSessions = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
+        self.fetch_sessions = FetchSessions(
+            config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
+        )
         self.reader_pace = ReaderPace(self.config.cold_read_bytes_per_second)
 
 

@@ -111,6 +111,7 @@ class ClientSession:
     """One client connection. `closed` once nothing more goes in or out."""
 
     __slots__ = (
+        "_arriving",
         "_bytes_in_flight",
         "_charged",
         "_connection",
@@ -151,6 +152,8 @@ class ClientSession:
         self._waiting: deque[Request] = deque()
         self._started: deque[Exchange] = deque()
         self._bytes_in_flight = 0
+        self._arriving = 0
+        """What the request that arrives will hold after one more read."""
         self._charged = 0
         """What the server's memory for requests counts for this connection."""
         self._out: list[Buffer] = []
@@ -190,9 +193,11 @@ class ClientSession:
         except WireError as error:
             self.ending = f"malformed request: {error!r}"  # what came before it is answered first
         if not connection.mid_request:
-            self.frame_since_ns = 0
-        elif not self.frame_since_ns and self._reading:
-            self.frame_since_ns = now_ns
+            self.frame_since_ns = self._arriving = 0
+        else:
+            self._arriving = connection.memory
+            if not self.frame_since_ns and self._reading:
+                self.frame_since_ns = now_ns
         self.proceed()
 
     def receive(self, data: Buffer) -> None:
@@ -353,7 +358,8 @@ class ClientSession:
         if api is None or not api.pipelined:
             if self._started:
                 return False
-            if key in _LARGE_ANSWERS:
+            memory = self._frontend.context.answers
+            if memory.used > memory.ample and key in _LARGE_ANSWERS:
                 answers = self.info.answers
                 if not answers.limit():
                     answers.wait(self.mark)
@@ -480,7 +486,9 @@ class ClientSession:
                 requests <= config.requests_in_flight_max // 2
                 and self._bytes_in_flight <= config.request_bytes_in_flight_max // 2
             )
-        may_read = self._charge(may_read=may_read)
+        held = self._bytes_in_flight + self._arriving
+        if held > SMALL_BYTES or self._charged:
+            may_read = self._charge(held, may_read=may_read)
         if may_read is self._reading:
             return
         self._reading = may_read
@@ -495,27 +503,23 @@ class ClientSession:
             self.frame_since_ns = self.last_active_ns = now_ns
         self._transport.resume_reading()
 
-    def _charge(self, *, may_read: bool) -> bool:
+    def _charge(self, held: int, *, may_read: bool) -> bool:
         """Count what this connection's requests hold, and will hold after one more read; False
         when there is no room for that: then it is not read, and waits for room."""
-        held = self._bytes_in_flight
-        if self._connection.mid_request:
-            held += self._connection.memory
         memory = self._frontend.context.requests
-        more = held - self._charged
-        if more > 0 and held > SMALL_BYTES:
+        counted = held if held > SMALL_BYTES else 0
+        more = counted - self._charged
+        if more > 0:
             is_alone = not self._bytes_in_flight
             if not memory.may_have(self, more, is_alone=is_alone):
                 if may_read and is_alone:
                     memory.wait(self, self.mark)
                 return False
-        if more:
-            self._charged = held
-            memory.change(more)
-            if held <= SMALL_BYTES:
-                memory.finished(self)
-        if memory.waiting:
-            memory.leave(self)
+        self._charged = counted
+        memory.change(more)
+        if not counted:
+            memory.finished(self)
+        memory.leave(self)
         return may_read
 
     def _close(self) -> None:

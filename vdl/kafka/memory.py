@@ -5,10 +5,11 @@ An account is charged *before* memory is taken, so that many connections of one 
 spend the same room.
 
 Requests (`queued.max.request.bytes`): the frames that are whole and not answered, and the buffers
-of those that still arrive. A connection may always have `SMALL_BYTES` under way, so heartbeats,
-metadata and small batches go on whatever others do. For more it asks, and without room it is not
-read. Room for one largest request is kept apart for the one that waits longest: it is always read
-to its end, then the next, so requests that are all begun and none whole can stop nobody.
+of those that still arrive. A connection may always have `SMALL_BYTES` under way, which is not
+counted, so heartbeats, metadata and small batches go on whatever others do, at no cost. For more it
+asks, and without room it is not read. Room for one largest request is kept apart for the one that
+waits longest: it is always read to its end, then the next, so requests that are all begun and none
+whole can stop nobody.
 
 Answers (`response.memory_max`): from when an answer is built until the socket has taken it, with
 what its slices keep alive. Nobody is given all the room there is: a share of what is left, and at
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from itertools import islice
 
 SMALL_BYTES = 64 << 10
-"""What one connection may have under way at any time, in each direction: not gated, but counted."""
+"""What one connection may have under way at any time, in each direction: it is not counted."""
 FIRST_SHARE = 256
 """A connection that has not proved to read gets at most such a part of the room for answers."""
 PROOF_SHARES = 16
@@ -124,7 +125,14 @@ class RequestMemory(Memory):
 class AnswerMemory(Memory):
     """The bound of answers."""
 
-    __slots__ = ()
+    __slots__ = ("ample", "first")
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.first = max(limit // FIRST_SHARE, min(SMALL_BYTES, limit // 64))
+        """The most that a connection gets which has not proved to read."""
+        self.ample = limit // 2
+        """While no more is used, everybody gets an answer."""
 
     def account(self) -> AnswerAccount:
         return AnswerAccount(self)
@@ -133,44 +141,41 @@ class AnswerMemory(Memory):
 class AnswerAccount:
     """One connection's part of the room for answers."""
 
-    __slots__ = ("_held", "_memory", "_promised", "taken")
+    __slots__ = ("_memory", "_promised", "bytes", "taken")
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
-        self._held = 0
         self._promised = 0
+        self.bytes = 0
+        """What is charged."""
         self.taken = 0
         """Bytes that the socket took since it last stopped taking."""
-
-    @property
-    def bytes(self) -> int:
-        """What is charged."""
-        return self._held + self._promised
 
     def limit(self) -> int:
         """How large an answer may be built now; 0: none, wait."""
         memory = self._memory
-        first = max(memory.limit // FIRST_SHARE, min(SMALL_BYTES, memory.limit // 64))
-        if self.taken >= PROOF_SHARES * first:
-            room = memory.limit - memory.used
-            share = room // SHARE
-        else:
-            room = memory.limit - memory.limit // 4 - memory.used
-            share = min(room // SHARE, first)
+        room = memory.limit - memory.used
+        has_proved = self.taken >= PROOF_SHARES * memory.first
+        if not has_proved:
+            room -= memory.limit // 4
         if room <= 0:
             return 0
-        return max(share, min(room, SMALL_BYTES))
+        share = room // SHARE
+        if not has_proved and share > memory.first:
+            return memory.first
+        return share if share >= SMALL_BYTES else min(room, SMALL_BYTES)
 
     def promise(self, count: int) -> None:
         """An answer of `count` bytes is being built: instead of what was promised before."""
         change = count - self._promised
         self._promised = count
+        self.bytes += change
         self._memory.change(change)
 
     def hold(self, count: int) -> None:
         """`count` bytes of answers wait for the socket; nothing else is under way."""
-        change = count - self._held - self._promised
-        self._held = count
+        change = count - self.bytes
+        self.bytes = count
         self._promised = 0
         if change:
             self._memory.change(change)

@@ -658,6 +658,8 @@ class LogStream:
         self.state.apply(entry.data, end_offset=entry.base_offset)
         while self._deletions and self._deletions[0].index <= entry.index:
             self._deletions.popleft().done(ErrorCode.NONE)
+        if self._waits:
+            self.leader_changed()  # the log may begin elsewhere: who waits has to be told
 
     def serving_started(self) -> None:
         self._append_held()
@@ -702,6 +704,7 @@ class LogStream:
             one.done(False)
 
     def leader_changed(self) -> None:
+        """Run every long poll: something else than the high watermark is new."""
         waits, self._waits = self._waits, []
         for wait in waits:
             if wait.callback is not None:

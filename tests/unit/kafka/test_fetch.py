@@ -332,20 +332,6 @@ def test_fetch_of_a_damaged_batch_is_a_storage_error() -> None:
     assert error_of(world.client().ask(FETCH, 11, fetch(0))) == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_fetch_sessions_are_never_opened() -> None:
-    """KIP-227: full requests get session 0; incremental ones learn that there is no session."""
-    world = World()
-    (stream,) = world.topic()
-    fill(stream)
-    client = world.client()
-    for session_id, epoch in ((0, -1), (0, 0), (9, 0), (9, -1)):
-        response = client.ask(FETCH, 11, fetch(0, session_id=session_id, session_epoch=epoch))
-        assert (response.error_code, response.session_id) == (ErrorCode.NONE, 0)
-        assert counts(response) == [1]
-    response = client.ask(FETCH, 11, fetch(0, session_id=9, session_epoch=3))
-    assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-
-
 def test_fetch_as_a_replica_is_refused() -> None:
     """CVE-2018-1288: nobody becomes a replica by saying so on a client port."""
     world = World()

@@ -162,6 +162,7 @@ class TwinStream:
         def applied() -> None:
             self.log_start_offset = max(self.log_start_offset, offset)
             done(ErrorCode.NONE)
+            self.wake(lambda wait: True)
 
         self.clock.call_soon(applied)
 

@@ -1,7 +1,7 @@
 """Fetch (key 1): committed batches from an offset on, at once or when there are enough.
 
-* v7: sessions (KIP-227). This server opens none: it answers every full request with session 0,
-  after which clients send full requests; an incremental one is FETCH_SESSION_ID_NOT_FOUND.
+* v7: sessions (KIP-227), see `vdl.kafka.fetch_sessions`. An incremental request reads those of
+  its session's partitions that may have something to say; whatever woke one while it waits joins.
 * v9: leader epochs are checked (KIP-320). v12: divergence of an older epoch (KIP-595).
   v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
 
@@ -25,7 +25,13 @@ from vdl.errors import ErrorCode
 from vdl.kafka.api import Encoded, Later
 from vdl.kafka.context import LogStream, RequestContext, Wait
 from vdl.kafka.error_map import code_of, failure
-from vdl.kafka.handlers.partitions import check_leader_epoch, find_topic, leader_endpoints
+from vdl.kafka.fetch_sessions import Cached, FetchSession, Key
+from vdl.kafka.handlers.partitions import (
+    Topic,
+    check_leader_epoch,
+    find_topic,
+    leader_endpoints,
+)
 from vdl.kafka.memory import SMALL_BYTES
 from vdl.kafka.reader_pace import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.wire.fetch import (
@@ -46,6 +52,9 @@ _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
 _READ_COMMITTED = 1
+_FIRST_EPOCH = 0
+_FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
+"""Of requests that name all their partitions: to begin a session, or without one."""
 
 
 class _Target:
@@ -60,12 +69,20 @@ class _Target:
         "diverging",
         "error",
         "group_id",
+        "key",
         "stream",
+        "told",
         "unknown",
         "wait",
     )
 
-    def __init__(self, asked: FetchPartition, group_id: int, error: ErrorCode) -> None:
+    def __init__(
+        self, asked: FetchPartition, group_id: int, error: ErrorCode, key: Key = ("", -1)
+    ) -> None:
+        self.key = key
+        """Its place in a session."""
+        self.told: tuple[int, int] | None = None
+        """(high watermark, log start) as the client of a session knows them."""
         self.asked = asked
         self.group_id = group_id
         self.error = error
@@ -95,8 +112,11 @@ class _Poll:
         "gates",
         "later",
         "no_room",
+        "opened",
+        "opens_session",
         "request",
         "scheduled",
+        "session",
         "share_key",
         "targets",
         "timer",
@@ -105,8 +125,13 @@ class _Poll:
         "woken",
     )
 
-    def __init__(self, ctx: RequestContext, request: FetchRequest) -> None:
+    def __init__(
+        self, ctx: RequestContext, request: FetchRequest, session: FetchSession | None = None
+    ) -> None:
+        """`session`: of an incremental request, which has said there what changed."""
         self.ctx = ctx
+        self.session = session
+        self.opens_session = self.opened = False
         self.request = request
         self.deadline_ns = ctx.deadline_ns(request.max_wait_ms)
         self.later = Later()
@@ -124,25 +149,44 @@ class _Poll:
         self.timer: Timer | None = None
         self.admission_timer: Timer | None = None
         self.share_key: tuple[object, ...] | None = None
-        self._resolve()
+        if session is None:
+            self._resolve()
+        else:
+            for cached in session.ready.values():
+                self._resolve_again(_target(cached))
+
+    def _resolve_again(self, target: _Target) -> None:
+        """Find a session's partition anew: much may have become of it since."""
+        self._place(target, find_topic(self.ctx, target.key[0]))
+        target.confirmed = False
+        target.stream = target.cold = target.diverging = target.answer = None
+
+    def _place(self, target: _Target, topic: Topic | None) -> None:
+        by_id = self.ctx.api_version >= _TOPIC_IDS_FROM
+        partition = target.asked.partition
+        target.error = ErrorCode.NONE
+        target.group_id = -1
+        target.unknown = (
+            ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        )
+        if topic is None:
+            target.error = target.unknown
+        elif 0 <= partition < len(topic.partitions):
+            target.group_id = topic.partitions[partition]
+        else:
+            target.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _resolve(self) -> None:
         """Find the partitions asked for."""
         ctx = self.ctx
         by_id = ctx.api_version >= _TOPIC_IDS_FROM
-        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for asked_topic in self.request.topics:
-            topic = find_topic(ctx, asked_topic.topic_id if by_id else asked_topic.topic)
+            name = asked_topic.topic_id if by_id else asked_topic.topic
+            topic = find_topic(ctx, name)
             targets: list[_Target] = []
             for asked in asked_topic.partitions:
-                if topic is None:
-                    target = _Target(asked, -1, unknown)
-                elif 0 <= asked.partition < len(topic.partitions):
-                    group_id = topic.partitions[asked.partition]
-                    target = _Target(asked, group_id, ErrorCode.NONE)
-                    target.unknown = unknown
-                else:
-                    target = _Target(asked, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                target = _Target(asked, -1, ErrorCode.NONE, (name, asked.partition))
+                self._place(target, topic)
                 targets.append(target)
             self.targets += targets
             self.topics.append(
@@ -171,6 +215,8 @@ class _Poll:
         self.scheduled = False
         if self.gates or self.later.cancelled:
             return
+        if self.session is not None:
+            self.targets = [_target(cached) for cached in self.session.ready.values()]
         if self.woken and self.share_key is not None:
             shared = self.ctx.server.shared.get(self.share_key)
             if shared is not None:
@@ -182,7 +228,8 @@ class _Poll:
         if found is None:
             return
         size, at_once = found
-        if size >= self.request.min_bytes or at_once or self.expired or not self.targets:
+        is_empty = self.session is None and not self.targets
+        if size >= self.request.min_bytes or at_once or self.expired or is_empty:
             self._answer(may_share=size > 0)
         else:
             self._subscribe()
@@ -401,7 +448,7 @@ class _Poll:
         there was none for, or the time is over."""
         if self.no_room:
             self.ctx.connection.answers.wait(self._schedule)
-        wake = self._wake
+        wake = self._wake if self.session is None else self.session.wake
         for target in self.targets:
             if target.wait is None and target.stream is not None:
                 stream = target.stream
@@ -416,6 +463,17 @@ class _Poll:
         target.cold = None
         self.woken = True
         self._schedule()
+
+    def wake(self, target: Cached) -> None:
+        """A partition of the session has something to say, perhaps."""
+        self._resolve_again(_target(target))
+        self.woken = True
+        self._schedule()
+
+    def give_way(self) -> None:
+        """Another request of the session has come: this one is told what there is."""
+        self.session = None
+        self.finish(FetchResponse())
 
     def _expire(self) -> None:
         self.timer = None
@@ -434,24 +492,97 @@ class _Poll:
     # --- the end -----------------------------------------------------------------------------
     def _answer(self, *, may_share: bool) -> None:
         response = FetchResponse()
-        endpoints: list[NodeEndpoint] | None = None
+        if self.session is None:
+            endpoints = self._tell_all(response)
+            if self.opens_session:
+                self._open_session(response)
+        else:
+            response.session_id = self.session.id
+            endpoints = self._tell_news(response, self.session)
+        if endpoints and self.ctx.api_version >= _ENDPOINTS_FROM:
+            response.node_endpoints = endpoints
+        if may_share and self.woken and self.share_key is not None and not response.session_id:
+            encoded = Encoded(encode_response(response, self.ctx.api_version))
+            self.ctx.server.shared[self.share_key] = encoded
+            self.finish(encoded)
+        else:
+            self.finish(response)
+
+    def _tell_all(self, response: FetchResponse) -> list[NodeEndpoint]:
+        """Every partition that was asked for."""
+        endpoints: list[NodeEndpoint] = []
         for topic_answer, targets in self.topics:
             for target in targets:
                 answer = target.answer
                 assert answer is not None, "every partition was read"
                 topic_answer.partitions.append(answer)
                 if answer.current_leader is not None:
-                    endpoints = endpoints or []
                     self._add_endpoint(endpoints, answer.current_leader.leader_id)
             response.responses.append(topic_answer)
-        if endpoints and self.ctx.api_version >= _ENDPOINTS_FROM:
-            response.node_endpoints = endpoints
-        if may_share and self.woken and self.share_key is not None:
-            encoded = Encoded(encode_response(response, self.ctx.api_version))
-            self.ctx.server.shared[self.share_key] = encoded
-            self.finish(encoded)
-        else:
-            self.finish(response)
+        return endpoints
+
+    def _open_session(self, response: FetchResponse) -> None:
+        """From now on the client may say only what changes, if there is a place for it."""
+        server, ctx = self.ctx.server, self.ctx
+        by_key = {target.key: target for target in self.targets}
+        session = server.fetch_sessions.create(
+            len(by_key),
+            server.clock.now_ns(),
+            uses_topic_ids=ctx.api_version >= _TOPIC_IDS_FROM,
+        )
+        if session is None:
+            return
+        self.opened = True
+        response.session_id = session.id
+        server.fetch_sessions.counted(len(by_key))
+        for target in by_key.values():
+            session.add(target)
+            self._settle(session, target)
+
+    def _tell_news(self, response: FetchResponse, session: FetchSession) -> list[NodeEndpoint]:
+        """The partitions of the session about which there is something new."""
+        endpoints: list[NodeEndpoint] = []
+        topics: dict[str | bytes, FetchableTopicResponse] = {}
+        for target in self.targets:
+            answer = target.answer
+            assert answer is not None, "every partition was read"
+            if self._settle(session, target):
+                name = target.key[0]
+                topic = topics.get(name)
+                if topic is None:
+                    topic = topics[name] = FetchableTopicResponse()
+                    if isinstance(name, str):
+                        topic.topic = name
+                    else:
+                        topic.topic_id = name
+                    response.responses.append(topic)
+                topic.partitions.append(answer)
+                if answer.current_leader is not None:
+                    self._add_endpoint(endpoints, answer.current_leader.leader_id)
+        return endpoints
+
+    def _settle(self, session: FetchSession, target: _Target) -> bool:
+        """Whether the client of the session has to be told of this partition; who has nothing more
+        to say is quiet until something wakes it."""
+        answer, target.answer, target.cold = target.answer, None, None
+        assert answer is not None, target.key
+        if answer.error_code or answer.diverging_epoch is not None:
+            target.told = None  # told again until it is over, and when it is
+            return True
+        stands = answer.high_watermark, answer.log_start_offset
+        is_new = stands != target.told
+        target.told = stands
+        if answer.records:
+            session.served(target)
+            return True
+        if target.asked.fetch_offset >= answer.high_watermark:
+            if target.wait is None and target.stream is not None:
+                target.wait = target.stream.wait_for(
+                    answer.high_watermark, partial(session.wake, target)
+                )
+            if target.wait is not None:
+                session.quiet(target)
+        return is_new
 
     def _add_endpoint(self, endpoints: list[NodeEndpoint], leader: int) -> None:
         if all(known.node_id != leader for known in endpoints):
@@ -473,12 +604,20 @@ class _Poll:
         if self.no_room:
             self.ctx.connection.answers.stop_waiting()
         for target in self.targets:
-            if target.wait is not None:
-                target.wait.cancel()
-                target.wait = None
             if target.admission is not None:
                 self.ctx.server.reader_pace.give_back(target.admission)
                 target.admission = None
+        if self.session is not None:
+            # Its partitions go on waiting for the next request.
+            if self.session.reader is self:
+                self.session.reader = None
+            return
+        if self.opened:
+            return
+        for target in self.targets:
+            if target.wait is not None:
+                target.wait.cancel()
+                target.wait = None
 
 
 def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | Later:
@@ -492,10 +631,62 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
             API_KEY, request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         )
         return refused
-    if ctx.api_version >= _SESSIONS_FROM and request.session_epoch > 0:
-        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-    poll = _Poll(ctx, request)
+    session: FetchSession | None = None
+    if ctx.api_version >= _SESSIONS_FROM and request.session_epoch not in _FULL_EPOCHS:
+        found = _update_session(ctx, request)
+        if isinstance(found, ErrorCode):
+            return FetchResponse(error_code=found)
+        session = found
+    elif request.session_id:
+        ctx.server.fetch_sessions.remove(request.session_id)
+    poll = _Poll(ctx, request, session)
+    if session is None:
+        poll.opens_session = request.session_epoch == _FIRST_EPOCH and bool(poll.targets)
+    else:
+        session.read_by(poll)
     later = poll.later
     later.on_cancel = poll.release
     poll.attempt()
     return later
+
+
+def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession | ErrorCode | None:
+    """The session of an incremental request, brought up to date; None when nothing is left in it:
+    then it has ended."""
+    by_id = ctx.api_version >= _TOPIC_IDS_FROM
+    server = ctx.server
+    sessions = server.fetch_sessions
+    session = sessions.find(
+        request.session_id, request.session_epoch, server.clock.now_ns(), uses_topic_ids=by_id
+    )
+    if isinstance(session, ErrorCode):
+        return session
+    before = len(session.partitions)
+    for forgotten in request.forgotten_topics_data:
+        for partition in forgotten.partitions:
+            session.forget((forgotten.topic_id if by_id else forgotten.topic, partition))
+    for topic in request.topics:
+        name = topic.topic_id if by_id else topic.topic
+        for asked in topic.partitions:
+            key = name, asked.partition
+            cached = session.partitions.get(key)
+            if cached is None:
+                target = _Target(asked, -1, ErrorCode.NONE, key)
+            else:
+                target = _target(cached)
+                target.asked = asked
+            session.add(target)
+    sessions.counted(len(session.partitions) - before)
+    if not session.partitions:
+        sessions.remove(session.id)
+        return None
+    if not sessions.has_room(0):
+        # It has grown beyond what all sessions may hold: its client begins anew, without one.
+        sessions.remove(session.id)
+        return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    return session
+
+
+def _target(cached: Cached) -> _Target:
+    assert isinstance(cached, _Target), cached
+    return cached

@@ -1,0 +1,220 @@
+"""Fetch sessions (KIP-227): what a client asked for last, so that it need say only what changed.
+
+A session is made by a full fetch (epoch 0) and holds its partitions. Each further request carries
+the session's id and the next epoch, names the partitions whose position moved, or which are new,
+and those to be forgotten; the answer tells only of partitions about which there is something new.
+Epoch -1 ends a session; an unknown id is FETCH_SESSION_ID_NOT_FOUND, an epoch that is not the next
+one INVALID_FETCH_SESSION_EPOCH, and with either the client begins anew with a full fetch. A session
+belongs to whoever knows its id, not to a connection, as in Kafka.
+
+A request costs what there is to say, not what the session holds. A partition with nothing to say is
+*quiet*: it waits for its log to change, across requests, and is looked at when that wakes it. All
+others are `ready`, in the order in which they are served: who got records goes to the end, so that
+nobody starves when an answer is full.
+
+Sessions are bounded in number (`max.incremental.fetch.session.cache.slots`) and by the partitions
+in all of them. For a new one gives way who was not used for `EVICT_AFTER_NS`, else who is that old
+and the smallest, and smaller than the new one. Without a place the client is told session 0: it
+goes on with full fetches.
+
+Must not know: requests, logs, answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+
+Key = tuple[str | bytes, int]
+"""Topic name, or id, and partition."""
+
+EVICT_AFTER_NS = 120_000 * MS
+"""Kafka's `MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS`."""
+EPOCH_MAX = (1 << 31) - 1
+
+
+class Subscription(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Cached(Protocol):
+    """A partition of a session, as the session sees it."""
+
+    key: Key
+    wait: Subscription | None
+
+
+class Reader(Protocol):
+    """A request of the session that waits for something to say."""
+
+    def wake(self, target: Cached) -> None: ...
+    def give_way(self) -> None: ...
+
+
+class FetchSession:
+    """One session."""
+
+    __slots__ = (
+        "created_ns",
+        "epoch",
+        "id",
+        "partitions",
+        "reader",
+        "ready",
+        "used_ns",
+        "uses_topic_ids",
+    )
+
+    def __init__(self, session_id: int, now_ns: int, *, uses_topic_ids: bool) -> None:
+        self.id = session_id
+        self.epoch = 1
+        """What the next request has to carry."""
+        self.uses_topic_ids = uses_topic_ids
+        self.created_ns = self.used_ns = now_ns
+        self.partitions: dict[Key, Cached] = {}
+        self.ready: dict[Key, Cached] = {}
+        """Those that may have something to say, in the order they are served."""
+        self.reader: Reader | None = None
+
+    def advance(self) -> None:
+        """The next request carries the next epoch; after the largest comes 1."""
+        self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
+
+    def read_by(self, reader: Reader) -> None:
+        """One request at a time: one that waits is answered with what there is."""
+        before, self.reader = self.reader, reader
+        if before is not None:
+            before.give_way()
+
+    def add(self, target: Cached) -> None:
+        """A partition, new or with a new position; it is looked at next time."""
+        if target.wait is not None:
+            target.wait.cancel()
+            target.wait = None
+        self.partitions[target.key] = target
+        self.ready[target.key] = target
+
+    def forget(self, key: Key) -> None:
+        """The client asks for this partition no more."""
+        target = self.partitions.pop(key, None)
+        if target is not None:
+            self.ready.pop(key, None)
+            if target.wait is not None:
+                target.wait.cancel()
+                target.wait = None
+
+    def served(self, target: Cached) -> None:
+        """It got records: others are first now."""
+        if self.ready.pop(target.key, None) is not None:
+            self.ready[target.key] = target
+
+    def quiet(self, target: Cached) -> None:
+        """It has nothing to say until it is woken."""
+        assert target.wait is not None, target.key
+        self.ready.pop(target.key, None)
+
+    def wake(self, target: Cached) -> None:
+        """Its log has changed."""
+        target.wait = None
+        if self.partitions.get(target.key) is target:
+            self.ready[target.key] = target
+            if self.reader is not None:
+                self.reader.wake(target)
+
+    def close(self) -> None:
+        """Nobody will ask any more; leaves no wait behind."""
+        for key in list(self.partitions):
+            self.forget(key)
+
+
+class FetchSessions:
+    """All sessions of a server."""
+
+    def __init__(
+        self, slots_max: int, partitions_max: int, random_bytes: Callable[[int], bytes]
+    ) -> None:
+        self._slots_max = slots_max
+        self._partitions_max = partitions_max
+        self._random_bytes = random_bytes
+        self._sessions: dict[int, FetchSession] = {}
+        """By id; who was used longest ago first."""
+        self.partitions = 0
+        """In all sessions."""
+        self.evicted = 0
+        self.refused = 0
+        """Times there was no place."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def create(
+        self, partitions: int, now_ns: int, *, uses_topic_ids: bool
+    ) -> FetchSession | None:
+        """A session for so many partitions; None without a place for it."""
+        while (
+            len(self._sessions) >= self._slots_max
+            or self.partitions + partitions > self._partitions_max
+        ):
+            if not self._evict(partitions, now_ns):
+                self.refused += 1
+                return None
+        session_id = 0
+        while not session_id or session_id in self._sessions:
+            session_id = int.from_bytes(self._random_bytes(4), "big") & EPOCH_MAX
+        session = FetchSession(session_id, now_ns, uses_topic_ids=uses_topic_ids)
+        self._sessions[session_id] = session
+        return session
+
+    def find(
+        self, session_id: int, epoch: int, now_ns: int, *, uses_topic_ids: bool
+    ) -> FetchSession | ErrorCode:
+        """The session of an incremental request, which is used by that."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if session.uses_topic_ids is not uses_topic_ids:
+            return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        if session.epoch != epoch:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        session.used_ns = now_ns
+        del self._sessions[session_id]
+        self._sessions[session_id] = session
+        session.advance()
+        return session
+
+    def has_room(self, more: int) -> bool:
+        """Whether sessions may get so many more partitions."""
+        return self.partitions + more <= self._partitions_max
+
+    def counted(self, more: int) -> None:
+        """A session has so many more partitions, or fewer."""
+        self.partitions += more
+        assert self.partitions >= 0, self.partitions
+
+    def remove(self, session_id: int) -> None:
+        """End a session, if there is one of that id."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.counted(-len(session.partitions))
+            session.close()
+
+    def _evict(self, partitions: int, now_ns: int) -> bool:
+        """Make place for a session of so many partitions; False when nobody gives way."""
+        oldest = next(iter(self._sessions.values()), None)
+        if oldest is None:
+            return False
+        before_ns = now_ns - EVICT_AFTER_NS
+        found = oldest
+        if oldest.used_ns > before_ns:
+            old = [s for s in self._sessions.values() if s.created_ns <= before_ns]
+            if not old:
+                return False
+            found = min(old, key=lambda session: len(session.partitions))
+            if len(found.partitions) >= partitions:
+                return False
+        self.evicted += 1
+        self.remove(found.id)
+        return True
