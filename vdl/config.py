@@ -192,6 +192,7 @@ KEYS: dict[str, Key] = {
     "kafka.max.partitions.per.request": Key(
         "kafka.partitions_per_request_max", integer(1, 1_000_000)
     ),
+    "cluster.replicas_per_server": Key("kafka.replicas_per_server_max", integer(1, 1_000_000)),
     "kafka.socket.request.max.bytes": Key("kafka.request_bytes_max", size(64 * KIB, INT32_MAX)),
     "kafka.queued.max.request.bytes": Key("kafka.request_memory_max", size(256 * KIB, TIB)),
     "kafka.max.connections": Key("kafka.connections_max", integer(1, 1_000_000)),

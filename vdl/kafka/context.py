@@ -68,6 +68,10 @@ class KafkaOptions:
     """Partitions one CreateTopics may ask for in all (`max.request.partition.size.limit`
     is a response limit in Kafka; this bounds the work of one command)."""
 
+    replicas_per_server_max: int = 10_000
+    """Replicas of partitions that one server may have. Each has a log, and what it needs of memory,
+    files and start is paid also when nothing is written to it."""
+
     # --- connections -------------------------------------------------------------------------
     request_bytes_max: int = 100 << 20
     """`socket.request.max.bytes`."""
@@ -289,6 +293,8 @@ class Context:
     """Luck, for ids that must not repeat: `os.urandom`, or a seeded source."""
     groups: Any = None  # vdl.kafka.group_coordinator.GroupCoordinator
     """The leader's side of the consumer groups this server coordinates."""
+    topics_refused: int = 0
+    """Topics that were not created because servers have all the replicas they may have."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, Any] = field(default_factory=dict)

@@ -150,9 +150,7 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(
-        self, partitions: int, now_ns: int, *, uses_topic_ids: bool
-    ) -> FetchSession | None:
+    def create(self, partitions: int, now_ns: int, *, uses_topic_ids: bool) -> FetchSession | None:
         """A session for so many partitions; None without a place for it."""
         while (
             len(self._sessions) >= self._slots_max

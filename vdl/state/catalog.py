@@ -19,6 +19,7 @@ Must not know: who leads what, whether a server is alive (a command may say), re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
@@ -30,7 +31,7 @@ import msgspec
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.placement import Load, place
-from vdl.state.table import decode_value, encode_value
+from vdl.state.table import decode_value, encode_value, text_bytes
 
 TOPIC_NAME_CHARS_MAX = 249
 """Longest topic name Kafka allows."""
@@ -41,6 +42,8 @@ FIRST_REPLICA = 1
 REPLICA_NUMBER_MAX = (1 << 16) - 1
 """Numbers are 16 bits of a Raft id."""
 
+CONFIGS_BYTES_MAX = 4_096
+"""Names and values of one topic's settings: they are in every snapshot."""
 PARTITIONS_PER_TOPIC_MAX = 100_000
 """Keeps one command from filling every server's memory."""
 
@@ -412,11 +415,37 @@ class Catalog:
             load.add([replica.server_id for replica in group.replicas])
         for new in command.topics:
             created = self._plan(new, command)
+            if created.error is ErrorCode.NONE and (
+                complaint := self._crowded(new, created, load, command.replicas_per_server_max)
+            ):
+                created = CreatedTopic(new.name, ErrorCode.POLICY_VIOLATION, complaint)
             answer.topics.append(created)
             if created.error is ErrorCode.NONE and not command.validate_only:
                 self._create(new, created, load, frozenset(command.alive))
                 answer.events.extend(GroupAdded(group_id) for group_id in created.group_ids)
         return answer
+
+    def _crowded(
+        self, new: commands.NewTopic, created: CreatedTopic, load: Load, replicas_max: int
+    ) -> str:
+        """Why the topic would give a server more replicas than it may have; empty if it would not.
+        Placements are even, so it is the sum that counts where they are not given."""
+        if not replicas_max:
+            return ""
+        if new.assignments is not None:
+            wanted = Counter(server for replicas in new.assignments for server in replicas)
+            for server, more in sorted(wanted.items()):
+                if load.replicas[server] + more > replicas_max:
+                    return f"server {server} may have {replicas_max} replicas of partitions at most"
+            return ""
+        room = sum(max(0, replicas_max - count) for count in load.replicas.values())
+        wanted_in_all = created.partitions * created.replication_factor
+        if wanted_in_all <= room:
+            return ""
+        return (
+            f"{wanted_in_all} replicas are asked for, and there is room for {room}: a server may "
+            f"have {replicas_max} at most"
+        )
 
     def _plan(self, new: commands.NewTopic, command: commands.CreateTopics) -> CreatedTopic:
         """Whether the topic can be created, and its numbers. KIP-464 for the defaults."""
@@ -456,6 +485,10 @@ class Catalog:
             return refused(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"replication factor {factor}, but {len(self.servers)} servers are registered",
+            )
+        if _configs_bytes(new.configs) > CONFIGS_BYTES_MAX:
+            return refused(
+                ErrorCode.INVALID_CONFIG, f"the settings take more than {CONFIGS_BYTES_MAX} bytes"
             )
         return CreatedTopic(
             new.name,
@@ -581,6 +614,9 @@ class Catalog:
                 answer.errors.append(ErrorCode.INVALID_CONFIG)
                 continue
             configs |= {name: value for name, value in lists.items() if value is not None}
+            if _configs_bytes(configs) > CONFIGS_BYTES_MAX:
+                answer.errors.append(ErrorCode.INVALID_CONFIG)
+                continue
             changed = msgspec.structs.replace(topic, configs=configs)
             self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
             self._dirty.add(_topic_key(topic.name))
@@ -684,6 +720,10 @@ def changed_list(change: commands.ListChange, present: str | None) -> str | None
         parts += [part for part in change.parts if part not in parts]
     allowed = all(part.lower() in change.allowed for part in parts)
     return ",".join(parts) if parts and allowed else None
+
+
+def _configs_bytes(configs: Mapping[str, str]) -> int:
+    return sum(text_bytes(name) + text_bytes(value) for name, value in configs.items())
 
 
 def topic_name_complaint(name: str) -> str:

@@ -75,6 +75,8 @@ class CreateTopics(Command, frozen=True, tag=2):
     validate_only: bool = False
     alive: list[int] = []
     """Servers the proposer has a link to: they come first in placements. Empty: all."""
+    replicas_per_server_max: int = 0
+    """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
 
 
 class DeleteTopics(Command, frozen=True, tag=3):

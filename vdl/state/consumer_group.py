@@ -23,8 +23,14 @@ import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state.commands import Protocol
+from vdl.state.table import text_bytes
 
 Counted = TypeVar("Counted")
+
+GROUP_BYTES = 64
+"""What a group takes in a snapshot beside its names; members and ids given out likewise."""
+MEMBER_BYTES = 96
+PENDING_BYTES = 16
 
 
 class GroupState(IntEnum):
@@ -86,6 +92,7 @@ class ConsumerGroup:
     """
 
     __slots__ = (
+        "bytes",
         "changed_ms",
         "generation",
         "group_id",
@@ -126,7 +133,10 @@ class ConsumerGroup:
         """Names in order of preference → how many members say just that; not 0. Few: members of a
         group are mostly configured alike."""
         self.pending: dict[str, int] = {}
-        """Member id given out and not used yet → session timeout (ms)."""
+        """Member id given out and not used yet → session timeout (ms). Changed by `expect` and
+        `expect_no_more`."""
+        self.bytes = GROUP_BYTES + text_bytes(group_id)
+        """What it takes in a snapshot, about: whatever clients choose is counted in full."""
 
     # --- questions ---------------------------------------------------------------------------
     @property
@@ -180,6 +190,7 @@ class ConsumerGroup:
         """A new member, at the end of the line."""
         assert member.member_id not in self.members, member.member_id
         self.members[member.member_id] = member
+        self.bytes += member_bytes(member)
         if member.group_instance_id is not None:
             assert member.group_instance_id not in self.static_members, member.group_instance_id
             self.static_members[member.group_instance_id] = member.member_id
@@ -189,6 +200,7 @@ class ConsumerGroup:
     def remove(self, member_id: str) -> Member:
         """Take a member out; the leader's place may become vacant."""
         member = self.members.pop(member_id)
+        self.bytes -= member_bytes(member)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
         if self.leader == member_id:
@@ -206,14 +218,34 @@ class ConsumerGroup:
         """Nobody has an assignment in it yet, nor has asked for the one after."""
         for member in self.members.values():
             member.joined = False
+            self.bytes -= len(member.assignment)
             member.assignment = b""
         self.joined_count = 0
 
     def set_protocols(self, member: Member, protocols: list[Protocol]) -> None:
         """What a member supports from now on."""
         self._count_protocols(member, -1)
+        self.bytes += protocols_bytes(protocols) - protocols_bytes(member.protocols)
         member.protocols = protocols
         self._count_protocols(member, 1)
+
+    def assign(self, member: Member, assignment: bytes) -> None:
+        """What a member has to do in this generation."""
+        self.bytes += len(assignment) - len(member.assignment)
+        member.assignment = assignment
+
+    def expect(self, member_id: str, session_timeout_ms: int) -> None:
+        """An id was given out."""
+        if member_id not in self.pending:
+            self.bytes += PENDING_BYTES + text_bytes(member_id)
+        self.pending[member_id] = session_timeout_ms
+
+    def expect_no_more(self, member_id: str) -> bool:
+        """The id is used, or is not waited for any more; False if it was not given out."""
+        if self.pending.pop(member_id, None) is None:
+            return False
+        self.bytes -= PENDING_BYTES + text_bytes(member_id)
+        return True
 
     def _count_protocols(self, member: Member, change: int) -> None:
         names = tuple(protocol.name for protocol in member.protocols)
@@ -255,8 +287,31 @@ def group_from(stored: StoredGroup) -> ConsumerGroup:
     group.held = stored.held
     for member in stored.members:
         group.add(member)
-    group.pending = dict(stored.pending)
+    for member_id, session_timeout_ms in stored.pending:
+        group.expect(member_id, session_timeout_ms)
     return group
+
+
+def protocols_bytes(protocols: list[Protocol]) -> int:
+    """What they take in a snapshot, about."""
+    return sum(text_bytes(protocol.name) + len(protocol.metadata) + 8 for protocol in protocols)
+
+
+def client_bytes(client_id: str, client_host: str) -> int:
+    """The same of what a client is called and where it is."""
+    return text_bytes(client_id) + text_bytes(client_host)
+
+
+def member_bytes(member: Member) -> int:
+    """The same of a member."""
+    return (
+        MEMBER_BYTES
+        + text_bytes(member.member_id)
+        + text_bytes(member.group_instance_id or "")
+        + client_bytes(member.client_id, member.client_host)
+        + len(member.assignment)
+        + protocols_bytes(member.protocols)
+    )
 
 
 def _add_to(counts: dict[Counted, int], key: Counted, change: int) -> None:

@@ -18,13 +18,16 @@ from dataclasses import dataclass, field
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.consumer_group import (
+    MEMBER_BYTES,
     ConsumerGroup,
     GroupState,
     Member,
     StoredGroup,
+    client_bytes,
     group_from,
+    protocols_bytes,
 )
-from vdl.state.table import decode_value, digest_key, encode_value
+from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 
 @dataclass(slots=True)
@@ -124,12 +127,23 @@ class GroupsDeleted:
     events: list[GroupEvent] = field(default_factory=list)
 
 
+GROUP_BYTES_MAX = 2 << 20
+"""The largest group, in a snapshot: its members' subscriptions, assignments and names. Kafka's
+bound is that of a batch, 1 MiB by default."""
+
+
 class ConsumerGroups:
     """See the module. `groups` is read-only to others."""
 
-    __slots__ = ("_dirty", "_members", "groups")
+    __slots__ = ("_bytes", "_dirty", "_members", "_sizes", "_stale", "bytes_max", "groups")
 
     def __init__(self) -> None:
+        self.bytes_max = 1 << 62
+        """How much all groups may take now; set by the coordinator, whose offsets take the rest."""
+        self._bytes = 0
+        self._sizes: dict[str, int] = {}
+        self._stale: set[str] = set()
+        """Groups whose bytes may be others than `_sizes` says."""
         self.groups: dict[str, ConsumerGroup] = {}
         self._members = 0
         self._dirty: set[str] = set()
@@ -137,6 +151,29 @@ class ConsumerGroups:
     def __len__(self) -> int:
         """How many groups there are, and members in them."""
         return len(self.groups) + self._members
+
+    @property
+    def bytes_held(self) -> int:
+        """What all groups take in a snapshot, about."""
+        for group_id in self._stale:
+            group = self.groups.get(group_id)
+            now = 0 if group is None else group.bytes
+            self._bytes += now - self._sizes.pop(group_id, 0)
+            if now:
+                self._sizes[group_id] = now
+        self._stale.clear()
+        return self._bytes
+
+    def _touch(self, group_id: str) -> None:
+        """The group is changed."""
+        self._dirty.add(group_id)
+        self._stale.add(group_id)
+
+    def _has_room(self, group: ConsumerGroup, more: int) -> bool:
+        """Whether a group may take so much more. What does not grow always may."""
+        if more <= 0:
+            return True
+        return group.bytes + more <= GROUP_BYTES_MAX and self.bytes_held + more <= self.bytes_max
 
     # --- joining ---------------------------------------------------------------------------
     def join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
@@ -148,13 +185,16 @@ class ConsumerGroups:
             group = ConsumerGroup(command.group_id, now_ms)
         if not group.supports(command.protocol_type, command.protocols):
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
+        if not self._has_room(group, _growth(group, command)):
+            # What a snapshot cannot carry can never be had again from another replica.
+            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, command.member_id)
         if command.member_id:
             answer = self._join_known(group, command, now_ms)
         else:
             answer = self._join_new(group, command, now_ms)
         if answer.error in (ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED):
             self.groups[group.group_id] = group
-            self._dirty.add(group.group_id)
+            self._touch(group.group_id)
         return answer
 
     def _join_new(
@@ -170,7 +210,7 @@ class ConsumerGroups:
             return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
         new_id = command.new_member_id
         if instance_id is None and command.known_member_id_required:
-            group.pending[new_id] = command.session_timeout_ms
+            group.expect(new_id, command.session_timeout_ms)
             return JoinAnswer(
                 ErrorCode.MEMBER_ID_REQUIRED,
                 new_id,
@@ -185,7 +225,7 @@ class ConsumerGroups:
         if member_id in group.pending and command.group_instance_id is None:
             if has_all_members(group, command.members_max):
                 return self._turn_away(group, member_id, command, now_ms)
-            del group.pending[member_id]
+            group.expect_no_more(member_id)
             return self._add(group, member_id, command, now_ms)
         error = group.check_member(member_id, command.group_instance_id)
         if error is not ErrorCode.NONE:
@@ -300,10 +340,14 @@ class ConsumerGroups:
             return SyncAnswer(ErrorCode.NONE)
         assert group.state is GroupState.COMPLETING_REBALANCE, group.state
         assignments = dict(command.assignments)
-        for member in group.members.values():
-            member.assignment = assignments.get(member.member_id, b"")
+        members = group.members.values()
+        more = sum(len(assignments.get(member.member_id, b"")) for member in members)
+        if not self._has_room(group, more - sum(len(member.assignment) for member in members)):
+            return SyncAnswer(ErrorCode.MESSAGE_TOO_LARGE)
+        for member in members:
+            group.assign(member, assignments.get(member.member_id, b""))
         group.enter(GroupState.STABLE, now_ms)
-        self._dirty.add(group.group_id)
+        self._touch(group.group_id)
         return SyncAnswer(ErrorCode.NONE, [SyncCompleted(group.group_id)])
 
     def leave(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
@@ -352,7 +396,7 @@ class ConsumerGroups:
             and group.generation == command.generation
         ):
             self._complete_join(group, now_ms, changed.events)
-            self._dirty.add(group.group_id)
+            self._touch(group.group_id)
         return changed
 
     def delete(self, group_id: str, events: list[GroupEvent]) -> ErrorCode:
@@ -365,7 +409,7 @@ class ConsumerGroups:
         for member_id in list(group.pending):
             self._remove(group, member_id, events)
         del self.groups[group_id]
-        self._dirty.add(group_id)
+        self._touch(group_id)
         events.append(GroupDeleted(group_id))
         return ErrorCode.NONE
 
@@ -373,7 +417,7 @@ class ConsumerGroups:
         """A group that holds offsets exists, also when nobody ever joined it."""
         if group_id not in self.groups:
             self.groups[group_id] = ConsumerGroup(group_id, now_ms)
-            self._dirty.add(group_id)
+            self._touch(group_id)
 
     # --- questions ---------------------------------------------------------------------------
     def check_heartbeat(
@@ -414,10 +458,10 @@ class ConsumerGroups:
 
     # --- the rebalance -----------------------------------------------------------------------
     def _remove(self, group: ConsumerGroup, member_id: str, events: list[GroupEvent]) -> None:
-        if group.pending.pop(member_id, None) is None:
+        if not group.expect_no_more(member_id):
             group.remove(member_id)
             self._members -= 1
-        self._dirty.add(group.group_id)
+        self._touch(group.group_id)
         events.append(MemberRemoved(group.group_id, member_id, ErrorCode.UNKNOWN_MEMBER_ID))
 
     def _go_on_without(
@@ -430,7 +474,7 @@ class ConsumerGroups:
 
     def _rebalance(self, group: ConsumerGroup, now_ms: int, events: list[GroupEvent]) -> None:
         """Begin a rebalance unless one is being prepared; end it if everybody has joined."""
-        self._dirty.add(group.group_id)
+        self._touch(group.group_id)
         if group.state is not GroupState.PREPARING_REBALANCE:
             group.enter(GroupState.PREPARING_REBALANCE, now_ms)
             events.append(RebalanceStarted(group.group_id))
@@ -488,6 +532,23 @@ class ConsumerGroups:
         self.groups = {group.group_id: group for group in groups}
         self._members = sum(len(group.members) for group in groups)
         self._dirty = set()
+        self._stale = set()
+        self._sizes = {group.group_id: group.bytes for group in groups}
+        self._bytes = sum(self._sizes.values())
+
+
+def _growth(group: ConsumerGroup, command: commands.JoinGroup) -> int:
+    """How many bytes more a group may have with what a member says, at most."""
+    known = group.members.get(command.member_id)
+    if known is None and command.group_instance_id is not None:
+        known = group.members.get(group.static_members.get(command.group_instance_id, ""))
+    said = protocols_bytes(command.protocols)
+    said += client_bytes(command.client_id, command.client_host)
+    if known is not None:
+        before = client_bytes(known.client_id, known.client_host)
+        return said - protocols_bytes(known.protocols) - before
+    names = (command.member_id, command.new_member_id, command.group_instance_id or "")
+    return said + MEMBER_BYTES + sum(map(text_bytes, names))
 
 
 def is_full(group: ConsumerGroup, members_max: int) -> bool:
@@ -518,6 +579,8 @@ def group_key(group_id: str) -> bytes:
 
 def _update(group: ConsumerGroup, member: Member, command: commands.JoinGroup) -> None:
     """What a member says anew each time it joins."""
+    before = client_bytes(member.client_id, member.client_host)
+    group.bytes += client_bytes(command.client_id, command.client_host) - before
     member.client_id = command.client_id
     member.client_host = command.client_host
     member.session_timeout_ms = command.session_timeout_ms

@@ -14,13 +14,24 @@ from typing import Any
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
-from vdl.state.consumer_group import ConsumerGroup, GroupState
-from vdl.state.consumer_groups import ConsumerGroups, GroupEvent, GroupsDeleted
+from vdl.state.consumer_group import GROUP_BYTES, ConsumerGroup, GroupState
+from vdl.state.consumer_groups import (
+    ConsumerGroups,
+    GroupEvent,
+    GroupsDeleted,
+    JoinAnswer,
+    SyncAnswer,
+)
 from vdl.state.offsets import Offsets
 from vdl.state.subscription import subscribed_topics
+from vdl.state.table import text_bytes
 
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of groups whose members say which topics they subscribe to."""
+COORDINATOR_BYTES_MAX = 7 << 19
+"""How much groups and offsets of one coordinator may take in a snapshot, about: 3.5 MiB. Beyond
+half of the largest snapshot the log is not cut any more; beyond all of it no replica can be
+replaced. Part of what commands mean, so that all replicas decide alike."""
 
 
 @dataclass(slots=True)
@@ -47,8 +58,8 @@ class Coordinator:
         self.offsets = Offsets()
         groups = self.groups
         self._apply_by_type: dict[type, Callable[[Any, int], Any]] = {
-            commands.JoinGroup: groups.join,
-            commands.SyncGroup: groups.sync,
+            commands.JoinGroup: self._join,
+            commands.SyncGroup: self._sync,
             commands.LeaveGroup: groups.leave,
             commands.ExpireMembers: groups.expire,
             commands.CompleteJoin: groups.complete_join,
@@ -72,6 +83,23 @@ class Coordinator:
         return self.groups.groups.get(group_id)
 
     # --- commands --------------------------------------------------------------------------
+    def _join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
+        self.groups.bytes_max = COORDINATOR_BYTES_MAX - self.offsets.bytes
+        return self.groups.join(command, now_ms)
+
+    def _sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
+        self.groups.bytes_max = COORDINATOR_BYTES_MAX - self.offsets.bytes
+        return self.groups.sync(command, now_ms)
+
+    def _has_room(self, command: commands.CommitOffsets) -> bool:
+        """Whether these positions may be added. Those that take no more than before always may."""
+        more = self.offsets.growth(command.group_id, command.offsets)
+        if command.group_id not in self.groups.groups:
+            more += GROUP_BYTES + text_bytes(command.group_id)
+        if more <= 0:
+            return True
+        return self.groups.bytes_held + self.offsets.bytes + more <= COORDINATOR_BYTES_MAX
+
     def _commit_offsets(self, command: commands.CommitOffsets, now_ms: int) -> CommitAnswer:
         error = self.groups.check_commit(
             command.group_id,
@@ -82,6 +110,8 @@ class Coordinator:
         if error is ErrorCode.NONE and self.offsets.knows_later(command.group_id, command.offsets):
             # The proposer's catalog is behind; clients try this error again.
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if error is ErrorCode.NONE and not self._has_room(command):
+            error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         if error is ErrorCode.NONE:
             self.groups.ensure(command.group_id, now_ms)
             self.offsets.commit(command.group_id, command.offsets, now_ms, command.retention_ms)

@@ -15,9 +15,14 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from vdl.state.commands import OffsetCommit
-from vdl.state.table import decode_value, digest_key, encode_value
+from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 NO_EXPIRY = -1
+
+OFFSET_BYTES = 16
+"""What a position takes in a snapshot, compressed; names that are not very long repeat, and what is
+said along with it counts in full."""
+NAMES_BYTES_FREE = 64
 
 _Key = tuple[str, str, int]
 
@@ -55,13 +60,15 @@ class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Offsets:
     """All offsets of one coordinator."""
 
-    __slots__ = ("_by_group", "_by_partition", "_count", "_dirty")
+    __slots__ = ("_by_group", "_by_partition", "_count", "_dirty", "bytes")
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[int] = Counter()
         self._count = 0
         self._dirty: set[_Key] = set()
+        self.bytes = 0
+        """What all positions take in a snapshot, about."""
 
     def __len__(self) -> int:
         """How many positions there are."""
@@ -84,6 +91,18 @@ class Offsets:
                 return True
         return False
 
+    def growth(self, group_id: str, offsets: list[OffsetCommit]) -> int:
+        """How many bytes more there are after these are committed, at most."""
+        positions = self.of(group_id)
+        more = 0
+        for new in offsets:
+            old = positions.get((new.topic, new.partition))
+            if old is not None:
+                more += text_bytes(new.metadata) - text_bytes(old.metadata)
+            else:
+                more += offset_bytes(group_id, new.topic, new.metadata)
+        return more
+
     def commit(
         self, group_id: str, offsets: list[OffsetCommit], now_ms: int, retention_ms: int
     ) -> None:
@@ -93,7 +112,8 @@ class Offsets:
         for new in offsets:
             place = new.topic, new.partition
             if (old := positions.get(place)) is not None:
-                self._uncount(old)
+                self._uncount(group_id, new.topic, old)
+            self.bytes += offset_bytes(group_id, new.topic, new.metadata)
             positions[place] = CommittedOffset(
                 offset=new.offset,
                 leader_epoch=new.leader_epoch,
@@ -126,7 +146,7 @@ class Offsets:
         """Forget positions the group has."""
         committed = self._by_group[group_id]
         for place in positions:
-            self._uncount(committed.pop(place))
+            self._uncount(group_id, place[0], committed.pop(place))
             self._dirty.add((group_id, *place))
         if not committed:
             del self._by_group[group_id]
@@ -151,8 +171,9 @@ class Offsets:
             count += len(gone)
         return count
 
-    def _uncount(self, position: CommittedOffset) -> None:
+    def _uncount(self, group_id: str, topic: str, position: CommittedOffset) -> None:
         self._count -= 1
+        self.bytes -= offset_bytes(group_id, topic, position.metadata)
         partition_group = position.partition_group
         self._by_partition[partition_group] -= 1
         if not self._by_partition[partition_group]:
@@ -182,12 +203,20 @@ class Offsets:
         self._by_group = {}
         self._by_partition = Counter()
         self._dirty = set()
+        self.bytes = 0
         for value in values:
             stored = decode_value(value, StoredOffset)
             positions = self._by_group.setdefault(stored.group_id, {})
             positions[stored.topic, stored.partition] = stored.position
             self._by_partition[stored.position.partition_group] += 1
+            self.bytes += offset_bytes(stored.group_id, stored.topic, stored.position.metadata)
         self._count = len(values)
+
+
+def offset_bytes(group_id: str, topic: str, metadata: str) -> int:
+    """What a position takes in a snapshot, about."""
+    names = text_bytes(group_id) + len(topic)
+    return OFFSET_BYTES + text_bytes(metadata) + max(0, names - NAMES_BYTES_FREE)
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:

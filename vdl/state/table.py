@@ -31,6 +31,11 @@ def decode_value(data: bytes, kind: type[Value]) -> Value:
     return msgspec.msgpack.decode(data, type=kind)
 
 
+def text_bytes(text: str) -> int:
+    """Bytes of a text as it is stored."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def digest_key(kind: bytes, *names: str | int) -> bytes:
     """`kind` and 16 bytes that stand for the names; no two lists of names share them."""
     return kind + blake2b(_ENCODER.encode(names), digest_size=16).digest()

@@ -290,7 +290,7 @@ def test_a_request_costs_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -
     assert looked_at == 1
 
 
-# --- bounds ----------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 def test_sessions_are_bounded_in_number_and_who_has_none_goes_on() -> None:

@@ -42,7 +42,7 @@ def deaf(world: World) -> Client:
     return client
 
 
-# --- answers ---------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 def test_answers_nobody_takes_stay_within_the_bound_of_the_server() -> None:
@@ -138,7 +138,7 @@ def test_a_small_piece_of_a_large_chunk_is_copied_when_it_waits() -> None:
     assert bytes(client.received) == bytes(2000)
 
 
-# --- requests --------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def world_of_requests() -> World:

@@ -286,9 +286,7 @@ class Cluster:
         data = b"".join(bytes(b) for b in wire.encode_request(request, version))
         ctx = RequestContext(
             server=(context := self.servers[server].context),
-            connection=ConnectionInfo(
-                1, "PLAINTEXT", "127.0.0.1", 1, context.answers.account()
-            ),
+            connection=ConnectionInfo(1, "PLAINTEXT", "127.0.0.1", 1, context.answers.account()),
             api_key=key,
             api_version=version,
             correlation_id=1,

@@ -237,15 +237,26 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
         default_partitions=server.config.num_partitions,
         default_replication_factor=server.config.default_replication_factor,
         alive=sorted(server.host.alive_servers()),
+        replicas_per_server_max=server.config.replicas_per_server_max,
     )
+    refused: dict[str, ErrorCode] = {}
 
     def answer() -> None:
-        later.complete(_some(ctx, asked, names))
+        response = _some(ctx, asked, names)
+        for topic in response.topics:
+            if topic.name in refused:
+                topic.error_code = refused[topic.name]
+        later.complete(response)
 
     def created(outcome: Outcome) -> None:
         if outcome.kind is not OutcomeKind.APPLIED:
             answer()
             return
+        for topic in outcome.result.topics:
+            # Not on its way: who waits for it would ask for ever.
+            if topic.error is ErrorCode.POLICY_VIOLATION:
+                refused[topic.name] = topic.error
+                server.topics_refused += 1
         topics = server.host.catalog.topics
         groups = [group for name in missing if name in topics for group in topics[name].partitions]
         deadline_ns = server.clock.now_ns() + server.config.topic_create_wait_ms * MS

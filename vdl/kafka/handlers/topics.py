@@ -141,6 +141,7 @@ def _propose_creation(
             default_replication_factor=server.config.default_replication_factor,
             validate_only=request.validate_only,
             alive=sorted(server.host.alive_servers()),
+            replicas_per_server_max=server.config.replicas_per_server_max,
         ),
         deadline_ns=deadline_ns,
         done=lambda outcome: later.run(lambda: decided(outcome)),
@@ -151,6 +152,7 @@ def _propose_creation(
 def _tell_created(ctx: RequestContext, created: CreatedTopic, result: CreatableTopicResult) -> None:
     result.error_code = created.error
     result.error_message = created.message or None
+    ctx.server.topics_refused += created.error is ErrorCode.POLICY_VIOLATION
     if created.error is ErrorCode.NONE:
         result.num_partitions = created.partitions
         result.replication_factor = created.replication_factor

@@ -1,0 +1,252 @@
+"""What clients put into replicated state stays within what a snapshot can carry."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from vdl.errors import ErrorCode
+from vdl.logstream.snapshots import SNAPSHOT_BYTES_MAX, Members, encode_snapshot
+from vdl.state import commands
+from vdl.state.catalog import CONFIGS_BYTES_MAX, Catalog
+from vdl.state.consumer_group import GroupState
+from vdl.state.consumer_groups import GROUP_BYTES_MAX
+from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
+
+MB = 1_000_000
+
+
+class Script:
+    """A coordinator that is given commands one after the other."""
+
+    def __init__(self) -> None:
+        self.machine = Coordinator()
+        self.rng = Random(1)
+        self.drawn = 0
+
+    def apply(self, command: Any) -> Any:
+        self.drawn += 1
+        return self.machine.apply(command, self.drawn, self.drawn)
+
+    def join(self, group: str, size: int, member_id: str = "", **fields: Any) -> Any:
+        values: dict[str, Any] = {
+            "group_id": group,
+            "member_id": member_id,
+            "new_member_id": f"m{self.drawn}",
+            "group_instance_id": None,
+            "client_id": "c",
+            "client_host": "/h",
+            "session_timeout_ms": 1,
+            "rebalance_timeout_ms": 1,
+            "protocol_type": "consumer",
+            "protocols": [commands.Protocol("range", self.rng.randbytes(size))],
+            "known_member_id_required": False,
+            "members_max": 1_000_000,
+            "hold_first_rebalance": False,
+        }
+        return self.apply(commands.JoinGroup(**(values | fields)))
+
+    def commit(self, group: str, *metadata: str) -> ErrorCode:
+        offsets = [
+            commands.OffsetCommit("t", bytes(16), index, 1, -1, text, 9)
+            for index, text in enumerate(metadata)
+        ]
+        answer = self.apply(commands.CommitOffsets(group, -1, "", None, offsets))
+        error: ErrorCode = answer.error
+        return error
+
+    def noise(self, count: int) -> str:
+        return self.rng.randbytes(count).hex()[:count]
+
+
+def snapshot_bytes(machine: Coordinator) -> int:
+    return len(encode_snapshot(Members(0, (1,)), machine.items()))
+
+
+def test_a_group_is_bounded_whoever_joins() -> None:
+    """Twelve members of 1 MB each. The next is told that the group is full, and disturbs nobody."""
+    script = Script()
+    errors = [script.join("g", MB).error for _ in range(12)]
+    assert errors == [ErrorCode.NONE] * 2 + [ErrorCode.GROUP_MAX_SIZE_REACHED] * 10
+    group = script.machine.group("g")
+    assert group is not None
+    assert group.bytes <= GROUP_BYTES_MAX
+    assert len(group.members) == 2
+
+
+def test_a_group_at_its_bound_goes_on_with_what_it_has() -> None:
+    """Who joins again with no more than before is never refused; with more, he keeps his place."""
+    script = Script()
+    first = script.join("g", MB).member_id
+    script.join("g", MB)
+    assert script.join("g", MB, first).error is ErrorCode.NONE
+    assert script.join("g", 10, first).error is ErrorCode.NONE
+    assert script.join("g", GROUP_BYTES_MAX, first).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    group = script.machine.group("g")
+    assert group is not None
+    assert first in group.members
+
+
+def test_an_assignment_counts_like_a_subscription() -> None:
+    """Refused before anything is set: the leader may hand in a smaller one."""
+    script = Script()
+    leader = script.join("g", MB).member_id
+
+    def sync(size: int) -> ErrorCode:
+        assignments = [(leader, script.rng.randbytes(size))]
+        answer = script.apply(commands.SyncGroup("g", 1, leader, None, None, None, assignments))
+        error: ErrorCode = answer.error
+        return error
+
+    assert sync(GROUP_BYTES_MAX - MB) is ErrorCode.MESSAGE_TOO_LARGE
+    group = script.machine.group("g")
+    assert group is not None
+    assert group.state is GroupState.COMPLETING_REBALANCE
+    assert sync(1000) is ErrorCode.NONE
+
+
+def test_all_groups_of_a_coordinator_fit_into_a_snapshot() -> None:
+    """At the bound, with what no compression makes smaller; its log may still be cut."""
+    script = Script()
+    names = iter(range(100_000))
+    while script.join(f"g{next(names)}", MB // 2).error is ErrorCode.NONE:
+        pass
+    while script.join(f"g{next(names)}", 5_000).error is ErrorCode.NONE:
+        pass
+    used = script.machine.groups.bytes_held
+    assert COORDINATOR_BYTES_MAX - 6_000 < used <= COORDINATOR_BYTES_MAX
+    assert snapshot_bytes(script.machine) <= SNAPSHOT_BYTES_MAX // 2
+
+
+def test_what_is_said_along_with_offsets_counts() -> None:
+    """4 KiB each. A commit that takes no more than before is taken at the bound, too."""
+    script = Script()
+    names = iter(range(100_000))
+    while script.commit(f"g{next(names)}", *(script.noise(4096) for _ in range(20))) == 0:
+        pass
+    last = f"g{next(names) - 1}"
+    assert script.machine.group(last) is None
+    assert script.machine.offsets.bytes <= COORDINATOR_BYTES_MAX
+    assert snapshot_bytes(script.machine) <= SNAPSHOT_BYTES_MAX // 2
+    assert script.commit("g0", *(script.noise(4096) for _ in range(20))) is ErrorCode.NONE
+    assert script.commit(last, script.noise(4096 * 20)) is ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert script.join("new", MB).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    script.apply(commands.DeleteGroups(["g0"]))
+    assert script.commit(last, script.noise(4096)) is ErrorCode.NONE
+
+
+def test_names_and_ids_count() -> None:
+    """Groups that hold nothing but a long name, and ids given out and never used."""
+    script = Script()
+    while script.commit(script.noise(30_000), "") is ErrorCode.NONE:
+        pass
+    assert script.machine.groups.bytes_held + script.machine.offsets.bytes <= COORDINATOR_BYTES_MAX
+    script = Script()
+    script.join("g", 10)
+    while True:
+        answer = script.join(
+            "g", 10, new_member_id=script.noise(30_000), known_member_id_required=True
+        )
+        if answer.error is not ErrorCode.MEMBER_ID_REQUIRED:
+            break
+    assert answer.error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert script.machine.groups.bytes_held <= GROUP_BYTES_MAX
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_counted_is_what_is_there(seed: int) -> None:
+    """Counted step by step, and anew from a snapshot: every replica decides alike."""
+    script = Script()
+    rng = Random(seed)
+    members: list[str] = [""]
+    for _ in range(120):
+        group = rng.choice("ab")
+        match rng.randrange(7):
+            case 0 | 1:
+                answer = script.join(
+                    group,
+                    rng.randrange(50),
+                    rng.choice(members),
+                    known_member_id_required=rng.random() < 0.5,
+                    client_id="c" * rng.randrange(9),
+                    group_instance_id=rng.choice((None, None, "i", "j")),
+                )
+                members.append(answer.member_id)
+            case 2:
+                found = script.machine.group(group)
+                if found is not None and found.leader is not None:
+                    assigned = [(m, bytes(rng.randrange(30))) for m in found.members]
+                    script.apply(
+                        commands.SyncGroup(
+                            group, found.generation, found.leader, None, None, None, assigned
+                        )
+                    )
+            case 3:
+                leaving = commands.LeavingMember(rng.choice(members))
+                script.apply(commands.LeaveGroup(group, [leaving]))
+            case 4:
+                found = script.machine.group(group)
+                if found is not None:
+                    script.apply(commands.CompleteJoin(group, found.generation))
+            case 5:
+                script.commit(group, *("ä" * rng.randrange(9) for _ in range(rng.randrange(4))))
+            case _:
+                script.apply(commands.DeleteGroups([group]))
+        other = Coordinator()
+        other.load(script.machine.items())
+        assert other.groups.bytes_held == script.machine.groups.bytes_held
+        assert other.offsets.bytes == script.machine.offsets.bytes
+
+
+# --- the catalog ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    catalog = Catalog("c")
+    for server in (1, 2, 3):
+        command = commands.RegisterServer(server, bytes([server]) * 16, "", {}, True)
+        catalog.apply(command, 0, server)
+    return catalog
+
+
+def create(catalog: Catalog, *topics: commands.NewTopic) -> list[ErrorCode]:
+    command = commands.CreateTopics(list(topics), replicas_per_server_max=10)
+    return [topic.error for topic in catalog.apply(command, 0, 9).topics]
+
+
+def topic(name: str, partitions: int = -1, **fields: Any) -> commands.NewTopic:
+    return commands.NewTopic(name, name.encode().ljust(16), partitions, **fields)
+
+
+def test_replicas_of_a_server_are_bounded(catalog: Catalog) -> None:
+    """At the limit and one past it, counted over the topics of one command."""
+    assert create(catalog, topic("a", 11)) == [ErrorCode.POLICY_VIOLATION]
+    assert create(catalog, topic("a", 6), topic("b", 4), topic("c", 1)) == [
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.POLICY_VIOLATION,
+    ]
+    assert sum(len(group.replicas) for group in catalog.groups.values()) == 30
+    catalog.apply(commands.DeleteTopics(["b"]), 0, 10)
+    assert create(catalog, topic("c", 4)) == [ErrorCode.NONE]
+
+
+def test_replicas_that_are_placed_by_hand_count_where_they_are(catalog: Catalog) -> None:
+    """Others have room; the one that is named does not."""
+    assert create(catalog, topic("a", assignments=[[1]] * 11)) == [ErrorCode.POLICY_VIOLATION]
+    assert create(catalog, topic("a", assignments=[[1]] * 10)) == [ErrorCode.NONE]
+    assert create(catalog, topic("b", assignments=[[2, 1]])) == [ErrorCode.POLICY_VIOLATION]
+    assert create(catalog, topic("b", assignments=[[2, 3]])) == [ErrorCode.NONE]
+
+
+def test_settings_of_a_topic_are_bounded(catalog: Catalog) -> None:
+    """When it is made and when they change: they are in every snapshot of the catalog."""
+    long = {"retention.ms": "0" * CONFIGS_BYTES_MAX}
+    assert create(catalog, topic("a", 1, configs=long)) == [ErrorCode.INVALID_CONFIG]
+    assert create(catalog, topic("a", 1)) == [ErrorCode.NONE]
+    change = commands.AlterTopicConfigs([commands.ConfigChange("a", long)])
+    assert catalog.apply(change, 0, 10).errors == [ErrorCode.INVALID_CONFIG]
+    assert catalog.topics["a"].configs == {}
