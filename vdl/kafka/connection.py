@@ -111,6 +111,11 @@ class FrameReader:
         return min(size, arrived + READ_BYTES_MAX) if is_mapped else size
 
     @property
+    def held(self) -> int:
+        """Bytes that the frame which is arriving takes now."""
+        return min(len(self._view), self._end) if self._is_mapped else len(self._view)
+
+    @property
     def _needs_room(self) -> bool:
         room = len(self._view)
         return self._end == room or (self._start > 0 and self._start + self._needed > room)
@@ -229,6 +234,11 @@ class Connection:
     def mid_request(self) -> bool:
         """Whether a request has begun to arrive and is not whole."""
         return self._frames.mid_frame
+
+    @property
+    def held(self) -> int:
+        """Bytes that the request which is arriving takes now."""
+        return self._frames.held
 
     @property
     def memory(self) -> int:

@@ -287,6 +287,17 @@ class ClientSession:
         )
 
     @property
+    def unsent_bytes(self) -> int:
+        """What answers that are not taken keep in memory, as it is."""
+        return _pinned([*self._unsent, *self._out])
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What requests that are arriving or not answered keep in memory, as it is; 0 if little."""
+        count = self._bytes_in_flight + self._connection.held
+        return count if count > SMALL_BYTES else 0
+
+    @property
     def busy(self) -> bool:
         """Whether a request has started and waits for an answer, not for the client to read."""
         return bool(self._started) and self._writable
@@ -720,6 +731,14 @@ class Frontend:
                 where=where,
                 traceback="".join(traceback.format_exception(error)),
             )
+
+    def unsent_bytes(self) -> int:
+        """See `ClientSession.unsent_bytes`; of all. Work: for checks."""
+        return sum(session.unsent_bytes for session in self._sessions.values())
+
+    def arriving_bytes(self) -> int:
+        """See `ClientSession.arriving_bytes`; of all. Work: for checks."""
+        return sum(session.arriving_bytes for session in self._sessions.values())
 
     @property
     def last_active_ns(self) -> int:

@@ -29,6 +29,7 @@ from vdl.records import (
     split_batches,
 )
 from vdl.sim.client import Failure, KafkaClient, Message
+from vdl.sim.fetch_session import FetchSession
 from vdl.sim.subscription import (
     ResetStrategy,
     SubscriptionState,
@@ -39,6 +40,7 @@ from vdl.sim.subscription import (
 if TYPE_CHECKING:
     from vdl.sim.member import GroupMember
 
+_FETCH_WITH_SESSIONS = 7
 _FETCH_WITH_EPOCHS = 9
 _FETCH_WITH_TOPIC_IDS = 13
 
@@ -71,6 +73,8 @@ class ConsumerOptions:
     partition_bytes_max: int = 64 << 10
     poll_interval_ms: int = 0
     """A pause after each answer: a slow consumer."""
+    fetch_sessions: bool = False
+    """KIP-227, where the server's version has it."""
 
 
 @dataclass(slots=True)
@@ -104,6 +108,7 @@ class Consumer:
         """Batches whose CRC was wrong: must stay empty."""
         self.closed = False
         self._fetching: dict[int, int] = {}
+        self._sessions: dict[int, FetchSession] = {}
         self._listing: set[TopicPartition] = set()
         self._failures = 0
         self._pump_due = False
@@ -251,8 +256,11 @@ class Consumer:
             if self.closed:
                 return
             if isinstance(response, Failure) or response.error_code:
+                self._sessions.pop(leader, None)
                 self._again()
                 return
+            if leader in self._sessions:
+                self._sessions[leader].answered(response.session_id)
             self._failures = 0
             rows: dict[TopicPartition, fetch.PartitionData] = {}
             for topic in response.responses:
@@ -272,10 +280,11 @@ class Consumer:
 
         options = self.options
         timeout_ms = options.max_wait_ms + self.client.options.request_timeout_ms
-        self.client.call(leader, fetch, self._request(asked, versions), answered, timeout_ms)
+        build = self._request(leader, asked, versions)
+        self.client.call(leader, fetch, build, answered, timeout_ms)
 
     def _request(
-        self, asked: list[_Asked], versions: list[int]
+        self, leader: int, asked: list[_Asked], versions: list[int]
     ) -> Callable[[int], fetch.FetchRequest]:
         """Builds the request; leaves the version it was built for in `versions`."""
         options = self.options
@@ -299,12 +308,17 @@ class Consumer:
                 )
             if version >= _FETCH_WITH_TOPIC_IDS:
                 topics = {n: t for n, t in topics.items() if t.topic_id != ZERO_UUID}
-            return fetch.FetchRequest(
+            request = fetch.FetchRequest(
                 max_wait_ms=options.max_wait_ms,
                 min_bytes=options.min_bytes,
                 max_bytes=options.fetch_bytes_max,
                 topics=list(topics.values()),
             )
+            if options.fetch_sessions and version >= _FETCH_WITH_SESSIONS:
+                by_id = version >= _FETCH_WITH_TOPIC_IDS
+                session = self._sessions.setdefault(leader, FetchSession())
+                session.reduce(request, by_id=by_id)
+            return request
 
         return build
 

@@ -1,6 +1,7 @@
 """What must hold in every world, watched while it runs and checked when it is over.
 
 * The rules of Raft, after every event, on every replica the event touched (`raft_watch`).
+* What clients make a server hold is within its bounds, whatever they do.
 * The durability audit: when a client hears an acknowledgement, its records are in the durable image
   of a majority of its replicas' disks. The disks themselves say so: records are recognised in the
   bytes that became durable, whoever wrote them and why. Of a topic with `min.insync.replicas` it is
@@ -55,6 +56,8 @@ class Watch:
         self.raft = RaftWatch(machines, self.violate)
         self.audited = 0
         self._in_sync = InSyncWatch(machines, self.raft, self.violate)
+        self.held_most: dict[str, int] = {}
+        """The most that any server held for its clients, by what."""
         self._machines = machines
         self._values: dict[int, set[int]] = {}
         """By server id: values of records that are in the durable image of its disk."""
@@ -75,6 +78,12 @@ class Watch:
 
     def violate(self, name: str, detail: str) -> None:
         self.violations.append(Violation(name, detail))
+
+    def held(self, machine: str, what: str, count: int, limit: int) -> None:
+        """A server holds so much for its clients."""
+        self.held_most[what] = max(self.held_most.get(what, 0), count)
+        if count > limit:
+            self.violate("memory", f"{machine} holds {count} bytes of {what}, allowed: {limit}")
 
     # --- while it runs ----------------------------------------------------------------------------
     def _down(self, life: Life) -> None:

@@ -113,6 +113,15 @@ class SimStream:
             self._network.carry_end(self, "closed by peer")
 
     # --- reading --------------------------------------------------------------------------------
+    def narrow(self, window_bytes: int) -> None:
+        """What the other end may send before it is read here: less than usual, from its start."""
+        assert self.peer is not None, "not connected"
+        self.peer.shrink(WINDOW_BYTES - window_bytes)
+
+    def shrink(self, count: int) -> None:
+        """For the other end: so much less is taken."""
+        self._window = max(0, self._window - count)
+
     def pause_reading(self) -> None:
         self._reading = False
 

@@ -114,6 +114,9 @@ class Options:
     behind_kib: int = 0
     """Not 0: caches have this size at most, readers from disk share hardly anything but what
     producers earn them, and a consumer begins behind, once healed, and must catch up."""
+    deaf_clients: int = 0
+    """Each makes one server after another hold memory."""
+    fetch_sessions: bool = False
 
     @property
     def ages(self) -> bool:
@@ -207,4 +210,6 @@ def draw(rng: Random) -> Options:
         bad_headers=fault(0.1, 0.5),
         second_openers=fault(0.1, 0.6),
         behind_kib=0 if rng.random() < 0.7 else spread(16, 64),
+        deaf_clients=rng.choice((0, 0, 1)),
+        fetch_sessions=rng.random() < 0.6,
     )

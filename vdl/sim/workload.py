@@ -176,7 +176,9 @@ class Reader:
             SubscriptionState(ResetStrategy.EARLIEST),
             lambda fetched: note_poll(env, name, fetched),
             ConsumerOptions(
-                max_wait_ms=rng.choice((50, 500)), poll_interval_ms=rng.choice((0, 20))
+                max_wait_ms=rng.choice((50, 500)),
+                poll_interval_ms=rng.choice((0, 20)),
+                fetch_sessions=env.options.fetch_sessions,
             ),
         )
         env.consumers.append(self.consumer)
@@ -243,7 +245,11 @@ class MemberLoad:
             client,
             SubscriptionState(ResetStrategy.EARLIEST),
             lambda fetched: note_poll(env, name, fetched, member),
-            ConsumerOptions(max_wait_ms=100, poll_interval_ms=rng.choice((0, 30))),
+            ConsumerOptions(
+                max_wait_ms=100,
+                poll_interval_ms=rng.choice((0, 30)),
+                fetch_sessions=env.options.fetch_sessions,
+            ),
         )
         env.consumers.append(consumer)
         member = GroupMember(

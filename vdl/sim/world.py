@@ -37,6 +37,7 @@ from vdl.sim.atlas import why_not
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
+from vdl.sim.deaf import Deaf
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
 from vdl.sim.frame_faults import FrameWeather
@@ -76,6 +77,12 @@ LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
 SETTLE_NS = 60 * S
 POLL_NS = 50 * MS
 CLIENT_HOSTS = ("c1", "c2")
+REQUEST_BYTES_MAX = 512 << 10
+REQUEST_MEMORY_MAX = 5 << 18
+ANSWER_MEMORY_MAX = 192 << 10
+ANSWER_SLACK_BYTES = 160 << 10
+"""One batch is sent whatever its size, and an answer of a few bytes is not counted."""
+MEMORY_CHECK_NS = 20 * MS
 WALL_BASE_MS = 1_750_000_000_000
 
 ELECTIONS_MIN = 3
@@ -148,6 +155,7 @@ class World:
         self._client_clocks: list[NodeClock] = []
         self._ageing: Ageing | None = None
         self._elections_at_birth = 0
+        self._deaf: list[Deaf] = []
 
     def note(self, text: str) -> None:
         self.trace.note(self.time.now_ns, text)
@@ -413,6 +421,9 @@ class World:
         self._loads += [
             MemberLoad(self.env, f"m{i}", host(), luck()) for i in range(options.members)
         ]
+        self._deaf = [Deaf(self.env, host(), luck()) for _ in range(options.deaf_clients)]
+        if self._deaf:
+            self._check_memory()
         self._loads.append(Asker(self.env, "a0", host(), luck()))
         if self._ageing is not None:
             self._ageing.start()
@@ -422,8 +433,27 @@ class World:
         self.liars = [Liar(self.env, f"l{i}", host(), luck()) for i in range(options.liars)]
         self._loads += self.liars
 
+    def _check_memory(self) -> None:
+        """What the clients of each server make it hold stays within its bounds: looked up where it
+        lies, not where it is counted."""
+        for machine in self.machines:
+            frontend = machine.server.frontend if machine.server is not None else None
+            if frontend is not None:
+                self.watch.held(
+                    machine.name,
+                    "answers",
+                    frontend.unsent_bytes(),
+                    ANSWER_MEMORY_MAX + ANSWER_SLACK_BYTES,
+                )
+                self.watch.held(
+                    machine.name, "requests", frontend.arriving_bytes(), REQUEST_MEMORY_MAX
+                )
+        self.time.after(MEMORY_CHECK_NS, self._check_memory)
+
     def _liveness(self) -> bool:
         """Everything heals: the world must come to rest, and soon."""
+        for deaf in self._deaf:
+            deaf.stop()
         # Where members have changed, any majority of machines need not be one of voters.
         may_be_first = not any(machine.losses for machine in self.machines)
         if self.options.majority_first and may_be_first and not self._majority_elects():
@@ -529,7 +559,7 @@ class Drain:
             self._client,
             SubscriptionState(ResetStrategy.EARLIEST),
             self._fetched,
-            ConsumerOptions(max_wait_ms=50),
+            ConsumerOptions(max_wait_ms=50, fetch_sessions=world.options.fetch_sessions),
         )
         world.env.consumers.append(self._consumer)
         self._consumer.assign(world.env.partitions)
@@ -601,6 +631,11 @@ def server_config(server_id: int, options: Options) -> Config:
             offsets_retention_check_ms=500 if options.ages else 600_000,
             offsets_retention_minutes=OFFSETS_KEPT_MINUTES,
             cold_read_bytes_per_second=floor,
+            # Small, so that a client that holds memory meets the bounds, and is not borne for long.
+            request_bytes_max=REQUEST_BYTES_MAX,
+            request_memory_max=REQUEST_MEMORY_MAX,
+            answer_memory_max=ANSWER_MEMORY_MAX,
+            frame_deadline_ms=6_000,
         ),
         host=HostOptions(
             command_entries_kept=options.command_entries,
