@@ -44,7 +44,7 @@ CHUNK_BYTES_MAX = 64 << 10
 GROWTH = 4
 MAPPED_BYTES_MIN = 4 << 20
 MAPPED_AFTER = 1 << 20
-READ_BYTES_MAX = 1 << 20
+READ_BYTES_MAX = 256 << 10
 """Most that one read may bring of a mapped frame; so much ahead `memory` counts."""
 
 _LENGTH = Struct(">i")
