@@ -26,7 +26,7 @@ from vdl.sim.unsent import write_unsent
 if TYPE_CHECKING:
     from vdl.sim.workload import Env
 
-CONNECTIONS = 24
+CONNECTIONS = 64
 WINDOW_BYTES = 1 << 10
 """What a connection takes that reads nothing: what the two systems between hold."""
 REQUESTS = 60

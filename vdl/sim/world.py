@@ -79,8 +79,8 @@ POLL_NS = 50 * MS
 CLIENT_HOSTS = ("c1", "c2")
 REQUEST_BYTES_MAX = 512 << 10
 REQUEST_MEMORY_MAX = 5 << 18
-ANSWER_MEMORY_MAX = 192 << 10
-ANSWER_SLACK_BYTES = 160 << 10
+ANSWER_MEMORY_MAX = 128 << 10
+ANSWER_SLACK_BYTES = 48 << 10
 """One batch is sent whatever its size, and an answer of a few bytes is not counted."""
 MEMORY_CHECK_NS = 20 * MS
 WALL_BASE_MS = 1_750_000_000_000
