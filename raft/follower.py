@@ -24,7 +24,7 @@ from raft.messages import (
     MsgSnap,
     MsgTransferLeader,
 )
-from raft.state import FOLLOWER, Raft
+from raft.state import FOLLOWER, LEADER, Raft
 from raft.types import NONE, Entry, NodeId, ReadOnlyOption, ReadState, Snapshot, Term
 
 
@@ -135,6 +135,20 @@ def _restore(raft: Raft, snapshot: Snapshot) -> bool:
     raft.progress = {}
     raft.set_membership(members.restored(snapshot.conf_state), snapshot.index)
     return True
+
+
+def take_state(raft: Raft, snapshot: Snapshot) -> None:
+    """As a snapshot that is installed (§7), but for the log, which has all of it and is kept: only
+    its state could not be made here."""
+    log, index = raft.log, snapshot.index
+    assert raft.state is not LEADER, raft.state
+    assert log.applied == log.applying < index <= log.stable, (log.applied, log.applying, index)
+    assert log.matches(index=index, term=snapshot.term), (index, snapshot.term)
+    log.commit_to(index)
+    log.cold_read_first = 0
+    log.cold_committed = []
+    log.applied_to(index, 0)
+    raft.set_membership(members.restored(snapshot.conf_state), index)
 
 
 def _on_append(raft: Raft, msg: MsgApp) -> None:

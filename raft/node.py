@@ -51,6 +51,7 @@ from raft.types import (
     Index,
     NodeId,
     Offset,
+    Snapshot,
     SoftState,
     StateType,
     Term,
@@ -241,6 +242,12 @@ class RawNode:
             raft.log.supply_committed(entries)
         elif raft.state is LEADER:
             leader.entries_ready(raft, peer, entries)
+
+    def take_state(self, snapshot: Snapshot) -> None:
+        """The state machine was given what another replica made of entries up to the snapshot's,
+        which are in this log and durable: go on behind them, with its members. Use: on a replica
+        that does not lead and has given nothing out to be applied."""
+        follower.take_state(self.raft, snapshot)
 
     def tell_commit(self) -> list[MsgCommit]:
         """With `commit_apart`: what peers have to be told of the commit index; it counts as sent.

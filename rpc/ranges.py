@@ -1,14 +1,22 @@
-"""Committed entries of a range, asked of any replica: RANGE and ENTRIES.
+"""Entries of a range, asked of any replica: RANGE and ENTRIES.
 
-A replica that cannot read entries from its own disk asks another one for its copy. RANGE is
+A replica that cannot read entries from its own disk asks another one for its copy. It has committed
+them, and knows the term of each: an entry with that index and term is the one, whether the asked
+replica knows that it is committed or not (Log Matching, §5.3). RANGE is
 
     0   request   u64   little endian, as everything here
     8   group     u64
     16  first     u64   index of the first entry wanted
     24  end       u64   index after the last
+    32  state     u64   1: if they are cut off, the state that was made of them is wanted; else 0
 
-ENTRIES is the request's number (u64), then nothing if the asked one cannot help, or a RAFT payload
-with one MsgApp that holds entries from `first` on, perhaps fewer than asked for.
+ENTRIES is
+
+    0   request   u64
+    8   log start u64   the asked replica's first index, below which it has nothing; 0: no replica
+
+then nothing if the asked one cannot help, or a RAFT payload with one message: a MsgApp that holds
+entries from `first` on, perhaps fewer than asked for, or a MsgSnap with the state.
 
 Must not know: why somebody asks, logs.
 """
@@ -20,14 +28,14 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from raft.messages import MsgApp
-from raft.types import Entry
+from raft.messages import MsgApp, MsgSnap
+from raft.types import Entry, Snapshot
 from rpc.errors import MalformedFrame
 from rpc.frames import decode_messages, encode_messages
 from rpc.reader import Buffer
 
-_RANGE: Final = Struct("<QQQQ")
-_REQUEST: Final = Struct("<Q")
+_RANGE: Final = Struct("<QQQQQ")
+_ANSWER: Final = Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +46,60 @@ class RangeRequest:
     group: int
     first: int
     end: int
+    wants_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RangeAnswer:
+    """To `request`: entries or a state, or neither; payloads are views into the frame."""
+
+    request: int
+    log_start: int
+    entries: Sequence[Entry] = ()
+    state: Snapshot | None = None
 
 
 def encode_range(asked: RangeRequest) -> list[Buffer]:
     """The payload of a RANGE frame."""
-    return [_RANGE.pack(asked.request, asked.group, asked.first, asked.end)]
+    return [_RANGE.pack(asked.request, asked.group, asked.first, asked.end, asked.wants_state)]
 
 
 def decode_range(payload: memoryview) -> RangeRequest:
     """Raises MalformedFrame."""
     if len(payload) != _RANGE.size:
         raise MalformedFrame("range")
-    asked = RangeRequest(*_RANGE.unpack_from(payload))
-    if not 0 < asked.first < asked.end:
+    request, group, first, end, wants_state = _RANGE.unpack_from(payload)
+    if not 0 < first < end or wants_state > 1:
         raise MalformedFrame("range")
-    return asked
+    return RangeRequest(request, group, first, end, bool(wants_state))
 
 
-def encode_entries(request: int, group: int, entries: Sequence[Entry]) -> list[Buffer]:
+def encode_answer(group: int, answer: RangeAnswer) -> list[Buffer]:
     """The payload of an ENTRIES frame."""
-    head: list[Buffer] = [_REQUEST.pack(request)]
-    if not entries:
+    head: list[Buffer] = [_ANSWER.pack(answer.request, answer.log_start)]
+    entries, state = answer.entries, answer.state
+    message: MsgApp | MsgSnap
+    if entries:
+        message = MsgApp(0, 0, entries[-1].term, 0, entries[0].index - 1, list(entries), 0)
+    elif state is not None:
+        message = MsgSnap(0, 0, state.term, state)
+    else:
         return head
-    message = MsgApp(0, 0, entries[-1].term, 0, entries[0].index - 1, list(entries), 0)
     return [*head, *encode_messages([(group, message)])]
 
 
-def decode_entries(payload: memoryview) -> tuple[int, list[Entry]]:
-    """(request, entries); the entries' payloads are views into the frame. Raises MalformedFrame."""
-    if len(payload) < _REQUEST.size:
+def decode_answer(payload: memoryview) -> RangeAnswer:
+    """Raises MalformedFrame."""
+    if len(payload) < _ANSWER.size:
         raise MalformedFrame("entries")
-    (request,) = _REQUEST.unpack_from(payload)
-    rest = payload[_REQUEST.size :]
+    request, log_start = _ANSWER.unpack_from(payload)
+    rest = payload[_ANSWER.size :]
     if not len(rest):
-        return request, []
+        return RangeAnswer(request, log_start)
     messages = decode_messages(rest)
-    if len(messages) != 1 or not isinstance(messages[0][1], MsgApp):
-        raise MalformedFrame("entries")
-    return request, messages[0][1].entries
+    message = messages[0][1] if len(messages) == 1 else None
+    if isinstance(message, MsgApp):
+        return RangeAnswer(request, log_start, message.entries)
+    if isinstance(message, MsgSnap):
+        return RangeAnswer(request, log_start, state=message.snapshot)
+    raise MalformedFrame("entries")

@@ -219,8 +219,8 @@ class Timer(Protocol):
 class Workers(Protocol):
     """Where blocking work runs. `done` is called on the loop with the result or the exception.
 
-    A real server has one journal thread and a small pool; a simulated one runs the same jobs on
-    virtual time. Jobs touch files only through `segments.fs.FileSystem`.
+    A real server has one journal thread, one for the segments and a small pool; a simulated one
+    runs the same jobs on virtual time. Jobs touch files only through `segments.fs.FileSystem`.
     """
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
@@ -231,6 +231,10 @@ class Workers(Protocol):
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run what only computes, in no particular order, and not behind what waits for a disk."""
+
+    def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run a checkpoint or a chore. There is one at a time, and reads that a bad sector holds up
+        must not hold it up, too: then nothing would become free in memory."""
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         """Run `fn` on the loop after `delay_ms`."""
@@ -334,6 +338,16 @@ class Store(Protocol):
     def unflushed_bytes(self) -> int:
         """Bytes in the cache that no segment holds yet: above half the cache's budget, producers
         should be made to wait."""
+
+    @property
+    def can_flush(self) -> bool:
+        """Whether committed entries wait to be written to segments, so that some of the unflushed
+        bytes will go. Those that are not committed stay."""
+
+    @property
+    def file_work(self) -> int:
+        """0 while neither a checkpoint nor a chore runs; else a number that changes with each step
+        of it. One that stays the same for long tells of a disk that hangs."""
 
     @property
     def disk_full(self) -> bool:

@@ -127,7 +127,7 @@ class Tail:
             del chunk.entries[n:]
             del chunk.ends[n:]
             # Views of what was cut may still be on their way to a peer or to the journal.
-            chunk.capacity = chunk.used
+            chunk.capacity = chunk.used  # the memory behind it stays: it is still charged for
             if chunk.end - 1 <= self.flushed_index:
                 self.cache.may_go(self, chunk)  # what is left of it no flush will touch
         self.next_bytes = CHUNK_BYTES_MIN
@@ -234,7 +234,7 @@ class Cache:
 
     def may_go(self, tail: Tail, chunk: Chunk) -> None:
         """All entries of the chunk are in segments; from now on they are charged for, too."""
-        charge = chunk.capacity + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
+        charge = len(chunk.memory) + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
         self.bytes += charge - chunk.charge
         chunk.charge = charge
         self._evictable[chunk] = tail

@@ -20,7 +20,7 @@ from segments import failpoint
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.block import FLUSHED
 from segments.cache import Cache
-from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
+from segments.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
 from segments.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.journal import Journal
 from segments.log import DiskLog
@@ -98,6 +98,7 @@ class Checkpoints:
             log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
         }
         self.pending = PendingMeta()
+        self.pulse = Pulse()
         self.is_running = False
         self.is_full = False
         self.is_closing = False
@@ -250,12 +251,13 @@ class Checkpoints:
         self, plans: list[FlushPlan], commit: MetaCommit, *, is_whole: bool, ends_round: bool
     ) -> None:
         self.is_running = True
-        meta = self._meta
+        meta, pulse = self._meta, self.pulse
+        pulse.beats += 1
 
         def finished(result: Outcome | BaseException) -> None:
             self._finished(result, commit, is_whole=is_whole, ends_round=ends_round)
 
-        self._workers.pool(lambda: _run(plans, commit, meta), finished)
+        self._workers.files(lambda: _run(plans, commit, meta, pulse), finished)
 
     # --- what ---------------------------------------------------------------------------------
     def _of_share(self, share: int, logs: Mapping[int, DiskLog]) -> list[DiskLog]:
@@ -313,10 +315,10 @@ class Checkpoints:
         """Tails smaller than this, of however many logs, leave room for appends in the cache: they
         wait when half of it waits for segments. It sinks while an eighth of the cache fills: in one
         step it would make hundreds of tails due."""
-        room = self._options.cache_bytes_max // 8
+        room = max(self._options.cache_bytes_max // 8, 1)
         share = min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
         filled = min(max(2 * self._cache.unflushed - room, 0), room)
-        return FLUSH_BYTES_MIN - (FLUSH_BYTES_MIN - share) * filled // max(room, 1)
+        return FLUSH_BYTES_MIN - (FLUSH_BYTES_MIN - share) * filled // room
 
     @property
     def _is_spread(self) -> bool:
@@ -362,7 +364,7 @@ class Checkpoints:
             log.files, log.generation, first, last, log.offset_after(last), size,
             Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
             spans, log.limits or SegmentLimits(self._options.segment_bytes),
-            log.segments[-1].first_index if log.segments else 0, has_scrap,
+            log.segments[-1].first_index if log.segments else 0, has_scrap, self.pulse,
         )  # fmt: skip
 
     def _finished(
@@ -426,12 +428,13 @@ class Checkpoints:
         log = self._logs.get(result.log_id)
         if log is None or log.generation != plan.generation:
             return
-        for number, max_timestamp in result.sealed:
-            for segment in log.segments:
-                if segment.number == number:
-                    segment.max_timestamp = max_timestamp
         log.touch(self._journal.batch)
         log.segments += result.opened
+        # Of the newest: what is sealed may have been opened by this very flush.
+        sealed = dict(result.sealed)
+        for segment in log.segments[-1 - len(result.opened) :]:
+            if segment.number in sealed:
+                segment.max_timestamp = sealed[segment.number]
         log.cursor = result.cursor
         log.flushed_index = plan.last
         log.flushed_offset = plan.next_offset
@@ -507,7 +510,7 @@ def _can_flush(log: DiskLog) -> bool:
     return not (log.flush_blocked or log.is_lost)
 
 
-def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
+def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta, pulse: Pulse) -> Outcome:
     """Write segments and meta. Blocks. Raises OSError, but for a full disk, which may refuse one
     part and have room for another."""
     outcome = Outcome()
@@ -515,6 +518,7 @@ def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta) -> Outcome:
     for plan in plans:
         try:
             outcome.flushed.append(run_flush(plan))
+            pulse.beats += 1
         except OSError as error:
             if not is_refused(error):
                 raise

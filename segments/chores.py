@@ -30,7 +30,9 @@ class Chore:
 class Chores:
     """The queue. `may_run` says whether the files are free, `ended` is told of each end."""
 
-    __slots__ = ("_ended", "_fail", "_may_run", "_queue", "_workers", "is_full", "is_running")
+    __slots__ = (
+        "_ended", "_fail", "_may_run", "_queue", "_workers", "begun", "is_full", "is_running",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Chores:
         self._queue: deque[Chore] = deque()
         self.is_running = False
         self.is_full = False
+        self.begun = 0
 
     def add(self, chore: Chore) -> None:
         self._queue.append(chore)
@@ -63,6 +66,7 @@ class Chores:
 
     def _run(self, chore: Chore, job: Callable[[], None]) -> None:
         self.is_running = True
+        self.begun += 1
 
         def done(result: BaseException | None) -> None:
             self.is_running = False
@@ -77,7 +81,7 @@ class Chores:
                 chore.after()
             self._ended()
 
-        self._workers.pool(job, done)
+        self._workers.files(job, done)
 
     def _again(self) -> None:
         self.is_full = False

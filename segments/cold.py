@@ -22,6 +22,7 @@ from segments.api import (
     StorageError,
     StoredEntry,
 )
+from segments.index import IndexDamaged
 from segments.log import DiskLog
 from segments.segment import LogFiles, SegmentInfo
 
@@ -52,6 +53,9 @@ def read(
         while not any(e.records for e in found.entries) and start + len(found.entries) < end:
             found.entries += files.entries(start + len(found.entries), end, bytes_max)
         for entry in found.entries[:1]:
+            if entry.base_offset > offset:
+                # The index led behind the entry that holds it: to answer would pass over records.
+                raise IndexDamaged("base offset", start, expected=offset, actual=entry.base_offset)
             if entry.records and entry.base_offset + entry.records <= offset:
                 raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
         return found

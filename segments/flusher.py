@@ -36,6 +36,14 @@ _GROW_MAX = 4 << 20
 
 
 @dataclass(slots=True)
+class Pulse:
+    """Counts what a flush gets done, in its thread; whoever looks from another one sees whether it
+    still does anything."""
+
+    beats: int = 0
+
+
+@dataclass(slots=True)
 class FlushSpan:
     """Consecutive frames of one chunk: the memory from the first one's start, and their ends."""
 
@@ -62,6 +70,7 @@ class FlushPlan:
     """First index of the segment that is being written; 0: there is none."""
     has_scrap: bool
     """Behind the cursor there may be what another flush has left."""
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 @dataclass(slots=True)
@@ -177,6 +186,7 @@ class _Writer:
             step = view[done : done + WRITE_BACK_BYTES]
             write_over(file, step, position + done)
             done += len(step)
+            self.plan.pulse.beats += 1
             self._behind += len(step)
             if self._behind >= WRITE_BACK_BYTES:
                 file.write_back(self._behind, position + done - self._behind)

@@ -69,6 +69,11 @@ class Jobs:
         self._handed.add(handed)
         self._workers.pool(handed.run, partial(self._ended, handed))
 
+    def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        handed = _Job(self, job, done)
+        self._handed.add(handed)
+        self._workers.files(handed.run, partial(self._ended, handed))
+
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """It touches no file: the directory is let go without it."""
         self._workers.compute(job, done)

@@ -308,6 +308,18 @@ class MemoryStore:
         return False
 
     @property
+    def unflushed_bytes(self) -> int:
+        return 0  # nothing is kept from what would be a segment
+
+    @property
+    def can_flush(self) -> bool:
+        return False
+
+    @property
+    def file_work(self) -> int:
+        return 0
+
+    @property
     def accepts_appends(self) -> bool:
         return True
 

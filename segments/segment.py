@@ -255,16 +255,31 @@ class LogFiles:
     def term_runs(self, first: int, end: int) -> list[tuple[int, int, int]]:
         """(first index, term, offset) of each run of equal terms in [first, end), by search."""
         runs: list[tuple[int, int, int]] = []
-        while first < end:
-            idx = self.idx(first)
-            term = idx.term
-            runs.append((first, term, idx.base_offset))
-
-            def differs(idx: Idx, term: int = term) -> bool:
-                return idx.term != term
-
-            first = self.search(first + 1, end, differs)
+        with IndexReader(self) as reader:
+            while first < end:
+                idx = reader.idx(first)
+                runs.append((first, idx.term, idx.base_offset))
+                low, high = first + 1, end
+                while low < high:
+                    middle = (low + high) // 2
+                    if self._term(reader, middle, end) == idx.term:
+                        low = middle + 1
+                    else:
+                        high = middle
+                first = low
         return runs
+
+    def _term(self, reader: IndexReader, index: int, end: int) -> int:
+        """Term of an entry. Where it is a hole without Idx its neighbours tell, if they agree.
+        Raises IndexDamaged."""
+        try:
+            return reader.idx(index).term
+        except IndexDamaged:
+            if index + 1 < end:
+                term = reader.idx(index + 1).term
+                if term == reader.idx(index - 1).term:
+                    return term
+            raise
 
     def _frames(self, rows: Sequence[Idx], first: int) -> list[StoredEntry]:
         """The entries of `rows`, which lie end to end in one segment, up to the first damaged one.
@@ -399,11 +414,14 @@ class LogFiles:
         *,
         index: int = 0,
         position: int = SEGMENT_HEADER_BYTES,
+        holes: list[int] | None = None,
     ) -> Iterator[tuple[StoredEntry, int, int]]:
         """(entry, position, length) of a segment's frames below index `end`, in order; from entry
         `index` at `position` when that is given.
 
-        Raises EntriesDamaged where the frames break off before `end`.
+        With `holes`, a damaged frame is passed over and noted there, if its own length, but for one
+        bit, leads to a good one of the next entry. Raises EntriesDamaged where the frames break off
+        before `end`.
         """
         index = index or segment.first_index
         try:
@@ -419,18 +437,42 @@ class LogFiles:
                 if need == 0 or at + need > len(read.view):
                     read = read_stretch(file, _WALK_BYTES, position)
                     need = frame_length(read.view, 0)
-                    if need == 0 or need > size - position:
-                        raise EntriesDamaged(index, end, position)
-                    if need > len(read.view):
+                    if need > len(read.view) and need <= size - position:
                         read = read_stretch(file, need, position)
                 entry = read.frame(position, need, self.group_id, index)
-                if entry is None:
-                    raise EntriesDamaged(index, end, position)
-                yield entry, position, need
+                if entry is not None:
+                    yield entry, position, need
+                else:
+                    need = 0 if holes is None else self._damaged_length(file, index, end, position)
+                    if holes is None or not need:
+                        raise EntriesDamaged(index, end, position)
+                    holes.append(index)
                 position += need
                 index += 1
         finally:
             file.close()
+
+    def _damaged_length(self, file: File, index: int, end: int, position: int) -> int:
+        """Length of the damaged frame of entry `index`: behind it lies the good one of the next,
+        which is below `end`. 0: that cannot be told."""
+        says = frame_length(read_stretch(file, FRAME_BYTES, position).view, 0) - FRAME_BYTES
+        if index + 1 >= end or says < 0:
+            return 0
+        for payload in (says, *(says ^ 1 << bit for bit in range(32))):
+            if self._begins(file, index + 1, position + FRAME_BYTES + payload):
+                return FRAME_BYTES + payload
+        return 0
+
+    def _begins(self, file: File, index: int, position: int) -> bool:
+        """Whether the good frame of entry `index` lies there."""
+        room = file.size() - position
+        if room < FRAME_BYTES:
+            return False
+        length = frame_length(read_stretch(file, FRAME_BYTES, position).view, 0)
+        if not 0 < length <= room:
+            return False
+        read = read_stretch(file, length, position)
+        return read.frame(position, length, self.group_id, index) is not None
 
     def healing(self, segments: Sequence[SegmentInfo], end: int, look: Callable[[], T]) -> T:
         """`look()`, rebuilding from entries below `end` the Idx it stumbles over."""
@@ -448,33 +490,41 @@ class LogFiles:
             stop = segments[n + 1].first_index if n + 1 < len(segments) else end
             if segment.first_index <= damage.position < stop:
                 try:
-                    self.rebuild(segment, stop)
+                    holes = self.rebuild(segment, stop)
                 except EntriesDamaged as hole:
                     if hole.first <= damage.position:
                         raise
+                else:
+                    if damage.position in holes:
+                        raise EntriesDamaged(damage.position, damage.position + 1, 0)
                 return
         raise damage
 
-    def rebuild(self, segment: SegmentInfo, end: int) -> Cursor:
-        """Write the Idx of a segment's entries below `end` again from its frames.
+    def rebuild(self, segment: SegmentInfo, end: int) -> list[int]:
+        """Write the Idx of a segment's entries below `end` again from its frames; those that are
+        damaged, whose Idx are left as they are. The largest timestamp so far may be too small
+        behind one of them: a hole that is filled has all written again.
 
         Raises EntriesDamaged behind what could be read.
         """
-        cursor = Cursor(segment.number, SEGMENT_HEADER_BYTES)
+        holes: list[int] = []
+        max_timestamp, following = -1, segment.first_index
         writer = IndexWriter(self)
         try:
-            for entry, position, length in self.walk(segment, end):
-                cursor.max_timestamp = max(cursor.max_timestamp, entry.timestamp)
-                cursor.position = position + length
+            for entry, position, length in self.walk(segment, end, holes=holes):
+                if entry.index != following:
+                    writer.flush()  # what is added next begins behind a hole
+                following = entry.index + 1
+                max_timestamp = max(max_timestamp, entry.timestamp)
                 writer.add(
-                    entry.index, entry.base_offset, cursor.max_timestamp, position, length,
+                    entry.index, entry.base_offset, max_timestamp, position, length,
                     segment.number, entry.term, entry.records, int(entry.kind),
                 )  # fmt: skip
         finally:
             writer.flush()
             writer.sync()
             writer.close()
-        return cursor
+        return holes
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,6 +266,16 @@ class DiskStore:
         return self._cache.unflushed
 
     @property
+    def can_flush(self) -> bool:
+        return bool(self._checkpoints.dirty)
+
+    @property
+    def file_work(self) -> int:
+        if not (self._checkpoints.is_running or self._chores.is_running):
+            return 0
+        return 1 + self._checkpoints.pulse.beats + self._chores.begun
+
+    @property
     def disk_full(self) -> bool:
         return (
             self._journal.is_full

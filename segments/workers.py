@@ -1,5 +1,6 @@
-"""The threads that block: one for the journal, a small pool for everything else; and two that only
-compute, so that it need not wait for a thread that waits for a disk.
+"""The threads that block: one for the journal, one for segments and meta, a small pool for reads
+and everything else; and two that only compute, so that it need not wait for a thread that waits for
+a disk.
 
 A job is a plain callable that touches only files and what it closed over; its result, or the
 exception it raised, is handed to `done` on the loop. The journal thread runs its jobs one at a time
@@ -40,9 +41,11 @@ class ThreadWorkers:
         self._call_later = call_later
         self._journal: SimpleQueue[_Job | None] = SimpleQueue()
         self._pool: SimpleQueue[_Job | None] = SimpleQueue()
+        self._files: SimpleQueue[_Job | None] = SimpleQueue()
         self._computing: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads = {
             self._start("journal", self._journal): self._journal,
+            self._start("files", self._files): self._files,
             **{self._start(f"pool-{n}", self._pool): self._pool for n in range(pool_threads)},
             **{
                 self._start(f"compute-{n}", self._computing): self._computing
@@ -58,6 +61,9 @@ class ThreadWorkers:
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._computing.put((job, done))
+
+    def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._files.put((job, done))
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         return self._call_later(delay_ms, fn)

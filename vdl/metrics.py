@@ -82,6 +82,9 @@ HELP: dict[str, str] = {
     "vdl_server_raft_messages_dropped_total": (
         "Messages for groups or replicas unknown here, or of kinds that no server sends."
     ),
+    "vdl_server_raft_appends_refused_total": (
+        "Messages of which a follower took no records because its segments do not keep up."
+    ),
     "vdl_server_client_connections": "Client connections that are open.",
     "vdl_server_client_connections_refused_total": "Client connections over a limit.",
     "vdl_server_record_walk_native": "1 where batches are checked in C, 0 where in Python.",

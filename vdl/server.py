@@ -454,6 +454,7 @@ class Server:
             "raft_messages_sent_total": stats.messages_out,
             "raft_messages_received_total": stats.messages_in,
             "raft_messages_dropped_total": stats.messages_dropped,
+            "raft_appends_refused_total": stats.appends_refused,
             "leaderships_won_total": stats.elections,
             "client_connections": len(frontend),
             "client_connections_accepted_total": frontend.connections_accepted,

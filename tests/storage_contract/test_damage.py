@@ -423,3 +423,32 @@ def test_index_that_cannot_be_rebuilt_for_want_of_room_is_rebuilt_later(tmp_path
     assert not failures
     fs.refuses = lambda path, position: False
     engine.assert_whole()
+
+
+@pytest.mark.parametrize("at", [60, 5, 7, 30], ids=["data", "length", "large length", "header"])
+def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness, tmp_path, at):
+    """Idx are synced only when their segment is sealed: a power cut takes those of the newest one,
+    and a hole among its entries must not stand before the good ones behind it."""
+    engine, twin = build(make_harness, tmp_path)
+    log = engine.log
+    segment = log.segments[-1]
+    end = log.flushed_index + 1
+    assert end - segment.first_index > 3
+    bad = segment.first_index + 1
+    flip_in_frame(engine, bad, at, 6)
+    cut_at = index_slot(engine, bad)
+    for index in range(bad, end):
+        path, position = index_slot(engine, index)
+        if path.exists():
+            path.write_bytes(path.read_bytes()[: position if path == cut_at[0] else 0])
+    engine.reopen()
+    log = engine.log
+    assert not log.lost
+    assert [log.term(index) for index in range(log.first_index, log.last_index + 1)] == [
+        twin.log.term(index) for index in range(log.first_index, log.last_index + 1)
+    ]
+    found = read_all(engine, twin)
+    assert found == [bad]
+    assert mend(engine, twin, found) is None
+    assert read_all(engine, twin) == []
+    engine.crash()

@@ -26,6 +26,7 @@ class Conditions:
     __slots__ = (
         "_alive",
         "_log",
+        "_stalled",
         "_stopping",
         "_store",
         "_told",
@@ -42,6 +43,7 @@ class Conditions:
         self._transport = transport
         self._log = log
         self._stopping = False
+        self._stalled = False
         self._told = Condition()
         """What the peers were told last."""
         self._untold: set[int] = set()
@@ -57,7 +59,21 @@ class Conditions:
     @property
     def may_lead(self) -> bool:
         """Whether this server should become a leader."""
-        return not self._stopping and not self.is_full
+        return not (self._stopping or self._stalled or self.is_full)
+
+    @property
+    def should_not_lead(self) -> bool:
+        """Whether this server's leaderships are better elsewhere, for as long as this lasts."""
+        return self._stalled or self.is_full
+
+    def note_stalled(self, stalled: bool) -> None:
+        """Whether a flush hangs."""
+        if stalled is not self._stalled:
+            self._stalled = stalled
+            if stalled:
+                self._log.warning("flush_stalled", unflushed=self._store.unflushed_bytes)
+            else:
+                self._log.info("flush_goes_on")
 
     def can_lead(self, server_id: int) -> bool:
         """Whether a peer is there, has room and will stay."""
@@ -65,7 +81,7 @@ class Conditions:
 
     def look(self) -> None:
         """Tell everybody when it has changed."""
-        now = Condition(self.is_full, self._stopping)
+        now = Condition(self.is_full, self._stopping, self._stalled)
         if now != self._told:
             if now.disk_full and not self._told.disk_full:
                 self._log.error("disk_full", meaning="new records are refused until there is room")

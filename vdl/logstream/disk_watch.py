@@ -2,7 +2,8 @@
 
 A leader whose disk stands still goes on committing, because its followers are a majority without
 it, and its links stay alive: nobody would ever depose it, while every command that waits for its
-own disk fails. So it has to notice by itself.
+own disk fails. So it has to notice by itself. The same goes for a disk that writes the journal and
+hangs over a segment: what it has taken piles up in memory.
 
 Must not know: the disk, who leads what.
 """
@@ -13,9 +14,10 @@ from vdl.clock import MS
 
 
 class DiskWatch:
-    """Fed with the tokens that were handed to the journal and those it has made durable."""
+    """Fed with the tokens that were handed to the journal and those it has made durable, and with
+    what is being done to other files."""
 
-    __slots__ = ("_owed", "_patience_ns", "_since_ns", "_staged")
+    __slots__ = ("_owed", "_patience_ns", "_since_ns", "_staged", "_work", "_work_since_ns")
 
     def __init__(self, patience_ms: int, now_ns: int) -> None:
         self._patience_ns = patience_ms * MS
@@ -23,6 +25,9 @@ class DiskWatch:
         self._owed = 0
         """The token that is waited for, since `_since_ns`."""
         self._since_ns = now_ns
+        self._work = 0
+        """`Store.file_work` as it has been since `_work_since_ns`."""
+        self._work_since_ns = now_ns
 
     def staged(self, token: int) -> None:
         """The journal was asked to write up to `token` now."""
@@ -35,3 +40,11 @@ class DiskWatch:
             self._since_ns = now_ns
             return False
         return now_ns - self._since_ns > self._patience_ns
+
+    def is_stalled(self, work: int, now_ns: int) -> bool:
+        """Whether one step of a checkpoint or a chore has taken longer than the patience."""
+        if not work or work != self._work:
+            self._work = work
+            self._work_since_ns = now_ns
+            return False
+        return now_ns - self._work_since_ns > self._patience_ns

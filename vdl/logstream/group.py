@@ -125,6 +125,7 @@ class Group:
         "_stored_for",
         "_tick",
         "applied",
+        "apply_stalled",
         "awaits_copies",
         "commit",
         "dirty",
@@ -139,6 +140,7 @@ class Group:
         "log",
         "meta_applied",
         "node",
+        "on_whole",
         "owner",
         "placement",
         "reads",
@@ -149,6 +151,7 @@ class Group:
         "term_known",
         "trim_refused",
         "was_leader",
+        "whole_at",
     )
 
     def __init__(
@@ -215,6 +218,14 @@ class Group:
         """Invariant: everything this group staged is durable once this token is."""
         self.commit = self.node.commit
         self.applied = applied
+        self.whole_at = self.commit
+        """What a life before this one may have applied. Below it the state is one of the past,
+        because entries could not be read at the start: this replica votes and acknowledges, and
+        nobody acts on its state."""
+        self.on_whole: Callable[[], None] | None = None
+        """Called once, when the state is whole; only if it was not from the beginning."""
+        self.apply_stalled = False
+        """What is to be applied next could not be read: see `retry_apply`."""
         self.meta_applied = applied
         """Applied index the last checkpoint was told of."""
         self.reflects = members.reflects
@@ -263,6 +274,13 @@ class Group:
                 return False
             self._settled_for = membership, self.placement
         return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state reflects everything that it did before a restart. What a replica that
+        is not whole must not do follows: it does not campaign, because entries wait to be applied
+        that are not in memory (`raft.candidate`), so it never leads or serves."""
+        return self.applied >= self.whole_at
 
     @property
     def has_news(self) -> bool:
@@ -425,9 +443,58 @@ class Group:
         assert snapshot.index >= self.applied, (self.group_id, snapshot.index, self.applied)
         self.applied = snapshot.index
         self.reflects = state.members.reflects
+        self._take_items(state.items)
+
+    def _take_items(self, items: Items) -> None:
+        """The state came from another replica."""
         self._clear_meta = True
-        self.owner.install(state.items)
+        self.apply_stalled = False
+        self.owner.install(items)
         self.encodings.forget_size()
+        self._note_whole()
+
+    def take_state(self, snapshot: Snapshot) -> bool:
+        """Take the state that another replica made of entries which this one has and cannot read,
+        while nobody else has them any more either; the log stays as it is. False when that is not
+        possible now. Until the next checkpoint it is in memory only: a crash in between leaves
+        what there was. Raises DecodeError."""
+        node, log, index = self.node, self.node.raft.log, snapshot.index
+        is_idle = not self._held and log.applying == self.applied
+        if node.is_leader or not is_idle or not self.applied < index <= node.stable:
+            return False
+        if self.log.term(index) != snapshot.term:
+            return False
+        state = decode_snapshot(snapshot.data)
+        node.take_state(snapshot)
+        self.applied = index
+        self.reflects = state.members.reflects
+        self._take_items(state.items)
+        return True
+
+    def retry_apply(self) -> bool:
+        """Read again what is to be applied next, if that failed: a hole may have been healed, or
+        the disk have room. Whether it did."""
+        if not self.apply_stalled:
+            return False
+        self.apply_stalled = False
+        self.node.entries_ready(self.replica_id, [])
+        return True
+
+    def _note_whole(self) -> None:
+        on_whole = self.on_whole
+        if on_whole is not None and self.is_whole:
+            self.on_whole = None
+            on_whole()
+
+    def snapshot_for(self, first: int) -> Snapshot | None:
+        """The state for a replica that lacks entries from `first` on, which are cut off here; None
+        when it cannot be given now."""
+        if not self.is_whole or first >= self.log.first_index:
+            return None
+        try:
+            return self._snapshot()
+        except SnapshotTemporarilyUnavailable:
+            return None
 
     def _snapshot(self) -> Snapshot:
         """What a replica gets that is behind the log's start. Raises
@@ -522,6 +589,8 @@ class Group:
             for entry in entries:
                 if entry.index > self.reflects and entry.kind in CONF_CHANGE_KINDS:
                     self.node.apply_conf_change(entry)
+        if self.on_whole is not None:
+            self._note_whole()
 
     def _read_cold(self, want: ColdRead, turn: Turn) -> None:
         """Entries a peer, or this replica's own applier, needs that left memory."""
@@ -529,6 +598,10 @@ class Group:
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
             if isinstance(found, storage.StorageError):
+                if want.peer == self.replica_id:
+                    # At once it would fail again: it waits until that may have changed.
+                    self.apply_stalled = True
+                    return
                 found = []  # asked again at the peer's next sign of life
             if want.peer != self.replica_id:
                 self._pace.found_less(want.bytes_max - sum(len(stored.data) for stored in found))

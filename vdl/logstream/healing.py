@@ -2,9 +2,15 @@
 
 A damaged frame in a segment whose tail is intact costs a replica nothing but that entry: its vote
 and its place in the log are in the journal. It goes on, serves the rest, and asks another replica
-for its copy, by index and term; any replica may have it, whoever leads.
+for its copy, by index and term; any replica may have it, whoever leads. One whose state
+waits for the entry (`Group.is_whole`) still gives others those that it has.
 
-The other way round, this answers replicas that ask: with committed entries only.
+Replicas cut their logs each on its own. If the others have cut the entry off, nobody has it, and
+nobody needs it: what it did is in their states. A replica that has not applied it takes such a
+state, and one that has lets go of it, too.
+
+The other way round, this answers replicas that ask. Who asks has committed the entry and knows its
+term, so an answer need not be known to be committed here.
 
 Must not know: how holes are found or filled.
 """
@@ -14,14 +20,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import segments.api as storage
-from raft.types import Entry
+from raft.types import Entry, Snapshot
 from rpc.hello import Hello
 from rpc.peer import FrameType
-from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
+from rpc.ranges import (
+    RangeAnswer,
+    RangeRequest,
+    decode_answer,
+    decode_range,
+    encode_answer,
+    encode_range,
+)
 from rpc.streams import Transport
 from vdl.clock import MS, Clock
 from vdl.log import Log
 from vdl.logstream.group import Group
+from vdl.logstream.snapshots import DecodeError
 from vdl.logstream.storage import as_entry
 from vdl.logstream.stream import LogStream
 from vdl.logstream.turn import server_of
@@ -43,12 +57,13 @@ ANSWERS_AT_ONCE_MAX = 8
 class Asked:
     """The one request of this server that is under way."""
 
-    __slots__ = ("first", "group", "request", "until_ns")
+    __slots__ = ("end", "first", "group", "request", "until_ns")
 
-    def __init__(self, request: int, group: Group, first: int, until_ns: int) -> None:
+    def __init__(self, request: int, group: Group, first: int, end: int, until_ns: int) -> None:
         self.request = request
         self.group = group
         self.first = first
+        self.end = end
         self.until_ns = until_ns
 
 
@@ -66,8 +81,10 @@ class Healing:
         clock: Clock,
         log: Log,
         healed: Callable[[Group], None],
+        staged: Callable[[Group], None],
     ) -> None:
-        """`healed`: what waited for entries of this group may be tried again."""
+        """`healed`: what waited for entries of this group may be tried again; `staged`: something
+        of this group was staged."""
         self._server_id = server_id
         self._groups = groups
         self._alive = alive
@@ -76,6 +93,7 @@ class Healing:
         self._clock = clock
         self._log = log
         self._healed = healed
+        self._staged = staged
         self._requests = 0
         self._asked: Asked | None = None
         self._answering = 0
@@ -101,7 +119,9 @@ class Healing:
                 continue
             is_damaged = True
             self._note_damaged(group, holes[0])
-            others = {server_of(replica) for replica in group.members} - {self._server_id}
+            # A state of the past may know members of the past.
+            replicas = {*group.members, *group.placement}
+            others = {server_of(replica) for replica in replicas} - {self._server_id}
             if peers := sorted(others & self._alive.keys()):
                 reachable += [(group, hole, peers) for hole in holes]
             elif not others:
@@ -122,23 +142,26 @@ class Healing:
         # A range that comes up again goes to the next peer, whatever the number of ranges.
         asked_before = self._refusals.get((group.group_id, first), 0)
         peer = peers[asked_before % len(peers)]
-        request = RangeRequest(self._requests, group.group_id, first, end)
+        wants_state = group.applied + 1 < end
+        request = RangeRequest(self._requests, group.group_id, first, end, wants_state)
         if self._transport.send(peer, FrameType.RANGE, encode_range(request)):
-            self._asked = Asked(self._requests, group, first, now_ns + PATIENCE_NS)
+            self._asked = Asked(self._requests, group, first, end, now_ns + PATIENCE_NS)
 
     def answered(self, payload: memoryview) -> None:
         """A peer's copy, or its regrets. Raises MalformedFrame."""
-        request, entries = decode_entries(payload)
+        answer = decode_answer(payload)
         asked = self._asked
-        if asked is None or asked.request != request:
+        if asked is None or asked.request != answer.request:
             return
         group = asked.group
         if self._groups.get(group.group_id) is not group:
             self._asked = None
             return
+        entries = answer.entries
         if not entries:
             self._asked = None
-            self._note_refusal(group, asked.first)
+            if answer.log_start <= asked.first or not self._does_without(group, asked, answer):
+                self._note_refusal(group, asked.first)
             return
         for entry in entries:
             entry.data = bytes(entry.data)  # the frame's memory is used again
@@ -152,6 +175,32 @@ class Healing:
                 self._note_healed(group)
 
         self._store.repair(group.log, entries, repaired)
+
+    def _does_without(self, group: Group, asked: Asked, answer: RangeAnswer) -> bool:
+        """Whether what was asked for, which the asked replica has cut off, is needed here no more
+        either: its state is taken, or the log cut behind it, now or when that is durable."""
+        log, end = group.log, min(asked.end, answer.log_start)
+        if group.applied + 1 < end:
+            return answer.state is not None and self._takes_state(group, answer.state)
+        # Records are cut when their deletion is applied here, too.
+        is_stored = not log.installed_state and log.applied_index + 1 >= end
+        if is_stored and not group.owner.entries_are_state and end > log.first_index:
+            try:
+                group.store.trim_log(log, first_index=end)
+            except storage.CorruptRecord:
+                return True  # of the index: a read there, as the hole's own, rebuilds it
+            self._staged(group)
+        return True
+
+    def _takes_state(self, group: Group, state: Snapshot) -> bool:
+        try:
+            is_taken = group.take_state(state)
+        except DecodeError:  # of another version
+            return False
+        if is_taken:
+            self._log.info("state_taken", **_named(group), applied=group.applied)
+            self._healed(group)
+        return is_taken
 
     def _note_damaged(self, group: Group, hole: tuple[int, int]) -> None:
         """Tell of a group once, until it is whole again."""
@@ -186,17 +235,24 @@ class Healing:
         """A peer needs entries. Raises MalformedFrame."""
         wanted = decode_range(payload)
 
-        def answer(entries: Sequence[Entry]) -> None:
-            frame = encode_entries(wanted.request, wanted.group, entries)
+        group = self._groups.get(wanted.group)
+
+        def answer(entries: Sequence[Entry], state: Snapshot | None = None) -> None:
+            log_start = 0 if group is None else group.log.first_index
+            found = RangeAnswer(wanted.request, log_start, entries, state)
+            frame = encode_answer(wanted.group, found)
             self._transport.send(from_server, FrameType.ENTRIES, frame)
 
-        group = self._groups.get(wanted.group)
         if group is None or self._answering >= ANSWERS_AT_ONCE_MAX:
             answer([])
             return
-        log, end = group.log, min(wanted.end, group.commit + 1)
+        log = group.log
+        end = min(wanted.end, log.last_index + 1)
+        if wanted.first < log.first_index:
+            answer([], group.snapshot_for(wanted.first) if wanted.wants_state else None)
+            return
         if end <= wanted.first:
-            answer([])  # it may be here, but is not known to be committed
+            answer([])
             return
         try:
             answer([as_entry(e) for e in log.entries(wanted.first, end, ANSWER_BYTES_MAX)])

@@ -101,6 +101,9 @@ class Host:
         self._transport = transport
         self._log = log
         self._cache_bytes_max = cache_bytes_max
+        self.unflushed_bytes_max = cache_bytes_max * 3 // 4
+        """What no segment holds yet, of all groups together, before followers take no more records;
+        producers wait earlier, at half of the cache."""
         self._groups: dict[int, Group] = {}
         self._streams: dict[int, LogStream] = {}
         self._state_groups: dict[int, StateGroup] = {}
@@ -176,7 +179,8 @@ class Host:
             transport=transport,
             clock=clock,
             log=log,
-            healed=self.mark_dirty,
+            healed=self._healed,
+            staged=self._staged,
         )
         self.in_sync = InSyncReplicas(
             options,
@@ -215,6 +219,8 @@ class Host:
             stats=self.stats,
             stepped=self._stepped,
             early_messages_max=options.early_messages_max,
+            store=store,
+            unflushed_bytes_max=self.unflushed_bytes_max,
         )
         self.upkeep = Upkeep(
             groups=self._groups,
@@ -234,6 +240,7 @@ class Host:
             time=self.time,
             log=log,
             staged=self._staged,
+            retry=self._healed,
         )
         catalog_group.observers.append(CatalogObserver(self._catalog_commands))
         store.on_durable = self._answers.durable
@@ -369,6 +376,11 @@ class Host:
     def _staged(self, group: Group) -> None:
         """Something of the group was staged outside its pump: it leaves with this turn."""
         self._turn.staged = True
+        self.mark_dirty(group)
+
+    def _healed(self, group: Group) -> None:
+        """What could not be read may be tried again."""
+        group.retry_apply()
         self.mark_dirty(group)
 
     def run_once(self) -> None:
@@ -637,10 +649,12 @@ class Host:
 
         def opened(group: Group) -> None:
             state_group.group = group
+
+        def whole() -> None:
             self._state_groups[log.group_id] = state_group
             then()
 
-        self._open(log, placement, state_group, opened)
+        self._open(log, placement, state_group, opened, whole)
 
     def start_stream(self, log: storage.Log, info: GroupInfo, placement: Placement) -> None:
         """See `Hosting`."""
@@ -659,7 +673,7 @@ class Host:
             stream.start()
             self._streams[log.group_id] = stream
 
-        self._open(log, placement, stream, opened)
+        self._open(log, placement, stream, opened, _nothing)
 
     def _open(
         self,
@@ -667,13 +681,26 @@ class Host:
         placement: Placement,
         owner: LogStream | StateGroup,
         then: Callable[[Group], None],
+        whole: Callable[[], None],
     ) -> None:
+        """`whole`: the replica's state is not one of the past; later, if its log has a hole."""
+
         def wanted() -> bool:
             return not self._closed and self._replicas.holds(log)
 
         def opened(group: Group) -> None:
             then(group)
+            if group.is_whole:
+                whole()
+            else:
+                group.on_whole = lambda: self.clock.call_soon(lambda: now_whole(group))
+                self._log.warning("state_incomplete", group=group.group_id, applied=group.applied)
             self._run_group(group)
+
+        def now_whole(group: Group) -> None:
+            if not self._closed and self._groups.get(group.group_id) is group:
+                self._log.info("state_complete", group=group.group_id, applied=group.applied)
+                whole()
 
         self._opening.open(log, placement, owner, opened, lost=self.replica_lost, wanted=wanted)
 

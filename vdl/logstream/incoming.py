@@ -5,6 +5,11 @@ server, from a server that does not speak for its sender, or of a group that is 
 Raft repeats whatever matters. So is what no host sends, though it can be decoded: a proposal would
 get past the catalog and the state machines, which look at commands before they are appended.
 
+A server whose segments do not keep up takes no more records as a follower, beyond a bound for all
+its groups together: what it has not taken it does not acknowledge, the leader's window fills, and
+it sends again at each heartbeat. The commit index it still takes, for only what is committed can be
+flushed.
+
 Must not know: frames, what messages say beyond their kind.
 """
 
@@ -13,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import segments.api as storage
 from raft.errors import StepPeerNotFound
+from raft.log import payload_bytes
 from raft.messages import (
     MsgApp,
     MsgAppResp,
@@ -42,6 +49,9 @@ from vdl.state.catalog import Catalog
 
 FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
+CROWDED_FACTOR = 2
+"""How many times the bound on unflushed bytes is what a crowded server never passes, while some of
+them can be flushed: see `_needed_to_commit`."""
 ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
@@ -80,6 +90,10 @@ class Incoming:
         "_proofs",
         "_stats",
         "_stepped",
+        "_store",
+        "_taken_bytes",
+        "_taken_turn",
+        "_unflushed_max",
     )
 
     def __init__(
@@ -93,9 +107,11 @@ class Incoming:
         stats: HostStats,
         stepped: Callable[[Group], None],
         early_messages_max: int,
+        store: storage.Store,
+        unflushed_bytes_max: int,
     ) -> None:
         """`lost`: groups whose replica here never takes part again; `stepped`: called for a group
-        that took a message."""
+        that took a message; `unflushed_bytes_max`: from where on followers take no more records."""
         self._groups = groups
         self._catalog = catalog
         self._lost = lost
@@ -107,6 +123,11 @@ class Incoming:
         self._granted_bytes = 0
         """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
         self._granted_turn = 0
+        self._store = store
+        self._unflushed_max = unflushed_bytes_max
+        self._taken_bytes = 0
+        """Of entries that are not staged yet: since turn `_taken_turn`."""
+        self._taken_turn = 0
 
     def step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
         """Hand a message over, keep it or drop it."""
@@ -125,6 +146,12 @@ class Incoming:
         if not self._may_take(message, group):
             stats.messages_dropped += 1
             return
+        if type(message) is MsgApp and message.entries:
+            fitting = self._within(message.entries)
+            if fitting:
+                message.entries = fitting
+            else:
+                message = self._crowded(message, group)
         if tick > group.last_tick:
             group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
@@ -163,6 +190,61 @@ class Incoming:
             message.entries = self._fitting(message, group)
             return bool(message.entries)
         return True
+
+    # --- a server that is crowded --------------------------------------------------------------
+    def _within(self, entries: list[Entry], factor: int = 1) -> list[Entry]:
+        """The first of these entries, as long as the unflushed bytes are below `factor` times their
+        bound; they are counted then. One entry may pass it: what need not be flushed, because it is
+        little, must not stand before a large one for ever."""
+        turns = self._stats.turns
+        if self._taken_turn != turns:
+            self._taken_turn = turns
+            self._taken_bytes = 0
+        room = factor * self._unflushed_max - self._store.unflushed_bytes - self._taken_bytes
+        size = payload_bytes(entries)
+        if size <= room:
+            self._taken_bytes += size
+            return entries
+        taken: list[Entry] = []
+        for entry in entries:
+            if room <= 0 and (taken or self._store.unflushed_bytes or self._taken_bytes):
+                break
+            taken.append(entry)
+            room -= len(entry.data)
+        self._taken_bytes += payload_bytes(taken)
+        return taken
+
+    def _crowded(self, message: MsgApp, group: Group) -> PeerMessage:
+        """What is taken of a leader's message for which there is no room."""
+        self._stats.appends_refused += 1
+        if self._store.can_flush:
+            self._store.checkpoint()  # what is not appended makes none due
+        entries = self._needed_to_commit(message, group)
+        if entries and self._store.can_flush:
+            entries = self._within(entries, CROWDED_FACTOR)
+        if entries:
+            message.entries = entries
+            return message
+        log = group.node.raft.log
+        is_known = log.matches(index=message.index, term=message.log_term)
+        commit = min(message.commit, message.index) if is_known else 0
+        return MsgCommit(message.to, message.from_, message.term, commit)
+
+    def _needed_to_commit(self, message: MsgApp, group: Group) -> list[Entry]:
+        """What comes before a leader's own term, and Raft's own entries, a little at a time.
+        Without it nothing that is held here of earlier terms is ever committed (§5.4.2), and so
+        flushed."""
+        if group.last_token > self._store.durable_token:
+            return []
+        taken: list[Entry] = []
+        room = FULL_DISK_BYTES
+        for entry in message.entries:
+            room -= len(entry.data)
+            is_needed = entry.term < message.term or group.owner.takes_on_full_disk(entry)
+            if not is_needed or (room < 0 and taken):
+                break
+            taken.append(entry)
+        return taken
 
     def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
         """The entries of the message that a full disk takes, from the first one on.

@@ -5,6 +5,10 @@ snapshot brought them that no checkpoint has covered yet; the entries committed 
 nobody waiting and nobody listening; only then does the node start, already knowing what it has
 applied. Reading may take the disk, so opening ends in a callback.
 
+Entries that cannot be read end the replay early: the replica starts with the state from before
+them. Its vote, its place in the log and all other entries are in one piece, so it takes part, and
+the rest is applied once the hole is healed (`Group.is_whole`, `healing`).
+
 Must not know: which replicas there are, messages, who leads.
 """
 
@@ -111,7 +115,6 @@ class Opening:
             members,
             bytes_max=self._options.cold_read_bytes,
             then=make,
-            lost=lambda: lost(log),
             wanted=wanted,
         ).run(applied)
 
@@ -150,10 +153,8 @@ class Replay:
         *,
         bytes_max: int,
         then: Callable[[int, Members], None],
-        lost: Callable[[], None],
         wanted: Callable[[], bool],
     ) -> None:
-        self._lost = lost
         self._wanted = wanted
         self._store = store
         self._log = log
@@ -177,6 +178,9 @@ class Replay:
                 self._store.entries_cold(log, applied + 1, end, self._bytes_max, read)
                 return
             applied = self._apply(entries)
+        self._end(applied)
+
+    def _end(self, applied: int) -> None:
         reflects = self._members.reflects
         self._then(applied, members_of(self._membership.conf_state(), reflects=reflects))
 
@@ -188,9 +192,7 @@ class Replay:
             self._store.workers.call_later(REFUSED_RETRY_MS, partial(self._read_again, applied))
             return
         if isinstance(found, storage.StorageError):
-            # Entries this replica has voted for and cannot read: it has no state to go on with.
-            self._owner.load([])
-            self._lost()
+            self._end(applied)
             return
         self.run(self._apply([as_entry(stored) for stored in found]))
 

@@ -136,8 +136,8 @@ class StateGroup:
 
     @property
     def is_running(self) -> bool:
-        """Whether the replica has opened."""
-        return self._group is not None
+        """Whether the replica has opened, with a state that is not one of the past."""
+        return self._group is not None and self._group.is_whole
 
     @property
     def group_id(self) -> int:
@@ -260,12 +260,16 @@ class StateGroup:
         return self.machine.item_count
 
     def apply(self, entries: Sequence[Entry]) -> None:
+        if not self.group.is_whole:
+            # A life before this one has acted on it, and on more: nobody may on less.
+            self.replay(entries)
+            return
         for entry in entries:
             if len(entry.data):
                 self._apply_one(entry)
 
     def replay(self, entries: Sequence[Entry]) -> None:
-        """As `apply`, at start-up: nobody waits and nobody listens yet."""
+        """As `apply`, while the state is not whole: nobody waits and nobody listens yet."""
         for entry in entries:
             if len(entry.data):
                 envelope = commands.decode(entry.data)

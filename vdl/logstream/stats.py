@@ -14,5 +14,7 @@ class HostStats:
     messages_out: int = 0
     messages_in: int = 0
     messages_dropped: int = 0
+    appends_refused: int = 0
+    """As a follower, because the segments do not keep up."""
     elections: int = 0
     early_messages: int = 0

@@ -67,8 +67,10 @@ class Upkeep:
         time: ClusterTime,
         log: Log,
         staged: Callable[[Group], None],
+        retry: Callable[[Group], None],
     ) -> None:
-        """`staged`: something of this group was staged, outside its own pump."""
+        """`staged`: something of this group was staged, outside its own pump; `retry`: what it
+        could not read may be tried again."""
         self._groups = groups
         self._streams = streams
         self._state_groups = state_groups
@@ -87,6 +89,7 @@ class Upkeep:
         self._noted_ns = -NEVER
         self._log = log
         self._staged = staged
+        self._retry = retry
         self._members_due_ns = 0
         self._watched: dict[int, Group] = {}
         self._searching: set[int] = set()
@@ -123,6 +126,7 @@ class Upkeep:
         self._time.look()
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()
+        self._conditions.note_stalled(self._disk_watch.is_stalled(self._store.file_work, now_ns))
         self._conditions.look()
         self._in_sync.look(now_ns, share=LOOK_NS // SWEEP_NS)
         if now_ns >= self._members_due_ns:
@@ -148,13 +152,16 @@ class Upkeep:
             return
         self.watch(self._groups)
         self._clock.call_later(SECOND_NS, self._each_second)
-        if self._conditions.is_full:
+        if self._conditions.should_not_lead:
             self._transfers.hand_over_all()
         else:
             self._transfers.return_one()
         self._note_time()
         self._replacement.look_around()
         self._healing.look_around()
+        for group in self._groups.values():
+            if group.apply_stalled:
+                self._retry(group)
         kept = self._options.command_entries_kept
         for state_group in self._state_groups.values():
             self._cut(state_group.group, partial(trim_commands, entries_kept=kept))

@@ -1,8 +1,13 @@
-"""Flips one bit of what a journal had made durable, or spoils one page of a header.
+"""Flips one bit of what a disk had made durable, in a journal or in a segment, or spoils one page
+of a header.
 
-The block is one that later blocks prove: recovery has to notice, and may not take it for the torn
-end of the journal. Whether that costs a replica depends on what lay there and on what segments
-hold by now; recovery's own rules say so (`segments.replay`).
+*Journal.* The block is one that later blocks prove: recovery has to notice, and may not take it for
+the torn end of the journal. Whether that costs a replica depends on what lay there and on what
+segments hold by now; recovery's own rules say so (`segments.replay`).
+
+*Segment.* One entry of a log becomes a hole, and the log's checkpointed state cannot be trusted
+either: a start has to apply all of its entries again, and meets the hole. It costs the replica
+nothing as long as another one has the entry.
 
 Must not know: who may be damaged, and when (`atlas`).
 """
@@ -11,6 +16,7 @@ from __future__ import annotations
 
 from random import Random
 
+from segments.api import EntriesDamaged, StorageError
 from segments.block import (
     BLOCK_HEADER_BYTES,
     PAGE_BYTES,
@@ -20,7 +26,10 @@ from segments.block import (
     decode_block,
     decode_file_header,
 )
-from vdl.sim.disk import Directory, Inode, SimDisk
+from segments.recovery import log_directory
+from segments.segment import LogFiles
+from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
+from vdl.sim.filesystem import SimFileSystem
 
 JOURNAL = ("data", "journal")
 UNREADABLE_CHANCE = 0.3
@@ -74,6 +83,52 @@ def spoil_header(disk: SimDisk, rng: Random) -> str:
         inode.data[position] ^= bit
         inode.durable[position] ^= bit
     return f"a bit flips in {name} at {position}"
+
+
+def log_files(disk: SimDisk, log_id: int, group_id: int, index_entries: int) -> LogFiles:
+    """The segment files of one log, as a server of this configuration has them."""
+    directory = log_directory("data", log_id)
+    return LogFiles(SimFileSystem(disk), directory, log_id, group_id, index_entries)
+
+
+def open_hole(disk: SimDisk, files: LogFiles, index: int, rng: Random) -> bool:
+    """Flip a bit in the frame of entry `index`, and one in what a checkpoint says of its log; False
+    when the entry is in no segment. No process may be using the disk."""
+    try:
+        idx = files.idx(index)
+    except StorageError:
+        return False
+    inode = _find(disk, files.segment_path(idx.segment))
+    if not isinstance(inode, Inode) or idx.position + idx.length > len(inode.durable):
+        return False
+    at, bit = idx.position + rng.randrange(idx.length), 1 << rng.randrange(8)
+    inode.data[at] ^= bit
+    inode.durable[at] ^= bit
+    meta = _find(disk, "data/meta")
+    key = files.log_id.to_bytes(4, "big") + b"a"
+    for image in (meta.items, meta.durable) if isinstance(meta, MetaStore) else ():
+        if stored := image.get(key):
+            image[key] = bytes([stored[0] ^ 1]) + stored[1:]
+    return True
+
+
+def is_hole(files: LogFiles, index: int) -> bool:
+    """Whether the entry lies in a segment and cannot be read there."""
+    try:
+        files.entries(index, index + 1, 0)
+    except EntriesDamaged:
+        return True
+    except StorageError:
+        return False
+    return False
+
+
+def _find(disk: SimDisk, path: str) -> object:
+    """What a path names as its process sees it; None when there is no such thing."""
+    node: object = disk.root
+    for name in path.split("/"):
+        node = node.entries.get(name) if isinstance(node, Directory) else None
+    return node
 
 
 def _files(disk: SimDisk) -> list[tuple[Inode, FileHeader]]:

@@ -3,7 +3,7 @@
 A fault is done to a world and, if it lasts, undone. `FAULTS` is the table of all of them with the
 option that sets each one's rate; a new fault is one class and one row. Nearly nothing here needs to
 leave a majority: durable data survives it, and what cannot be served is refused. Only what takes
-durable data away for good, `Wipe` and `Damage`, asks the atlas first.
+durable data away for good, `Wipe`, `Damage` and `Holes`, asks the atlas first.
 
 A start that is cut (`Options.cuts_in_start`) has no class here: it is a chance that every start
 has, whoever asks for it, until everything is healed (`machine`).
@@ -35,6 +35,7 @@ PLACES = tuple(place for place in failpoint.POINTS if not place.startswith("open
 STAGED = ("truncate.staged", "reset.staged", "trim.staged", "checkpoint.noted", "journal.rolled")
 STAGED_CHANCE = 0.5
 KILL_CHANCE = 0.2
+HOLE_KILL_CHANCE = 0.5
 AFTER_PLACE_NS_MAX = 500 * MS
 PARTS = ("identity", "identity", "journal", "logs", "meta")
 """What may be missing of a data directory."""
@@ -435,6 +436,63 @@ class SecondOpener:
         self.machine.start()
 
 
+class Holes:
+    """One or two machines come back, each with another entry of one group damaged that it has to
+    apply. Every entry is whole somewhere, so nothing may be lost, nor stand still for long."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machines: list[Machine] = []
+        if world.why_no_loss():
+            return False
+        hosts = [m.server.host for m in world.machines if m.server is not None and m.server.host]
+        groups = sorted({group_id for host in hosts for group_id in host.groups})
+        group_id = rng.choice(groups)
+        taken = {i for m in world.machines for g, _, i in m.holed if g == group_id}
+        chosen = rng.sample(world.machines, rng.randint(1, 2))
+        is_kill = rng.random() < HOLE_KILL_CHANCE
+        plan: list[tuple[Machine, int, int]] = []
+        for machine in chosen:
+            log = machine.log_of(group_id)
+            # One that was cut could not be applied from its beginning.
+            if log is None or log.first_index > 1:
+                return False
+            # Between others of its term: where a term begins a hole without Idx hides which.
+            indexes = [
+                i
+                for i in range(2, log.flushed_index)
+                if i not in taken and log.term(i - 1) == log.term(i + 1)
+            ]
+            if not indexes:
+                return False
+            index = rng.choice(indexes)
+            taken.add(index)
+            plan.append((machine, log.log_id, index))
+        for machine, log_id, index in plan:
+            # The page cache that a killed process leaves has the newest Idx, too.
+            (machine.kill if is_kill else machine.power_cut)()
+            machine.open_hole(group_id, log_id, index, rng)
+            self.machines.append(machine)
+        return True
+
+    def end(self, world: Target) -> None:
+        for machine in self.machines:
+            machine.start()
+
+
+class FlushStarve:
+    """A machine's segments take nothing for a while, though its journal does."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        if self.machine.starved:
+            return False
+        self.machine.starve(is_starved=True)
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.starve(is_starved=False)
+
+
 class ClockJump:
     """Someone sets a machine's wall clock."""
 
@@ -546,6 +604,8 @@ FAULTS = (
     Row(Missing, lambda o: o.missing, 4_000),
     Row(BadHeader, lambda o: o.bad_headers, 4_000),
     Row(SecondOpener, lambda o: o.second_openers, 2_000),
+    Row(Holes, lambda o: o.holes, 4_000, waits=True),
+    Row(FlushStarve, lambda o: o.flush_starves, 8_000),
 )
 
 

@@ -8,6 +8,8 @@
   that many disks, too, for clients that asked for it.
 * What servers tell of in-sync replicas is so, and at the end all are (`in_sync_watch`).
 * At the end all replicas of a group hold equal entries and equal state.
+* What a server holds in memory because no segment has it yet stays within its bound, whatever its
+  disk does and whoever sends it entries.
 * No process ends by an exception, reports an error or fails to answer a request.
 
 Must not know: which faults happened.
@@ -24,6 +26,7 @@ from raft.types import NodeId
 from segments.api import Buffer, StorageError, StoredEntry
 from vdl.logstream.group import Group
 from vdl.logstream.host import Host
+from vdl.logstream.incoming import CROWDED_FACTOR
 from vdl.logstream.turn import server_of
 from vdl.sim.durable import DurableLogs
 from vdl.sim.in_sync_watch import InSyncWatch
@@ -32,6 +35,7 @@ from vdl.sim.raft_watch import RaftWatch
 from vdl.sim.recorder import values_in
 from vdl.sim.subscription import TopicPartition
 
+COMMANDS_BYTES = 16 << 10
 _ENTRY = Struct("<QQBQQ")
 _EVERYTHING = 1 << 30
 
@@ -58,6 +62,8 @@ class Watch:
         self._in_sync = InSyncWatch(machines, self.raft, self.violate)
         self.held_most: dict[str, int] = {}
         """The most that any server held for its clients, by what."""
+        self.sent_bytes_max = 0
+        """What all producers together may have on its way to one leader."""
         self._machines = machines
         self._values: dict[int, set[int]] = {}
         """By server id: values of records that are in the durable image of its disk."""
@@ -70,6 +76,7 @@ class Watch:
             machine.on_down = self._down
             machine.on_raft_frame = self.raft.frame_left
             machine.on_disk_lost = self._disk_lost
+            machine.on_staged = self._staged
             self._listen(machine)
 
     @property
@@ -89,6 +96,17 @@ class Watch:
     def _down(self, life: Life) -> None:
         self.raft.ended(life)
         self.judge(life)
+
+    def _staged(self, life: Life) -> None:
+        """Something is on its way to the journal: until a segment holds it, memory does."""
+        host = life.server.host
+        if host is None:
+            return
+        held, bound = life.store.unflushed_bytes, unflushed_bound(host, self.sent_bytes_max)
+        if held > bound:
+            self.violate(
+                "unbounded", f"{life.machine.name} holds {held} unflushed bytes of {bound}"
+            )
 
     def judge(self, life: Life) -> None:
         """What a process says of itself at its end."""
@@ -158,6 +176,9 @@ class Watch:
         hosts = self._hosts()
         if len(hosts) < len(self._machines):
             return "a server does not run"
+        for machine in self._machines:
+            if damaged := machine.unhealed():
+                return damaged
         groups = sorted({group_id for host in hosts for group_id in host.groups})
         for group_id in groups:
             replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
@@ -233,6 +254,13 @@ class Watch:
     def _hosts(self) -> list[Host]:
         servers = [machine.server for machine in self._machines]
         return [s.host for s in servers if s is not None and s.host is not None]
+
+
+def unflushed_bound(host: Host, sent_bytes_max: int) -> int:
+    """Most that a server may hold: twice what followers stop at, for what a new leader needs to
+    commit; one entry more, or, as a leader, what producers had sent before they were held back.
+    Commands are few, and nobody's to hold back."""
+    return CROWDED_FACTOR * host.unflushed_bytes_max + sent_bytes_max + COMMANDS_BYTES
 
 
 def _read_log(

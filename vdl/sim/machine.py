@@ -26,6 +26,7 @@ from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
 from segments.api import Buffer, DataMissing, DirectoryInUse, Workers
 from segments.identity import decode as decode_identity
+from segments.log import DiskLog
 from segments.store import DiskStore
 from vdl.clock import MS
 from vdl.config import Config
@@ -33,7 +34,7 @@ from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.log import Value
 from vdl.server import Server, ServerState
 from vdl.sim.clock import NodeClock, VirtualTime
-from vdl.sim.damage import flip_durable_bit
+from vdl.sim.damage import flip_durable_bit, is_hole, log_files, open_hole
 from vdl.sim.disk import Directory, Inode, Node, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
@@ -96,6 +97,7 @@ class Life:
         # Mostly next to nothing, now and then long.
         self._begins_in_ns = int(rng.random() ** 4 * BEGIN_NS_MAX)
         self.workers = SimWorkers(self.clock, machine.disk)
+        self.workers.starve(is_starved=machine.starved)
         self._is_open = False
         self.store = machine.open_store(self.workers, rng, self._lock_released)
         self._is_open = True
@@ -112,6 +114,7 @@ class Life:
             log=TraceLog(machine),
         )
         self.server.on_serving = self._serve_clients
+        self.workers.on_journal = lambda: machine.on_staged(self)
 
     def _lock_released(self) -> None:
         """The directory is let go: what still runs would write into another process's files."""
@@ -236,6 +239,12 @@ class Machine:
         """Whether its disk lost something that may not have been made good yet."""
         self.losses = 0
         """How often its disk has lost something for good."""
+        self.starved = False
+        """Whether its segments get nothing while the journal goes on."""
+        self.on_staged: Callable[[Life], None] = _ignore
+        """Told whenever something is on its way to the journal."""
+        self.holed: list[tuple[int, int, int]] = []
+        """(group, log, index) of every entry that was damaged in a segment here."""
         self.excused: set[str] = set()
         """Errors a server may well report after what was done to its disk."""
 
@@ -245,6 +254,15 @@ class Machine:
     @property
     def server(self) -> Server | None:
         return self.life.server if self.life is not None else None
+
+    def log_of(self, group_id: int) -> DiskLog | None:
+        """The log of the replica of a group that runs here."""
+        host = self.server.host if self.server is not None else None
+        group = host.groups.get(group_id) if host is not None else None
+        if group is None:
+            return None
+        assert isinstance(group.log, DiskLog), group.log
+        return group.log
 
     def start(self) -> None:
         """Power on if need be, and start the process."""
@@ -417,6 +435,36 @@ class Machine:
             self.bereft = True
             self.losses += 1
             self.excused |= {"replica_lost", "group_halted"}
+
+    def starve(self, *, is_starved: bool) -> None:
+        """Nothing reaches segments, or does again."""
+        if self.starved is not is_starved:
+            self.note("flushes hang" if is_starved else "flushes go on")
+            self.starved = is_starved
+            if self.life is not None:
+                self.life.workers.starve(is_starved=is_starved)
+
+    def open_hole(self, group_id: int, log_id: int, index: int, rng: Random) -> None:
+        """An entry, which a segment holds, and its log's checkpoint lose a bit. Nothing runs."""
+        assert self.life is None, f"{self.name} runs"
+        files = log_files(self.disk, log_id, group_id, self.config.store.index_segment_entries)
+        if open_hole(self.disk, files, index, rng):
+            self.note(f"a bit flips in entry {index} of group {group_id}")
+            self.holed.append((group_id, log_id, index))
+            # Whoever has a copy may be down for long.
+            self.excused.add("entries_unrecoverable")
+
+    def unhealed(self) -> str:
+        """An entry that was damaged here and is needed, empty when there is none."""
+        for group_id, log_id, index in self.holed:
+            if self.life is not None:
+                log = self.life.store.logs.get(log_id)
+                if log is None or log.lost or index < log.first_index:
+                    continue
+            index_entries = self.config.store.index_segment_entries
+            if is_hole(log_files(self.disk, log_id, group_id, index_entries), index):
+                return f"{self.name}: entry {index} of group {group_id} is damaged"
+        return ""
 
     def failed(self, error: BaseException) -> None:
         """The process ends itself because of its disk."""

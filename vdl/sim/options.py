@@ -83,6 +83,10 @@ class Options:
     """One page of a journal file's header, or of the identity, is damaged or cannot be read."""
     second_openers: float = 0.0
     """Another process tries to open a directory that is in use."""
+    holes: float = 0.0
+    """Machines come back with damaged entries that they have to apply."""
+    flush_starves: float = 0.0
+    """Machines' segments take nothing while their journals do."""
     majority_first: bool = False
     """When all is over only a majority is healed at first: it must elect without the others."""
 
@@ -91,6 +95,8 @@ class Options:
     journal_kib: int = 128
     checkpoint_kib: int = 64
     cache_kib: int = 1024
+    small_cache_kib: int = 0
+    """In place of the other: one that flushes that hang soon fill."""
     command_entries: int = 10_000
     """How many entries the logs of commands keep behind a checkpoint."""
 
@@ -212,4 +218,7 @@ def draw(rng: Random) -> Options:
         behind_kib=0 if rng.random() < 0.7 else spread(16, 64),
         deaf_clients=rng.choice((0, 0, 1)),
         fetch_sessions=rng.random() < 0.6,
+        holes=fault(0.1, 0.5),
+        flush_starves=fault(0.1, 0.5),
+        small_cache_kib=0 if rng.random() < 0.5 else spread(8, 64),
     )

@@ -1,4 +1,5 @@
-"""Where a simulated process's blocking work runs: one journal worker and a small pool.
+"""Where a simulated process's blocking work runs: one worker for the journal, one for checkpoints
+and chores, and a small pool.
 
 Jobs that only compute take a time of their own and end in another order than they began.
 
@@ -38,6 +39,9 @@ class NoWorkers:
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """It does not begin."""
 
+    def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """It does not begin."""
+
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> NoTimer:
         return NoTimer()
 
@@ -59,11 +63,17 @@ class SimWorkers:
         self._journal_busy = False
         self._pool: deque[Callable[[], None]] = deque()
         self._pool_busy = 0
+        self._files: deque[Callable[[], None]] = deque()
+        self._files_busy = False
+        self._starved = False
+        self.on_journal: Callable[[], None] = _nothing
+        """Told of each job for the journal: something was staged."""
         self._running: dict[int, list[Step]] = {}
         self._jobs = 0
         self._computed = 0
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.on_journal()
         self._journal.append(lambda: self._run(job, done, self._journal_done))
         if not self._journal_busy:
             self._journal_next()
@@ -77,6 +87,16 @@ class SimWorkers:
         cost_ns = COMPUTE_NS[self._computed % len(COMPUTE_NS)]
         self._computed += 1
         self._clock.call_later(cost_ns, lambda: done(job()))
+
+    def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._files.append(lambda: self._run(job, done, self._files_done))
+        self._files_next()
+
+    def starve(self, *, is_starved: bool) -> None:
+        """Checkpoints and chores do not begin while this lasts: their disk, or what is asked of it
+        first, hangs. The journal goes on."""
+        self._starved = is_starved
+        self._files_next()
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> SimTimer:
         return self._clock.call_later(delay_ms * MS, fn)
@@ -92,6 +112,7 @@ class SimWorkers:
         self._running.clear()
         self._journal.clear()
         self._pool.clear()
+        self._files.clear()
         self._disk.cut_jobs(running)
 
     def _run(
@@ -124,6 +145,15 @@ class SimWorkers:
         self._journal_busy = False
         self._journal_next()
 
+    def _files_next(self) -> None:
+        if self._files and not (self._files_busy or self._starved):
+            self._files_busy = True
+            self._files.popleft()()
+
+    def _files_done(self) -> None:
+        self._files_busy = False
+        self._files_next()
+
     def _pool_next(self) -> None:
         if self._pool:
             self._pool_busy += 1
@@ -132,3 +162,7 @@ class SimWorkers:
     def _pool_done(self) -> None:
         self._pool_busy -= 1
         self._pool_next()
+
+
+def _nothing() -> None:
+    """Nobody listens."""

@@ -55,6 +55,7 @@ from vdl.sim.machine import (
 )
 from vdl.sim.network import Network, SimDialer, Weather
 from vdl.sim.options import Options
+from vdl.sim.producer import ProducerOptions
 from vdl.sim.recorder import Recorder, value_of
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
 from vdl.sim.trace import Trace
@@ -76,6 +77,8 @@ ELECTION_TIMEOUT_NS = 1_200 * MS
 LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
 SETTLE_NS = 60 * S
 POLL_NS = 50 * MS
+BATCH_OVERHEAD, RECORD_OVERHEAD = 200, 50
+"""More than a batch and a record take beside a record's value, in bytes."""
 CLIENT_HOSTS = ("c1", "c2")
 REQUEST_BYTES_MAX = 512 << 10
 REQUEST_MEMORY_MAX = 5 << 18
@@ -138,6 +141,7 @@ class World:
         self.machines = [self._machine(i) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
         self.watch = Watch(self.machines, min_in_sync=options.min_in_sync)
+        self.watch.sent_bytes_max = sent_bytes_max(options)
         self.recorder = Recorder(self.time)
         self.nemesis = Nemesis(self, options, self._rng["nemesis"])
         self.env = Env(
@@ -607,10 +611,18 @@ class Drain:
             self._ends[tp] = row.offset
 
 
+def sent_bytes_max(options: Options) -> int:
+    """What all producers together may have on its way at one time."""
+    producers = options.idempotent_producers + options.plain_producers
+    batch = BATCH_OVERHEAD + options.records_max * (RECORD_OVERHEAD + options.record_bytes_max)
+    return producers * options.partitions * ProducerOptions().in_flight_max * batch
+
+
 def server_config(server_id: int, options: Options) -> Config:
     """A server's configuration in a world of these options."""
     name = machine_name(server_id)
     peer = Address(name, PEER_PORT)
+    cache_kib = options.small_cache_kib or options.cache_kib
     floor = FLOOR_BYTES if options.behind_kib else KafkaOptions().cold_read_bytes_per_second
     seeds = {i: Address(machine_name(i), PEER_PORT) for i in range(1, options.servers + 1)}
     return Config(
@@ -648,7 +660,7 @@ def server_config(server_id: int, options: Options) -> Config:
             journal_first_file_bytes=options.journal_kib << 9,
             segment_bytes=options.segment_kib << 10,
             index_segment_entries=256,
-            cache_bytes_max=min(options.cache_kib, options.behind_kib or options.cache_kib) << 10,
+            cache_bytes_max=min(cache_kib, options.behind_kib or cache_kib) << 10,
             checkpoint_bytes=options.checkpoint_kib << 10,
             checkpoint_entries=2_000,
             checkpoint_interval_ms=2_000,

@@ -62,6 +62,9 @@ class DelayWorkers:
 
         self._clock.call_later(SYNC_NS, run)
 
+    def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.pool(job, done)
+
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> SimTimer:
         return self._clock.call_later(delay_ms * MS, fn)
 

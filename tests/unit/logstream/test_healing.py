@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from raft.types import Entry, EntryKind
-from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
+from rpc.ranges import (
+    RangeAnswer,
+    RangeRequest,
+    decode_answer,
+    decode_range,
+    encode_answer,
+    encode_range,
+)
 from segments.api import Compacted, CorruptRecord, StoredEntry
 from vdl.logstream.healing import HOPELESS_REFUSALS, Healing
 from vdl.logstream.options import HostOptions
@@ -25,6 +32,8 @@ class Log:
     """Entries 3 to 9 in memory; a range that is none is a mistake of whoever asks."""
 
     holes: Sequence[tuple[int, int]] = ()
+    first_index = 3
+    last_index = 9
 
     def entries(self, first: int, end: int, _bytes_max: int) -> list[StoredEntry]:
         assert first < end, (first, end)
@@ -35,13 +44,14 @@ class Log:
 
 @dataclass
 class Replica:
-    """A group whose entries up to `commit` are known to be committed."""
+    """A group that has applied entries up to `applied`."""
 
-    commit: int = 6
+    applied: int = 6
     log: Log = field(default_factory=Log)
     group_id: int = GROUP
     owner: Any = None
     members: Sequence[int] = (replica_id_of(1, 1), replica_id_of(2, 1), replica_id_of(3, 1))
+    placement: Sequence[int] = ()
 
 
 @dataclass
@@ -70,7 +80,8 @@ class Refusing:
 def healing_of(group: Any, wire: Any, **parts: Any) -> Healing:
     nobody: Any = None
     made = {"alive": {}, "store": nobody, "clock": nobody, "log": nobody, "groups": {GROUP: group}}
-    return Healing(server_id=1, transport=wire, healed=lambda _: None, **(made | parts))
+    calls = {"healed": lambda _: None, "staged": lambda _: None}
+    return Healing(server_id=1, transport=wire, **(made | calls | parts))
 
 
 class Told(Refusing):
@@ -88,24 +99,23 @@ class Told(Refusing):
     ("first", "end", "answered"),
     [
         (4, 6, [4, 5]),
-        (5, 99, [5, 6]),
-        (7, 9, []),
-        (9, 10, []),
+        (7, 99, [7, 8, 9]),
+        (10, 12, []),
         (2, 5, []),
     ],
-    ids=["all", "up to the commit index", "just behind it", "far behind it", "cut off"],
+    ids=["all", "up to the end", "behind it", "cut off"],
 )
-def test_asked_for_entries_gives_committed_ones_only(
-    first: int, end: int, answered: list[int]
-) -> None:
-    """What is here and not known to be committed is not given, nor is it looked at."""
+def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: list[int]) -> None:
+    """Who asks has committed them and knows their terms: whether they are known to be committed
+    here, or applied, does not matter (§5.3)."""
     wire = Wire()
     healing = healing_of(Replica(), wire)
     (asked,) = encode_range(RangeRequest(12, GROUP, first, end))
     healing.asked(2, memoryview(bytes(asked)))
     (frame,) = wire.frames
-    request, entries = decode_entries(memoryview(frame))
-    assert (request, [entry.index for entry in entries]) == (12, answered)
+    answer = decode_answer(memoryview(frame))
+    assert (answer.request, [entry.index for entry in answer.entries]) == (12, answered)
+    assert answer.log_start == 3
 
 
 def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
@@ -120,7 +130,7 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
         healing.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         copy = Entry(term=1, index=4, data=b"x")
-        frame = b"".join(map(bytes, encode_entries(request, GROUP, [copy])))
+        frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]))))
         healing.answered(memoryview(frame))
     assert wire.servers == [2, 3, 2]
 
@@ -140,7 +150,8 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     for _ in range(HOPELESS_REFUSALS + 3):
         healing.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
-        healing.answered(memoryview(b"".join(map(bytes, encode_entries(request, GROUP, [])))))
+        regrets = encode_answer(GROUP, RangeAnswer(request, 3))
+        healing.answered(memoryview(b"".join(map(bytes, regrets))))
     ((event, fields),) = told
     assert event == "entries_unrecoverable"
     assert (fields["group"], fields["topic"], fields["partition"]) == (GROUP, "events", 3)

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from raft.messages import MsgApp, MsgCommit, MsgHeartbeat
-from segments.api import CorruptRecord, NotInMemory
+from raft.types import StateType
+from segments.api import EntriesDamaged, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
+from vdl.logstream.group import Group
 from vdl.logstream.incoming import Incoming
 from vdl.logstream.replacement import LEARNERS_MAX, SMALL_GROUPS_PATIENCE, groups_that_halt
+from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
@@ -643,20 +646,89 @@ def start_cold(
     return reads
 
 
-def test_replica_whose_replay_cannot_be_read_is_replaced(
+def unreadable(monkeypatch: pytest.MonkeyPatch, group_id: int) -> Any:
+    """A context in which what a group's first replicas have to apply cannot be read."""
+
+    def nowhere(log: Any, first: int, end: int, _bytes_max: int) -> Any:
+        raise NotInMemory(first, end)
+
+    def damaged(_store: Any, _log: Any, first: int, end: int, _bytes_max: int, done: Any) -> None:
+        done(EntriesDamaged(first, end, 0))
+
+    entries, cold = MemoryLog.entries, MemoryStore.entries_cold
+    patch = pytest.MonkeyPatch()
+    patch.setattr(
+        MemoryLog, "entries",
+        lambda log, *range_: (nowhere if log.group_id == group_id else entries)(log, *range_),
+    )  # fmt: skip
+    patch.setattr(
+        MemoryStore, "entries_cold",
+        lambda store, log, *rest: (damaged if log.group_id == group_id else cold)(
+            store, log, *rest
+        ),
+    )  # fmt: skip
+    return patch
+
+
+def test_replica_whose_replay_meets_a_hole_votes_and_does_not_campaign(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has voted for entries it can no longer read: not a crash at each start, a successor."""
+    """Vote and log are in one piece: it is no lost replica. Its state waits for the entries."""
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(200)
+    for server in (1, 2, 3):
+        cluster.nodes[server].crash()
+    patch = unreadable(monkeypatch, group_id)
+    cluster.nodes[2].start()
+    cluster.nodes[3].start()
+    cluster.run(5_150)
+    groups = [cluster.nodes[server].host.groups[group_id] for server in (2, 3)]
+    for server, group in zip((2, 3), groups, strict=True):
+        assert cluster.nodes[server].host.lost_groups == []
+        assert not group.is_whole
+        assert group.node.state is StateType.FOLLOWER
+        assert group.applied < group.commit
+    # Two that cannot lead, and one that can: they elect it, and acknowledge what it appends.
+    patch.undo()
+    monkeypatch.setattr(Group, "retry_apply", lambda _group: False)
+    assert all(group.apply_stalled for group in groups)
+    cluster.nodes[1].start()
+    cluster.run(3_000)
+    stream = cluster.leader(group_id)
+    assert server_of(stream.group.replica_id) == 1
+    fates = cluster.append(stream)
+    cluster.run(500)
+    assert [fate.error for fate in fates] == [ErrorCode.NONE]
+    assert not any(group.is_whole for group in groups)
+    monkeypatch.undo()
+    cluster.run(2_000)
+    assert all(group.is_whole for group in groups)
+    assert all(group.applied == stream.group.commit for group in groups)
+    assert numbers(cluster, 3)[group_id] == 1
+
+
+def test_catalog_whose_replay_meets_a_hole_is_acted_on_only_when_it_is_whole(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was applied before the restart may be more: a replica that it had deleted, say, would be
+    made again, with no memory of its votes."""
+    group_id = cluster.create_topic()
+    cluster.run(200)
     cluster.nodes[3].crash()
-    ((_, done),) = start_cold(cluster, 3, group_id, monkeypatch)
-    done(CorruptRecord("frame", 0))
-    assert cluster.nodes[3].host.lost_groups == [group_id]
-    cluster.run(8_000)
-    assert numbers(cluster, 3)[group_id] == 2
-    assert cluster.nodes[3].host.stream(group_id).high_watermark == 1
+    patch = unreadable(monkeypatch, CATALOG_GROUP)
+    cluster.nodes[3].start()
+    cluster.run(3_000)
+    host = cluster.nodes[3].host
+    assert not host.is_known
+    assert host.lost_groups == []
+    assert host.state_group(CATALOG_GROUP) is None
+    assert group_id not in host.groups, "nothing is made of what the catalog was"
+    assert host.groups[CATALOG_GROUP].node.lead, "it follows, though"
+    patch.undo()
+    cluster.run(2_500)
+    assert host.is_known
+    assert host.groups[group_id].log.replica_number == 1
 
 
 def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from raft.types import Entry
+from raft.types import ConfState, Entry, Snapshot
 from rpc.condition import Condition, decode_condition, encode_condition
 from rpc.errors import MalformedFrame
-from rpc.ranges import RangeRequest, decode_entries, decode_range, encode_entries, encode_range
+from rpc.ranges import (
+    RangeAnswer,
+    RangeRequest,
+    decode_answer,
+    decode_range,
+    encode_answer,
+    encode_range,
+)
 from rpc.reader import Buffer
 
 ENTRIES = [
@@ -22,8 +29,9 @@ def joined(buffers: list[Buffer]) -> memoryview:
 
 
 def test_range_comes_back() -> None:
-    asked = RangeRequest(5, 1 << 40, 7, 10)
-    assert decode_range(joined(encode_range(asked))) == asked
+    for wants_state in (False, True):
+        asked = RangeRequest(5, 1 << 40, 7, 10, wants_state)
+        assert decode_range(joined(encode_range(asked))) == asked
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 3), (3, 3), (4, 3)])
@@ -42,35 +50,45 @@ def test_range_cut_is_malformed() -> None:
 
 def test_entries_come_back_whole() -> None:
     """With their terms, places and payloads; payloads leave as they lie in memory."""
-    buffers = encode_entries(5, 9, ENTRIES)
+    buffers = encode_answer(9, RangeAnswer(5, 3, ENTRIES))
     assert any(buffer is ENTRIES[2].data for buffer in buffers)
-    request, found = decode_entries(joined(buffers))
-    for entry in found:
+    found = decode_answer(joined(buffers))
+    for entry in found.entries:
         entry.data = bytes(entry.data)
-    assert (request, found) == (5, ENTRIES)
+    assert found == RangeAnswer(5, 3, ENTRIES)
+
+
+def test_a_state_comes_back_whole() -> None:
+    """In place of entries that were cut off."""
+    state = Snapshot(20, 4, ConfState(voters=(1, 2, 3)), 77, b"what the entries did")
+    found = decode_answer(joined(encode_answer(9, RangeAnswer(5, 21, state=state))))
+    assert found.state is not None
+    found.state.data = bytes(found.state.data)
+    assert found == RangeAnswer(5, 21, state=state)
 
 
 def test_regrets_come_back() -> None:
     """Nobody can always help."""
-    assert decode_entries(joined(encode_entries(5, 9, []))) == (5, [])
+    assert decode_answer(joined(encode_answer(9, RangeAnswer(5, 3)))) == RangeAnswer(5, 3)
 
 
 def test_entries_cut_are_malformed() -> None:
-    """But for a cut right behind the number, which is a regret."""
-    frame = joined(encode_entries(5, 9, ENTRIES))
-    for end in [*range(8), *range(9, len(frame), 97)]:
+    """But for a cut right behind the two numbers, which is a regret."""
+    frame = joined(encode_answer(9, RangeAnswer(5, 3, ENTRIES)))
+    for end in [*range(16), *range(17, len(frame), 97)]:
         with pytest.raises(MalformedFrame):
-            decode_entries(frame[:end])
+            decode_answer(frame[:end])
 
 
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("stopping", [True, False])
-def test_condition_comes_back(full: bool, stopping: bool) -> None:
+@pytest.mark.parametrize("stalled", [True, False])
+def test_condition_comes_back(full: bool, stopping: bool, stalled: bool) -> None:
     """Flags of later versions are not looked at."""
-    condition = Condition(disk_full=full, stopping=stopping)
+    condition = Condition(disk_full=full, stopping=stopping, stalled=stalled)
     frame = joined(encode_condition(condition))
     assert decode_condition(frame) == condition
-    assert decode_condition(memoryview(bytes([frame[0] | 0xFC]))) == condition
+    assert decode_condition(memoryview(bytes([frame[0] | 0xF8]))) == condition
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\0"])
