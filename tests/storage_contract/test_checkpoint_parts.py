@@ -43,9 +43,9 @@ def flushes(monkeypatch):
     jobs = []
     run = checkpoints_module._run
 
-    def counted(plans, commit, meta):
+    def counted(plans, commit, meta, pulse):
         jobs.append([(plan.files.log_id, plan.bytes, plan.last - plan.first + 1) for plan in plans])
-        return run(plans, commit, meta)
+        return run(plans, commit, meta, pulse)
 
     monkeypatch.setattr(checkpoints_module, "_run", counted)
     return jobs

@@ -83,6 +83,7 @@ class TwinGroup:
         self.reads = TwinReads()
         self.store = TwinStore()
         self.serving = False
+        self.is_whole = True
 
     def propose(self, entry: Entry) -> None:
         self.node.propose([entry])
