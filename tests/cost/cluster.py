@@ -17,6 +17,7 @@ from random import Random
 
 from segments.api import StoreOptions
 from vdl.clock import MS
+from vdl.kafka.context import KafkaOptions
 from vdl.kafka.wire import init_producer_id
 from vdl.logstream.options import HostOptions
 from vdl.server import ServerState
@@ -132,7 +133,8 @@ class Cluster:
     def _machine(self, server_id: int) -> Machine:
         config = server_config(server_id, Options(servers=SERVERS))
         return Machine(
-            replace(config, store=STORE, host=HostOptions()),  # the clocks of worlds are hasty
+            # What clients may hold, and how long clocks are looked at, is as servers have it.
+            replace(config, store=STORE, host=HostOptions(), kafka=KafkaOptions()),
             time=self.time,
             network=self.network,
             disk=SimDisk(NoLuck(server_id), DiskProfile(sync_ns=SYNC_NS)),
