@@ -108,6 +108,7 @@ class Consumer:
         """Batches whose CRC was wrong: must stay empty."""
         self.closed = False
         self._fetching: dict[int, int] = {}
+        self._turn = 0
         self._sessions: dict[int, FetchSession] = {}
         self._listing: set[TopicPartition] = set()
         self._failures = 0
@@ -244,8 +245,12 @@ class Consumer:
             self._again()
         if self._retrying:
             return
+        self._turn += 1
         for leader in sorted(by_leader):
-            self._fetch_from(leader, by_leader[leader])
+            asked = by_leader[leader]
+            # Clients ask in turn: an answer may have room for the first partition alone.
+            first = self._turn % len(asked)
+            self._fetch_from(leader, asked[first:] + asked[:first])
 
     def _fetch_from(self, leader: int, asked: list[_Asked]) -> None:
         self._fetching[leader] = asked_ns = self.client.clock.now_ns()
