@@ -340,9 +340,9 @@ class Store(Protocol):
         should be made to wait."""
 
     @property
-    def can_flush(self) -> bool:
-        """Whether committed entries wait to be written to segments, so that some of the unflushed
-        bytes will go. Those that are not committed stay."""
+    def flushable_bytes(self) -> int:
+        """Of the unflushed bytes those that a flush would free: their entries are committed. Takes
+        a look at each log that has some."""
 
     @property
     def file_work(self) -> int:

@@ -335,6 +335,15 @@ class Checkpoints:
         is_long = not self._is_spread and self._journal.file_count > JOURNAL_FILES_MIN
         return self._journal.is_full or self._is_crowded or is_long
 
+    def flushable_bytes(self) -> int:
+        """What is committed and in no segment yet, a flush that is under way included."""
+        return sum(
+            chunk.ends[stop - 1] - chunk.start_of(start)
+            for log in self._logs.values()
+            if log.unflushed and log.hard.commit > log.flushed_index and _can_flush(log)
+            for chunk, start, stop in log.tail.spans(log.flushed_index + 1, log.hard.commit + 1)
+        )
+
     def _is_due(self, log: DiskLog, bytes_min: int) -> bool:
         """Its tail has grown to that many bytes, or to many entries, or was written again."""
         return (log.rewritten and _can_flush(log)) or self._is_grown(log, bytes_min)

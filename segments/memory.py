@@ -312,8 +312,8 @@ class MemoryStore:
         return 0  # nothing is kept from what would be a segment
 
     @property
-    def can_flush(self) -> bool:
-        return False
+    def flushable_bytes(self) -> int:
+        return 0
 
     @property
     def file_work(self) -> int:

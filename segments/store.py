@@ -266,8 +266,8 @@ class DiskStore:
         return self._cache.unflushed
 
     @property
-    def can_flush(self) -> bool:
-        return bool(self._checkpoints.dirty)
+    def flushable_bytes(self) -> int:
+        return self._checkpoints.flushable_bytes()
 
     @property
     def file_work(self) -> int:

@@ -5,10 +5,12 @@ server, from a server that does not speak for its sender, or of a group that is 
 Raft repeats whatever matters. So is what no host sends, though it can be decoded: a proposal would
 get past the catalog and the state machines, which look at commands before they are appended.
 
-A server whose segments do not keep up takes no more records as a follower, beyond a bound for all
+A server whose segments do not keep up takes no more entries as a follower, beyond a bound for all
 its groups together: what it has not taken it does not acknowledge, the leader's window fills, and
-it sends again at each heartbeat. The commit index it still takes, for only what is committed can be
-flushed.
+it sends again at each heartbeat. The commit index it still takes. What counts is what waits for the
+own disk: entries that are not committed wait for others, and two servers that waited for one
+another would do so for ever. Those are bounded where they come from: a leader holds its producers
+back.
 
 Must not know: frames, what messages say beyond their kind.
 """
@@ -49,9 +51,6 @@ from vdl.state.catalog import Catalog
 
 FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
-CROWDED_FACTOR = 2
-"""How many times the bound on unflushed bytes is what a crowded server never passes, while some of
-them can be flushed: see `_needed_to_commit`."""
 ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
@@ -83,6 +82,7 @@ class Incoming:
         "_catalog",
         "_conditions",
         "_early",
+        "_flushable_bytes",
         "_granted_bytes",
         "_granted_turn",
         "_groups",
@@ -127,7 +127,9 @@ class Incoming:
         self._unflushed_max = unflushed_bytes_max
         self._taken_bytes = 0
         """Of entries that are not staged yet: since turn `_taken_turn`."""
-        self._taken_turn = 0
+        self._taken_turn = -1
+        self._flushable_bytes = -1
+        """As of turn `_taken_turn`; -1 before it was looked up."""
 
     def step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
         """Hand a message over, keep it or drop it."""
@@ -147,11 +149,11 @@ class Incoming:
             stats.messages_dropped += 1
             return
         if type(message) is MsgApp and message.entries:
-            fitting = self._within(message.entries)
-            if fitting:
-                message.entries = fitting
+            taken = self._taken_of(message)
+            if taken:
+                message.entries = taken
             else:
-                message = self._crowded(message, group)
+                message = self._without_entries(message, group)
         if tick > group.last_tick:
             group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
@@ -192,59 +194,45 @@ class Incoming:
         return True
 
     # --- a server that is crowded --------------------------------------------------------------
-    def _within(self, entries: list[Entry], factor: int = 1) -> list[Entry]:
-        """The first of these entries, as long as the unflushed bytes are below `factor` times their
-        bound; they are counted then. One entry may pass it: what need not be flushed, because it is
-        little, must not stand before a large one for ever."""
+    def _taken_of(self, message: MsgApp) -> list[Entry]:
+        """The first of a leader's entries, as far as there is room for those that are committed.
+        One may pass the bound: a large one must not wait for ever behind little that is not due to
+        be flushed."""
         turns = self._stats.turns
         if self._taken_turn != turns:
             self._taken_turn = turns
             self._taken_bytes = 0
-        room = factor * self._unflushed_max - self._store.unflushed_bytes - self._taken_bytes
+            self._flushable_bytes = -1
+        entries = message.entries
         size = payload_bytes(entries)
-        if size <= room:
+        store = self._store
+        if store.unflushed_bytes + self._taken_bytes + size <= self._unflushed_max:
             self._taken_bytes += size
             return entries
-        taken: list[Entry] = []
+        if self._flushable_bytes < 0:
+            self._flushable_bytes = store.flushable_bytes
+        room = self._unflushed_max - self._flushable_bytes - self._taken_bytes
+        count = 0
         for entry in entries:
-            if room <= 0 and (taken or self._store.unflushed_bytes or self._taken_bytes):
+            if room <= 0:
                 break
-            taken.append(entry)
+            if entry.index > message.commit:
+                count = len(entries)
+                break
             room -= len(entry.data)
+            count += 1
+        taken = entries[:count]
         self._taken_bytes += payload_bytes(taken)
         return taken
 
-    def _crowded(self, message: MsgApp, group: Group) -> PeerMessage:
-        """What is taken of a leader's message for which there is no room."""
+    def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
+        """What is taken of a leader's message for which there is no room: the commit index."""
         self._stats.appends_refused += 1
-        if self._store.can_flush:
-            self._store.checkpoint()  # what is not appended makes none due
-        entries = self._needed_to_commit(message, group)
-        if entries and self._store.can_flush:
-            entries = self._within(entries, CROWDED_FACTOR)
-        if entries:
-            message.entries = entries
-            return message
+        self._store.checkpoint()  # what is not appended makes none due
         log = group.node.raft.log
         is_known = log.matches(index=message.index, term=message.log_term)
         commit = min(message.commit, message.index) if is_known else 0
         return MsgCommit(message.to, message.from_, message.term, commit)
-
-    def _needed_to_commit(self, message: MsgApp, group: Group) -> list[Entry]:
-        """What comes before a leader's own term, and Raft's own entries, a little at a time.
-        Without it nothing that is held here of earlier terms is ever committed (§5.4.2), and so
-        flushed."""
-        if group.last_token > self._store.durable_token:
-            return []
-        taken: list[Entry] = []
-        room = FULL_DISK_BYTES
-        for entry in message.entries:
-            room -= len(entry.data)
-            is_needed = entry.term < message.term or group.owner.takes_on_full_disk(entry)
-            if not is_needed or (room < 0 and taken):
-                break
-            taken.append(entry)
-        return taken
 
     def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
         """The entries of the message that a full disk takes, from the first one on.

@@ -247,10 +247,10 @@ class Consumer:
             return
         self._turn += 1
         for leader in sorted(by_leader):
-            asked = by_leader[leader]
             # Clients ask in turn: an answer may have room for the first partition alone.
-            first = self._turn % len(asked)
-            self._fetch_from(leader, asked[first:] + asked[:first])
+            row = by_leader[leader]
+            first = self._turn % len(row)
+            self._fetch_from(leader, row[first:] + row[:first])
 
     def _fetch_from(self, leader: int, asked: list[_Asked]) -> None:
         self._fetching[leader] = asked_ns = self.client.clock.now_ns()

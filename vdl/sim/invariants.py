@@ -26,7 +26,6 @@ from raft.types import NodeId
 from segments.api import Buffer, StorageError, StoredEntry
 from vdl.logstream.group import Group
 from vdl.logstream.host import Host
-from vdl.logstream.incoming import CROWDED_FACTOR
 from vdl.logstream.turn import server_of
 from vdl.sim.durable import DurableLogs
 from vdl.sim.in_sync_watch import InSyncWatch
@@ -36,6 +35,7 @@ from vdl.sim.recorder import values_in
 from vdl.sim.subscription import TopicPartition
 
 COMMANDS_BYTES = 16 << 10
+UNCOMMITTED_FACTOR = 2
 _ENTRY = Struct("<QQBQQ")
 _EVERYTHING = 1 << 30
 
@@ -257,10 +257,10 @@ class Watch:
 
 
 def unflushed_bound(host: Host, sent_bytes_max: int) -> int:
-    """Most that a server may hold: twice what followers stop at, for what a new leader needs to
-    commit; one entry more, or, as a leader, what producers had sent before they were held back.
-    Commands are few, and nobody's to hold back."""
-    return CROWDED_FACTOR * host.unflushed_bytes_max + sent_bytes_max + COMMANDS_BYTES
+    """Most that a server may hold: what followers stop at, what producers had sent before they were
+    held back, and the same again of leaders that have fallen. Commands are few, and nobody's to
+    hold back."""
+    return host.unflushed_bytes_max + UNCOMMITTED_FACTOR * sent_bytes_max + COMMANDS_BYTES
 
 
 def _read_log(
