@@ -166,6 +166,11 @@ class ClusterInvariants:
         """Highest index any replica has called committed."""
         return self._last_committed
 
+    def committed_term(self, index: Index) -> Term:
+        """Term of the entry that was committed at an index; 0 where that was not seen."""
+        committed = self._committed.get(index)
+        return committed.term if committed is not None else 0
+
     def restarted(self, node: RawNode, durable: HardState) -> None:
         """A replica came back with what its disk held. A vote that never got there is no vote."""
         for (voter, term), vote in list(self._votes.items()):
@@ -271,7 +276,8 @@ class ClusterInvariants:
         while index in self._committed and self._committed[index].commit_term >= raft.term:
             index -= 1
         committed = self._committed.get(index)
-        if committed is None or index < raft.log.first_index():
+        # Of the entry before its first one a log still knows the term.
+        if committed is None or index < raft.log.first_index() - 1:
             return
         _require(
             raft.log.matches(index=index, term=committed.term),

@@ -41,9 +41,9 @@ class DurableLog:
         self.last = 0
         self.terms: dict[int, int] = {}
         """Term by index, as the log stands."""
-        self.ever: dict[int, set[int]] = {}
+        self.ever: dict[int, set[int]] = {0: {0}}
         """Terms that were durable at an index at any time: one write may replace what another, not
-        yet acknowledged, had made durable before it."""
+        yet acknowledged, had made durable before it. Of the entry before `first` too."""
         self.term = 0
         self.vote = 0
         self.commit = 0
@@ -54,11 +54,7 @@ class DurableLog:
             self.cut(index)
         self.last = max(self.last, index)
         self.terms[index] = term
-        known = self.ever.get(index)
-        if known is None:
-            self.ever[index] = {term}
-        else:
-            known.add(term)
+        self._note(index, term)
 
     def cut(self, index: int) -> None:
         """The suffix from `index` on is gone."""
@@ -66,10 +62,23 @@ class DurableLog:
             self.terms.pop(gone, None)
         self.last = min(self.last, index - 1)
 
-    def reset(self, first: int) -> None:
-        """Everything is gone; the log goes on at `first`."""
+    def reset(self, first: int, term_before: int) -> None:
+        """Everything is gone; the log goes on at `first`, behind an entry of `term_before`."""
         self.terms.clear()
         self.first, self.last = first, first - 1
+        self._note(first - 1, term_before)
+
+    def trim(self, first: int, term_before: int) -> None:
+        """The entries below `first` are gone, the last of them one of `term_before`."""
+        self.first = first
+        self._note(first - 1, term_before)
+
+    def _note(self, index: int, term: int) -> None:
+        known = self.ever.get(index)
+        if known is None:
+            self.ever[index] = {term}
+        else:
+            known.add(term)
 
 
 class DurableLogs:
@@ -110,9 +119,9 @@ class DurableLogs:
             elif kind == TRUNCATE:
                 log.cut(index)
             elif kind in (RESET, INSTALL):
-                log.reset(index)
+                log.reset(index, term)
             elif kind == TRIM:
-                log.first = index
+                log.trim(index, term)
 
     def forget(self) -> None:
         """The disk is empty again."""

@@ -179,6 +179,12 @@ class ReplicaWatch:
     def _rebase(self, index: Index, term: Term) -> None:
         """The log begins behind `index`: a snapshot stands for what was before."""
         chain = self.seen.chains.get((index, term))
+        committed = self.seen.cluster.committed_term(index)
+        if committed not in {0, term}:
+            self._watch.broken(
+                self.seen, "log-start", f"{self._name()} begins behind entry {index}, term {term},"
+                f" what was committed there is of term {committed}",
+            )  # fmt: skip
         if chain is None:
             self._watch.broken(
                 self.seen, "log-start", f"{self._name()} begins behind entry {index}, term {term},"
@@ -194,13 +200,19 @@ class ReplicaWatch:
         log, seen = raft.log, self.seen
         entries, offset = log.entries, log.offset
         top = self._base + len(self._terms) - 1
-        if offset - 1 > top:
-            self._rebase(offset - 1, log.term(offset - 1))
+        before = offset - 1
+        if before > top or self._terms[before - self._base] != log.term(before):
+            self._take_snapshot(before, log.term(before))
             top = self._base
         same = min(log.last_index, top)
         while same >= offset and self._terms[same - self._base] != entries[same - offset].term:
             same -= 1
         if same < top:
+            if same == log.last_index:
+                self._watch.broken(
+                    seen, "log-cut", f"{self._name()} cut off what follows {same}, and nothing took"
+                    " its place",
+                )  # fmt: skip
             self._replaced(same)
         for entry in entries[same + 1 - offset :]:
             chain = _chained(self._chains[-1], entry)
@@ -214,6 +226,21 @@ class ReplicaWatch:
             self._chains.append(chain)
             if entry.kind in CONF_KINDS:
                 self._confs.append(entry.index)
+
+    def _take_snapshot(self, index: Index, term: Term) -> None:
+        """A snapshot took the place of the whole log (§7), which ended before `index` or had
+        another entry there. In the latter case all that followed is gone, and what is kept here of
+        the entries up to there is not what the others had."""
+        if index <= self._commit:
+            self._watch.broken(
+                self.seen, "truncated-commit", f"{self._name()} replaced entry {index} by a"
+                f" snapshot, with {self._commit} committed",
+            )  # fmt: skip
+        past = self.seen.past_of(self.node.id)
+        if index < past.index < self._base + len(self._terms):
+            # A crash may still bring the old log back: then it is its own entry that was told.
+            past.index, past.index_term = index, self._terms[index - self._base]
+        self._rebase(index, term)
 
     def _replaced(self, same: Index) -> None:
         """Everything behind `same` was cut off."""
@@ -491,7 +518,7 @@ class RaftWatch:
         durable = self.disks[server_id].logs.get(log.log_id)
         if durable is None:
             durable = DurableLog()
-            durable.reset(log.first_index)
+            durable.reset(log.first_index, log.term(log.first_index - 1))
         state = log.hard_state
         term = max(durable.term, log.term(log.last_index))
         vote = durable.vote if durable.term == term else 0
@@ -563,7 +590,7 @@ class RaftWatch:
         self._voted(life, seen, message, message.from_)
         durable = self._durable_log(seen.group_id, message.from_)
         index = message.index
-        if durable is not None and index >= durable.first:
+        if durable is not None and index >= durable.first - 1:
             ever = durable.ever.get(index, ())
             if message.log_term not in ever:
                 self.broken(
@@ -593,14 +620,15 @@ class RaftWatch:
             # may hold both the entry and what replaced it: then only the latter is on the disk, and
             # so is the later term, which is all that the older leader could have been denied.
             has_moved_on = durable.term > term
-            if index >= durable.first and not has_moved_on and not any(one <= term for one in ever):
+            is_told = index >= durable.first - 1
+            if is_told and not has_moved_on and not any(one <= term for one in ever):
                 self.broken(seen, "ack-not-durable", f"{name}: {sorted(ever)}")
             return
         try:
             entry_term = raft.log.term(index)
         except Compacted:
             return
-        if index >= durable.first and entry_term not in ever:
+        if index >= durable.first - 1 and entry_term not in ever:
             self.broken(seen, "ack-not-durable", f"{name} of term {entry_term}: {sorted(ever)}")
         if index > past.index:
             past.index, past.index_term = index, entry_term

@@ -9,7 +9,7 @@ import pytest
 from raft.invariants import ClusterInvariants, InvariantViolation, check_node
 from raft.node import RawNode
 from raft.state import CANDIDATE, FOLLOWER, LEADER
-from raft.types import Entry
+from raft.types import ConfState, Entry, Snapshot
 from tests.unit.raft.network import Network
 
 
@@ -133,6 +133,17 @@ def test_leader_without_a_committed_entry_is_noticed() -> None:
     network.invariants._seen.pop(2)
     with pytest.raises(InvariantViolation, match="Leader Completeness"):
         network.invariants.observe(node)
+
+
+def test_leader_with_an_empty_log_behind_another_entry_is_noticed() -> None:
+    """Leader Completeness (§5.4.3): of an entry that was cut off the term is still known."""
+    network = settled()
+    last = network.node(1).commit
+    network.invariants._seen.pop(2)
+    raft = network.add(2, Snapshot(last, 7, ConfState(voters=(1, 2, 3)), next_offset=2)).node.raft
+    raft.term, raft.vote, raft.state, raft.lead = 2, 2, LEADER, 2
+    with pytest.raises(InvariantViolation, match="Leader Completeness"):
+        network.invariants.observe(network.node(2))
 
 
 def test_leader_that_drops_entries_is_noticed() -> None:

@@ -89,6 +89,19 @@ def test_blocks_tell_entries_votes_and_truncations_once_they_are_durable() -> No
     assert told.ever[3] == {1}
 
 
+def test_of_the_entry_before_the_first_one_the_term_is_known() -> None:
+    """Where a log begins behind a snapshot, or was cut until nothing was left."""
+    bench = Bench(1)
+    log = bench.new_log()
+    bench.append(log, 1, 3, term=1)
+    bench.time.run_until(bench.time.now_ns + S)
+    told = bench.durable.logs[log.log_id]
+    bench.store.reset_log(log, first_index=6, prev_term=4, next_offset=9, state=b"")
+    bench.store.submit()
+    bench.time.run_until(bench.time.now_ns + S)
+    assert (told.first, told.last, told.ever[5]) == (6, 5, {4})
+
+
 def test_recovery_and_the_blocks_agree_after_every_power_cut() -> None:
     """Whatever survived a cut in the middle of a write: what is recovered is durable by then."""
     survived = set[int]()
