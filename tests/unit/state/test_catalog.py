@@ -47,6 +47,21 @@ def catalog() -> Catalog:
     return catalog
 
 
+def test_time_of_the_first_command_is_noted_until_there_is_a_note() -> None:
+    """A server alone that is killed before the first `NoteTime` knows in its next life what time it
+    was at least."""
+    catalog = Catalog("cluster")
+    catalog.apply(commands.AllocateProducerIds(1), 5_000, 1)
+    assert catalog.noted_ms == 5_000
+    again = Catalog("cluster")
+    again.load([(key, value) for key, value in catalog.take_dirty() if value is not None])
+    assert again.noted_ms == 5_000
+    again.apply(commands.AllocateProducerIds(1), 6_000, 2)
+    assert again.noted_ms == 5_000, "from then on only a note moves it"
+    again.apply(commands.NoteTime(), 7_000, 3)
+    assert again.noted_ms == 7_000
+
+
 def test_registration_repeated_changes_nothing(catalog: Catalog) -> None:
     """A restart registers again; only news is an event and a write."""
     catalog.take_dirty()
