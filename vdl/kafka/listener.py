@@ -131,7 +131,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if transport.get_write_buffer_size():
             return buffers
         rest = write_some(self._file, buffers)
-        return self._write_slice(rest) if rest else rest
+        while rest and not transport.is_closing():
+            rest = self._write_slice(rest)
+            if transport.get_write_buffer_size():
+                break  # only then it says when there is room: a slice may leave at once
+            if rest:
+                rest = write_some(self._file, rest)
+        return rest
 
     def _write_slice(self, rest: Sequence[Buffer]) -> Sequence[Buffer]:
         """Have the transport wait for room with the first bytes; what is left. It says that there
