@@ -370,9 +370,9 @@ class ClientSession:
             if self._started:
                 return False
             memory = self._frontend.context.answers
-            if memory.used > memory.ample and key in _LARGE_ANSWERS:
+            if key in _LARGE_ANSWERS:
                 answers = self.info.answers
-                if not answers.limit():
+                if memory.used > memory.ample and not answers.limit():
                     answers.wait(self.mark)
                     return False
                 answers.stop_waiting()

@@ -605,14 +605,16 @@ class LogStream:
         reached: dict[int, int] = {}
         left: list[Waiter] = []
         waiters, self._uncopied = self._uncopied, left
-        log_start = group.log.log_start_offset
+        log_start = self.log_start_offset
         for waiter in waiters:
             copies = waiter.copies
             if copies not in reached:
                 reached[copies] = copied(group, copies)
             if waiter.index <= reached[copies]:
                 waiter.done(
-                    Appended(ErrorCode.NONE, waiter.base_offset, log_start_offset=log_start)
+                    Appended(
+                        ErrorCode.NONE, waiter.base_offset, log_start, waiter.duplicate_timestamp
+                    )
                 )
             elif self._may_reach(group, copies):
                 left.append(waiter)

@@ -95,8 +95,9 @@ class Offsets:
         """How many bytes more there are after these are committed, at most."""
         positions = self.of(group_id)
         more = 0
-        for new in offsets:
-            old = positions.get((new.topic, new.partition))
+        last = {(new.topic, new.partition): new for new in offsets}
+        for place, new in last.items():
+            old = positions.get(place)
             if old is not None:
                 more += text_bytes(new.metadata) - text_bytes(old.metadata)
             else:

@@ -289,3 +289,28 @@ def test_write_some_returns_what_a_full_socket_did_not_take() -> None:
             rest = write_some(left.fileno(), rest)
         assert received == b"".join(sent)
         assert list(rest) == []
+
+
+def test_rest_of_an_answer_that_leaves_at_once_does_not_stand_still(monkeypatch):
+    """The socket is full, and has room again before the transport waits for it."""
+
+    async def scenario():
+        edge = Edge()
+        reader, writer = await edge.connect()
+        await until(lambda: len(edge.frontend) == 1)
+        (session,) = edge.frontend._sessions.values()
+        real, calls = write_some, []
+
+        def full_once(file, buffers):
+            calls.append(1)
+            return list(buffers) if len(calls) == 1 else real(file, buffers)
+
+        monkeypatch.setattr(listener_module, "write_some", full_once)
+        session._out = [bytes(1 << 18)]
+        session._send()
+        await asyncio.wait_for(reader.readexactly(1 << 18), 10)
+        writer.close()
+        await writer.wait_closed()
+        await edge.close()
+
+    run(scenario)

@@ -417,7 +417,9 @@ class _Poll:
         self, target: _Target, admission: Admission, found: Slices | StorageError
     ) -> None:
         found_bytes = 0
-        if isinstance(found, StorageError):
+        if self.later.done or self.later.cancelled:
+            pass  # the partition may be part of another request by now
+        elif isinstance(found, StorageError):
             target.error = code_of(found)
         else:
             target.cold = found
@@ -446,8 +448,13 @@ class _Poll:
     def _subscribe(self) -> None:
         """Come back when a high watermark moves, a leader changes, there is room for an answer that
         there was none for, or the time is over."""
+        answers = self.ctx.connection.answers
+        # Who waits builds nothing and holds nothing: it is read again.
+        answers.promise(0)
+        for target in self.targets:
+            target.cold = target.answer = None
         if self.no_room:
-            self.ctx.connection.answers.wait(self._schedule)
+            answers.wait(self._schedule)
         wake = self._wake if self.session is None else self.session.wake
         for target in self.targets:
             if target.wait is None and target.stream is not None:
@@ -601,9 +608,10 @@ class _Poll:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        if self.no_room:
-            self.ctx.connection.answers.stop_waiting()
+        self.ctx.connection.answers.stop_waiting()
         for target in self.targets:
+            # A session's partitions outlive the request; what was read for it must not.
+            target.cold = target.answer = target.diverging = None
             if target.admission is not None:
                 self.ctx.server.reader_pace.give_back(target.admission)
                 target.admission = None
