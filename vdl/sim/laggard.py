@@ -78,9 +78,7 @@ class Laggard:
         return ", ".join(f"{tp} at {subscription.state(tp).position}" for tp in sorted(self._left))
 
     def _fetched(self, fetched: Fetched) -> None:
-        at_end = fetched.position >= fetched.high_watermark
-        if fetched.records or at_end:  # nothing, short of the end, says that it has to wait
-            self._on_fetched(fetched)
+        self._on_fetched(fetched)
         position = fetched.records[-1].offset + 1 if fetched.records else fetched.position
         if position >= fetched.high_watermark:
             self._left.discard(fetched.tp)

@@ -152,7 +152,10 @@ class ProducerLoad:
 
 
 def note_poll(env: Env, name: str, fetched: Fetched, member: GroupMember | None = None) -> None:
-    """Write down what one partition's part of a fetch brought."""
+    """Write down what one partition's part of a fetch brought. Nothing, short of the end that is
+    told with it, says only that there was no room for it in this answer."""
+    if not fetched.records and fetched.position < fetched.high_watermark:
+        return
     key = str(fetched.tp)
     op = env.recorder.happened(name, "poll", fetched.asked_ns)
     op.node = f"n{fetched.node}"
