@@ -242,10 +242,14 @@ def log_start(machines: list[Machine], tp: TopicPartition) -> int:
 
 
 def has_offset(machines: list[Machine], group: str) -> bool:
-    """Whether the leader of the group's coordinator has a position of it."""
+    """Whether the replica of its coordinator that has applied most has a position of the group. The
+    leader may be on its way from one server to another."""
+    most, found = -1, False
     for host in _hosts(machines):
-        state_group = host.state_group(host.coordinator_group(group))
-        if state_group is not None and state_group.serving:
+        number = host.coordinator_group(group)
+        state_group = host.state_group(number)
+        if state_group is not None and host.groups[number].applied > most:
             assert isinstance(state_group.machine, Coordinator), state_group.machine
-            return bool(state_group.machine.offsets.of(group))
-    return False
+            most = host.groups[number].applied
+            found = bool(state_group.machine.offsets.of(group))
+    return found

@@ -3,7 +3,8 @@
 Every half second of virtual time each server is asked what it would tell a client. A replica is
 wrongly told of when its disk lacks entries that were committed longer ago than the lag bound and
 the time that looking and telling takes, look after look. Only servers that hear from the leader are
-held to it: one that is cut off tells what it heard last.
+held to it: one that is cut off tells what it heard last, and so does a leader that others have
+deposed and that does not know.
 
 Must not know: faults, clients.
 """
@@ -69,8 +70,10 @@ class InSyncWatch:
             if machine.server is not None and machine.server.host is not None
         ]
         leaders: dict[int, Group] = {}
+        terms: dict[int, int] = {}
         for host in hosts:
             for group_id, group in host.groups.items():
+                terms[group_id] = max(terms.get(group_id, 0), group.node.term)
                 known = leaders.get(group_id)
                 is_newer = known is None or known.node.term < group.node.term
                 if group.serving and group.node.is_leader and is_newer:
@@ -78,6 +81,8 @@ class InSyncWatch:
         wrong: dict[_Place, int] = {}
         for group_id, leader in sorted(leaders.items()):
             settled = self._settled(group_id, now_ns)
+            if leader.node.term < terms[group_id]:
+                continue
             for host in hosts:
                 if not _hears(host, leader):
                     continue
