@@ -106,6 +106,9 @@ class Consumer:
         """A position was found, by reset or from the committed offset."""
         self.corrupt: list[str] = []
         """Batches whose CRC was wrong: must stay empty."""
+        self.told: dict[TopicPartition, tuple[int, int]] = {}
+        """(high watermark, log start) as servers told them last: with a session they tell only what
+        is new."""
         self.closed = False
         self._fetching: dict[int, int] = {}
         self._turn = 0
@@ -271,7 +274,10 @@ class Consumer:
             for topic in response.responses:
                 name = topic.topic or self.client.metadata.names.get(topic.topic_id, "")
                 for row in topic.partitions:
-                    rows[TopicPartition(name, row.partition_index)] = row
+                    found = TopicPartition(name, row.partition_index)
+                    rows[found] = row
+                    if not row.error_code:
+                        self.told[found] = row.high_watermark, row.log_start_offset
             for want in asked:
                 if want.tp in rows:
                     if versions[0] < _FETCH_WITH_EPOCHS:

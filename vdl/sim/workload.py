@@ -161,7 +161,9 @@ def note_poll(env: Env, name: str, fetched: Fetched, member: GroupMember | None 
     op.node = f"n{fetched.node}"
     if member is not None:
         op.group, op.gen, op.member = member.group, member.generation, member.member_id
-    op.polls.append((key, [Seen(r.offset, value_of(r)) for r in fetched.records]))
+    if fetched.records or fetched.high_watermark <= fetched.position:
+        # Else there is more, which found no room beside other partitions: not that nothing follows.
+        op.polls.append((key, [Seen(r.offset, value_of(r)) for r in fetched.records]))
     if fetched.leader_epoch >= 0:
         op.hw[key] = (fetched.leader_epoch, fetched.high_watermark)
 
@@ -185,11 +187,30 @@ class Reader:
             ),
         )
         env.consumers.append(self.consumer)
+        self._settled = False
         self.consumer.on_position = self._positioned
         assigned = env.recorder.happened(name, "assign")
         assigned.keys = [str(tp) for tp in env.partitions]
         self.consumer.assign(env.partitions)
         self._schedule()
+
+    def settle(self) -> None:
+        """Jump and pause no more: read each partition to its end, and stay there."""
+        self._settled = True
+        for tp in self._env.partitions:
+            self.consumer.subscription.resume(tp)
+        self.consumer.wake()
+
+    def behind(self, stands: dict[TopicPartition, tuple[int, int]]) -> str:
+        """The partitions that it has not read to their end, or of whose `stands`, (high watermark,
+        log start), it has not been told. Empty when there are none."""
+        found: list[str] = []
+        for tp, stand in sorted(stands.items()):
+            position = self.consumer.subscription.state(tp).position
+            told = self.consumer.told.get(tp)
+            if position != stand[0] or told != stand:
+                found.append(f"{self.name} is at {position} of {tp}, told {told}, which is {stand}")
+        return ", ".join(found)
 
     def _positioned(self, tp: TopicPartition, offset: int) -> None:
         op = self._env.recorder.happened(self.name, "seek")
@@ -199,7 +220,7 @@ class Reader:
         self._client.clock.call_later(self._rng.randint(200, 4_000) * MS, self._act)
 
     def _act(self) -> None:
-        if self.consumer.closed:
+        if self.consumer.closed or self._settled:
             return
         self._schedule()
         tp = self._rng.choice(self._env.partitions)

@@ -4,7 +4,8 @@ A world is machines on a network with clients beside them, on one clock. It live
 phases: *birth* (a cluster forms, a topic is made); *safety* (clients work while the nemesis is at
 it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be there
 within ten election timeouts, in some worlds a consumer that is behind must catch up, every producer
-must come to an end, all replicas must become equal); *drain* (a fresh client reads everything).
+must come to an end, every reader must hear of what is in the logs then, all replicas must become
+equal); *drain* (a fresh client reads everything).
 Then the histories are checked.
 
 Must not know: how any part does its work.
@@ -160,6 +161,7 @@ class World:
         self._ageing: Ageing | None = None
         self._elections_at_birth = 0
         self._deaf: list[Deaf] = []
+        self._readers: list[Reader] = []
 
     def note(self, text: str) -> None:
         self.trace.note(self.time.now_ns, text)
@@ -421,7 +423,7 @@ class World:
             load = ProducerLoad(self.env, f"p{i}", host(), luck(), idempotent=idempotent)
             self._loads.append(load)
         for i in range(options.readers):
-            Reader(self.env, f"r{i}", host(), luck())
+            self._readers.append(Reader(self.env, f"r{i}", host(), luck()))
         self._loads += [
             MemberLoad(self.env, f"m{i}", host(), luck()) for i in range(options.members)
         ]
@@ -475,11 +477,20 @@ class World:
             self._catch_up()
         for load in self._loads:
             load.stop()
+        settling = [reader.consumer for reader in self._readers]
         for consumer in self.env.consumers:
-            consumer.close()
+            if consumer not in settling:
+                consumer.close()
+        for reader in self._readers:
+            reader.settle()
         if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
             self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
             return False
+        if not self.wait(SETTLE_NS, lambda: not self._behind()):
+            self.watch.violate("reader-behind", f"{self._behind()}, a minute after the last batch")
+            return False
+        for consumer in settling:
+            consumer.close()
         if self._ageing is not None and not self._aged(self._ageing):
             return False
         if not self.wait(SETTLE_NS, lambda: not self.watch.settled()):
@@ -497,6 +508,17 @@ class World:
         for text in ageing.deleted_early(self.machines):
             self.watch.violate("deleted-early", text)
         return True
+
+    def _behind(self) -> str:
+        """The readers that have not been told of all there is. Nobody produces any more, so what
+        a server forgot to tell is not made up for by what comes next."""
+        stands: dict[TopicPartition, tuple[int, int]] = {}
+        for tp in self.env.partitions if self._readers else ():
+            stream = self._stream(tp.partition)
+            if stream is None:
+                return f"nobody serves {tp}"
+            stands[tp] = stream.high_watermark, stream.log_start_offset
+        return ", ".join(filter(None, (reader.behind(stands) for reader in self._readers)))
 
     def _catch_up(self) -> None:
         """A consumer that begins behind meets the end of each partition while producers go on."""
