@@ -111,6 +111,11 @@ class FrameReader:
         return min(size, arrived + READ_BYTES_MAX) if is_mapped else size
 
     @property
+    def arrived(self) -> int:
+        """Bytes of the frame which is arriving that are here; 0 between frames."""
+        return self._end - self._start
+
+    @property
     def held(self) -> int:
         """Bytes that the frame which is arriving takes now."""
         return min(len(self._view), self._end) if self._is_mapped else len(self._view)
@@ -234,6 +239,11 @@ class Connection:
     def mid_request(self) -> bool:
         """Whether a request has begun to arrive and is not whole."""
         return self._frames.mid_frame
+
+    @property
+    def arrived(self) -> int:
+        """Bytes of the request which is arriving that are here; 0 between requests."""
+        return self._frames.arrived
 
     @property
     def held(self) -> int:

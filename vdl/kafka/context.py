@@ -82,7 +82,7 @@ class KafkaOptions:
     connection_idle_ms: int = 600_000
     """`connections.max.idle.ms`: a connection that sent nothing for this long is closed."""
     frame_deadline_ms: int = 30_000
-    """A request that began to arrive must be whole after this long."""
+    """A request that is arriving must get on over each such time (`frontend.FRAME_RATE_MIN`)."""
     requests_in_flight_max: int = 64
     """Requests of one connection that are read and not answered yet; then reading stops."""
     request_bytes_in_flight_max: int = 16 << 20

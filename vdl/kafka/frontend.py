@@ -8,7 +8,11 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
   of its connection wait, because it takes its place in the log when it starts. One whose batches
   are checked off the loop first holds back those behind it.
 * Every bound is a setting: connections, connections of one address, requests and bytes in flight,
-  unsent bytes, idle time, time for one request to arrive. At a bound the connection is not read.
+  unsent bytes, idle time, time for a request that arrives to get on. At a bound the connection is
+  not read.
+* A request may take as long as it likes to arrive, as in Kafka, while it gets on: by at least
+  `FRAME_RATE_MIN` over each `frame_deadline_ms`; at the rate of `CROWDED_RATE_MIN`, from its
+  beginning on, where it holds memory that others wait for.
 * What all connections together hold is bounded as well (`vdl.kafka.memory`): requests that are
   arriving or not answered, and answers that are not taken. A connection that does not take its
   answers is not read either. While somebody waits for room, who holds some and does not get on,
@@ -46,12 +50,17 @@ _HEAD = Struct(">ii").pack
 _HEAD_FLEXIBLE = Struct(">iix").pack
 _PRODUCE = 0
 _API_VERSIONS = 18
-_SWEEP_NS = 1_000 * MS
+_SECOND_NS = 1_000 * MS
+_SWEEP_NS = _SECOND_NS
 _QUIET_NS = 60_000 * MS
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 _STALL_PARTS = 6
 """While others wait for room, who holds some and does not get on is given up after such a part of
 `frame_deadline_ms`."""
+FRAME_RATE_MIN = 1 << 10
+"""Bytes a second. Slower requests could hold a connection and its memory for ever."""
+CROWDED_RATE_MIN = 1 << 20
+"""The same while others wait for the memory: the largest request is whole in two minutes."""
 _LARGE_ANSWERS = frozenset({1, 3, 9, 15, 16, 32, 75})
 """APIs whose answer may be far larger than the request. They start while there is room for one:
 Fetch, Metadata, OffsetFetch, DescribeGroups, ListGroups, DescribeConfigs, DescribeTopicPartitions.
@@ -115,8 +124,10 @@ class ClientSession:
         "_bytes_in_flight",
         "_charged",
         "_connection",
+        "_frame_from",
         "_frontend",
         "_held_back",
+        "_looked",
         "_marked",
         "_out",
         "_out_bytes",
@@ -146,6 +157,10 @@ class ClientSession:
         self.frame_since_ns = 0
         """When the request that is arriving began, or reading went on in the middle of it; 0 when
         none is, and while nothing is read: that time is not the client's."""
+        self._frame_from = 0
+        """How much of it had arrived then."""
+        self._looked = (0, 0)
+        """When it was last seen to have got on, and how much had arrived then."""
         self._frontend = frontend
         self._transport = transport
         self._connection = Connection(bytes_max=frontend.context.config.request_bytes_max)
@@ -197,7 +212,7 @@ class ClientSession:
         else:
             self._arriving = connection.memory
             if not self.frame_since_ns and self._reading:
-                self.frame_since_ns = now_ns
+                self._frame_begins(now_ns)
         self.proceed()
 
     def receive(self, data: Buffer) -> None:
@@ -271,6 +286,27 @@ class ClientSession:
             self.abort("stopping")
         else:
             self.end("stopping")
+
+    def _frame_begins(self, now_ns: int) -> None:
+        """From now on it is the client's time that a request takes to arrive."""
+        self.frame_since_ns = now_ns
+        self._frame_from = self._connection.arrived
+        self._looked = now_ns, self._frame_from
+
+    def is_slow(self, now_ns: int, deadline_ns: int) -> bool:
+        """Whether the request that is arriving did not get on for a whole deadline."""
+        if not 0 < self.frame_since_ns <= now_ns - deadline_ns:
+            return False
+        arrived = self._connection.arrived
+        if self._frontend.context.requests.waiting and self._charged > SMALL_BYTES:
+            took_ns = now_ns - self.frame_since_ns
+            if (arrived - self._frame_from) * _SECOND_NS < CROWDED_RATE_MIN * took_ns:
+                return True
+        looked_ns, before = self._looked
+        if looked_ns > now_ns - deadline_ns:
+            return False
+        self._looked = now_ns, arrived
+        return (arrived - before) * _SECOND_NS < FRAME_RATE_MIN * (now_ns - looked_ns)
 
     def is_stalled(self, before_ns: int) -> bool:
         """Whether it holds memory that others wait for, and has not got on since then: its answers
@@ -511,7 +547,8 @@ class ClientSession:
             # Once for each request: only whole ones count, so until this one is whole nothing
             # can reach a bound again.
             now_ns = self._frontend.context.clock.now_ns()
-            self.frame_since_ns = self.last_active_ns = now_ns
+            self.last_active_ns = now_ns
+            self._frame_begins(now_ns)
         self._transport.resume_reading()
 
     def _charge(self, held: int, *, may_read: bool) -> bool:
@@ -629,15 +666,15 @@ class Frontend:
             )
 
     def _sweep(self) -> None:
-        """Close connections that are idle, or that take too long to send one request."""
+        """Close connections that are idle, or whose request does not get on."""
         config = self.context.config
         now_ns = self.context.clock.now_ns()
         idle_before = now_ns - config.connection_idle_ms * MS
-        began_before = now_ns - config.frame_deadline_ms * MS
-        stalled_before = now_ns - config.frame_deadline_ms * MS // _STALL_PARTS
+        deadline_ns = config.frame_deadline_ms * MS
+        stalled_before = now_ns - deadline_ns // _STALL_PARTS
         for session in list(self._sessions.values()):
-            if 0 < session.frame_since_ns <= began_before:
-                session.abort("slow: a request took too long to arrive")
+            if session.is_slow(now_ns, deadline_ns):
+                session.abort("slow: a request did not get on")
             elif session.is_stalled(stalled_before):
                 session.abort("stalled: holds memory that others wait for, and does not get on")
             elif session.last_active_ns <= idle_before and not session.busy:

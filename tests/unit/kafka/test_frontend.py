@@ -11,6 +11,7 @@ from tests.unit.kafka.twin import LISTENER, Client, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, Api
 from vdl.kafka.context import KafkaOptions
+from vdl.kafka.frontend import FRAME_RATE_MIN
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.metadata import MetadataRequest
@@ -305,7 +306,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
 
 
 def test_a_request_that_dribbles_in_is_cut_off() -> None:
-    """Thirty seconds for one request, however steadily its bytes come."""
+    """Below the least rate for thirty seconds, however steadily its bytes come."""
     world = World()
     client = world.client()
     client.session.receive(pack(">i", 1000))
@@ -315,6 +316,43 @@ def test_a_request_that_dribbles_in_is_cut_off() -> None:
     assert not client.closed
     client.session.receive(b"\0")
     world.run(2000)
+    assert client.aborted
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_cut"), [(2 * FRAME_RATE_MIN, False), (FRAME_RATE_MIN - 1, True)]
+)
+def test_a_request_that_gets_on_may_take_its_time(rate: int, is_cut: bool) -> None:
+    """Kafka cuts none; here a slow one must keep to the least rate over each deadline, and then
+    is served minutes later."""
+    world = World()
+    (stream,) = world.topic()
+    world.run()
+    client = world.client()
+    body = b"".join(API[PRODUCE].wire.encode_request(produce(size=300 * FRAME_RATE_MIN), 9))
+    data = client.frame(PRODUCE, 9, body)
+    for at in range(0, len(data), rate):
+        if client.closed:
+            break
+        client.session.receive(data[at : at + rate])
+        world.run(1_000)
+    assert client.closed is is_cut
+    assert len(stream.batches) == (not is_cut)
+
+
+def test_a_request_that_stops_in_its_middle_is_cut_off() -> None:
+    """What it brought before counts for nothing in the next deadline."""
+    world = World()
+    world.run()
+    client = world.client()
+    client.session.receive(pack(">i", 80 << 20))
+    for _ in range(40):
+        client.session.receive(bytes(1 << 20))
+        world.run(1_000)
+    assert not client.closed
+    world.run(19_000)
+    assert not client.closed
+    world.run(32_000)
     assert client.aborted
 
 

@@ -228,3 +228,29 @@ def test_who_does_not_go_on_with_a_request_is_given_up_while_others_wait() -> No
         send(late, FRAME)
     assert len(late.answers()) == 1
     assert any(client.aborted for client in stalled)
+
+
+def test_who_goes_on_slowly_with_a_request_is_given_up_while_others_wait() -> None:
+    """Fast enough where nobody waits, and for ever in the way where somebody does."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    slow = [begun(world, SMALL_BYTES) for _ in range(17)]
+    alone = world_of_requests()
+    alone.run(10)
+    unhindered = begun(alone, SMALL_BYTES)
+    late: Client | None = None
+    for second in range(200):
+        for client in slow:
+            send(client, 8 << 10)
+        send(unhindered, 8 << 10)
+        world.run(1000)
+        alone.run(1000)
+        if second == 1:
+            late = begun(world, FRAME)
+        elif late is not None:
+            send(late, FRAME)
+    assert not unhindered.closed
+    assert any(client.aborted for client in slow)
+    assert late is not None
+    assert len(late.answers()) == 1
