@@ -7,6 +7,11 @@ decides and the decision is an entry in the partition's log, so all replicas hav
 
 Time is the cluster's, settled (`agreed_time.py`): no clock that is wrong deletes early.
 
+A segment none of whose records has a time (Kafka's -1; or one of commands alone) is older than what
+follows and goes with it. Where nothing that has a time follows, it goes when a leader has known it
+for as long as records are kept: Kafka takes the file's time, which differs between replicas. Each
+new leader, or each restart of it, reckons anew, so it goes late rather than early.
+
 Must not know: topics and their settings, how deleting is done.
 """
 
@@ -38,16 +43,46 @@ class RetentionPolicy:
 KEEP = RetentionPolicy()
 
 
-def retention_start(spans: Sequence[SegmentSpan], policy: RetentionPolicy, now_ms: int) -> int:
+class UntimedSegments:
+    """Since when a leader knows what its log's segments without any time hold. A segment is known
+    by its end, so one that grows is as new as its last record."""
+
+    __slots__ = ("_since_ms",)
+
+    def __init__(self) -> None:
+        self._since_ms: dict[int, int] = {}
+        """End offset -> time of stamps, as for all that is deleted by settled time later."""
+
+    def look(self, spans: Sequence[SegmentSpan], stamp_ms: int) -> None:
+        """`spans` as they are now; no others are remembered."""
+        before = self._since_ms
+        self._since_ms = {
+            span.end_offset: before.get(span.end_offset, stamp_ms)
+            for span in spans
+            if span.max_timestamp < 0
+        }
+
+    def known_before(self, span: SegmentSpan, ms: int) -> bool:
+        since_ms = self._since_ms.get(span.end_offset)
+        return since_ms is not None and since_ms < ms
+
+
+def retention_start(
+    spans: Sequence[SegmentSpan], policy: RetentionPolicy, now_ms: int, untimed: UntimedSegments
+) -> int:
     """The offset that the log is to start with; `spans` are the log's segments, oldest first,
-    `now_ms` is `AgreedTime.settled_ms`.
+    `now_ms` is `AgreedTime.settled_ms`, `untimed` has looked at them.
 
     Returns 0 or less than the present start where nothing is to be deleted.
     """
     start = 0
     if policy.retention_ms != FOREVER:
+        before_ms = now_ms - policy.retention_ms
         for span in spans:
-            if span.max_timestamp < 0 or span.max_timestamp + policy.retention_ms >= now_ms:
+            if span.max_timestamp < 0:
+                if not untimed.known_before(span, before_ms):
+                    continue  # it goes with the next one that has a time
+            elif span.max_timestamp >= before_ms:
                 break
             start = span.end_offset
     if policy.retention_bytes != FOREVER:

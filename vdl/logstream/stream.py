@@ -26,7 +26,7 @@ from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
 from vdl.logstream.in_sync import copied
 from vdl.logstream.options import HostOptions
-from vdl.logstream.retention import RetentionPolicy, retention_start
+from vdl.logstream.retention import RetentionPolicy, UntimedSegments, retention_start
 from vdl.logstream.snapshots import Items
 from vdl.logstream.times import TimedOffset, find_offset_for_time
 from vdl.logstream.turn import server_of
@@ -149,6 +149,7 @@ class LogStream:
         "_options",
         "_overlay",
         "_uncopied",
+        "_untimed",
         "_waiters",
         "_waits",
         "_wake",
@@ -189,6 +190,7 @@ class LogStream:
         self._waits: list[Wait] = []
         self._asked: list[Asked] = []
         self._deletions: deque[Deletion] = deque()
+        self._untimed = UntimedSegments()
 
     # --- what the front end reads ------------------------------------------------------------
     @property
@@ -485,10 +487,17 @@ class LogStream:
             self._deletions.append(Deletion(self.group.node.last_index, deadline_ns, done))
 
     def retain(
-        self, spans: Sequence[storage.SegmentSpan], policy: RetentionPolicy, now_ms: int
+        self,
+        spans: Sequence[storage.SegmentSpan],
+        policy: RetentionPolicy,
+        *,
+        settled_ms: int,
+        stamp_ms: int,
     ) -> None:
-        """Delete what the policy no longer asks to keep."""
-        offset = min(retention_start(spans, policy, now_ms), self.high_watermark)
+        """Delete what the policy no longer asks to keep; times are those of `ClusterTime`."""
+        self._untimed.look(spans, stamp_ms)
+        start = retention_start(spans, policy, settled_ms, self._untimed)
+        offset = min(start, self.high_watermark)
         if self.serving and not self._deletions and offset > self.log_start_offset:
             self._advance_log_start(offset)
 

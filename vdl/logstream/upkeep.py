@@ -222,9 +222,11 @@ class Upkeep:
                 self._store.set_segment_limits(stream.group.log, policy.segments)
             if stream.serving and not policy.keeps_everything:
                 led.append((stream, policy))
-        self._retain_next(led[::-1], self._time.settled_ms())
+        self._retain_next(led[::-1], self._time.settled_ms(), self._time.now_ms())
 
-    def _retain_next(self, led: list[tuple[LogStream, RetentionPolicy]], now_ms: int) -> None:
+    def _retain_next(
+        self, led: list[tuple[LogStream, RetentionPolicy]], settled_ms: int, stamp_ms: int
+    ) -> None:
         if self._closed or self._stopping:
             return
         while led and not led[-1][0].serving:  # their topic may be deleted by now, or led elsewhere
@@ -237,8 +239,8 @@ class Upkeep:
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if not self._closed:
                 if not isinstance(spans, storage.StorageError) and stream.serving:
-                    stream.retain(spans, policy, now_ms)
-                self._retain_next(led, now_ms)
+                    stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms)
+                self._retain_next(led, settled_ms, stamp_ms)
 
         self._store.segment_spans(stream.group.log, found)
 

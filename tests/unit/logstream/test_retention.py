@@ -10,8 +10,8 @@ from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream import times
 from vdl.logstream.retention import (
-    FOREVER,
     RetentionPolicy,
+    UntimedSegments,
     retention_start,
 )
 from vdl.logstream.times import NO_OFFSET, TimedOffset
@@ -39,19 +39,41 @@ SPANS = [SegmentSpan(10, 100, 1_000), SegmentSpan(20, 100, 2_000), SegmentSpan(2
 def test_whole_segments_go_oldest_first(policy: RetentionPolicy, now_ms: int, start: int) -> None:
     """By time what is older, also the newest; by size what leaves enough behind, never the
     newest."""
-    assert retention_start(SPANS, policy, now_ms) == start
+    assert retention_start(SPANS, policy, now_ms, UntimedSegments()) == start
 
 
 def test_segment_behind_a_younger_one_stays() -> None:
     """Timestamps are the clients': they need not rise, but a log is cut from its start only."""
     spans = [SegmentSpan(10, 100, 5_000), SegmentSpan(20, 100, 1_000)]
-    assert retention_start(spans, RetentionPolicy(retention_ms=500), 5_200) == 0
+    policy = RetentionPolicy(retention_ms=500)
+    assert retention_start(spans, policy, 5_200, UntimedSegments()) == 0
 
 
-def test_segment_without_timestamps_stays() -> None:
-    """Nobody knows how old it is."""
-    spans = [SegmentSpan(10, 100, -1)]
-    assert retention_start(spans, RetentionPolicy(0, FOREVER), 10**15) == 0
+def test_segment_without_times_goes_with_the_next_that_has_one() -> None:
+    """It is older, however short a time this leader has known it."""
+    untimed, policy = UntimedSegments(), RetentionPolicy(retention_ms=500)
+    spans = [
+        SegmentSpan(10, 100, -1), SegmentSpan(10, 100, -1), SegmentSpan(20, 100, 2_000),
+        SegmentSpan(30, 100, -1), SegmentSpan(40, 100, 4_000), SegmentSpan(40, 0, -1),
+    ]  # fmt: skip
+    untimed.look(spans, 2_500)
+    starts = [retention_start(spans, policy, ms, untimed) for ms in (2_500, 2_501, 4_500, 4_501)]
+    assert starts == [0, 20, 30, 40]
+
+
+def test_last_segments_without_times_go_when_a_leader_has_known_them_so_long() -> None:
+    """Each from its own last record on; one whose end moves is new again."""
+    untimed, policy = UntimedSegments(), RetentionPolicy(retention_ms=500)
+    early = [SegmentSpan(10, 100, -1), SegmentSpan(15, 50, -1)]
+    late = [SegmentSpan(10, 100, -1), SegmentSpan(18, 80, -1)]
+    untimed.look(early, 1_000)
+    assert retention_start(early, policy, 1_500, untimed) == 0
+    untimed.look(late, 1_300)
+    assert retention_start(late, policy, 1_501, untimed) == 10
+    assert retention_start(late, policy, 1_800, untimed) == 10
+    assert retention_start(late, policy, 1_801, untimed) == 18
+    assert retention_start(late, policy, 1_801, UntimedSegments()) == 0, "a new leader"
+    assert retention_start(late, RetentionPolicy(retention_bytes=80), 0, untimed) == 10
 
 
 def written(cluster: Any, records: int) -> int:
@@ -102,7 +124,7 @@ def test_round_goes_on_when_thousands_of_partitions_are_led_elsewhere(cluster: A
     asked: list[object] = []
     upkeep._store = SimpleNamespace(segment_spans=lambda log, done: asked.append(log))
     led = [(cluster.leader(group_id), policy), *[(gone, policy)] * 5_000]
-    upkeep._retain_next(led, 0)
+    upkeep._retain_next(led, 0, 0)
     assert asked == [cluster.leader(group_id).group.log]
 
 
