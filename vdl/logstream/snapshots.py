@@ -29,7 +29,7 @@ from segments.api import INSTALLED_STATE_BYTES_MAX
 SNAPSHOT_BYTES_MAX = INSTALLED_STATE_BYTES_MAX
 """The largest snapshot, compressed: it travels in one frame and is kept in one journal record. A
 group whose log was cut while its state was half as large, and has outgrown it since, cannot have a
-replica replaced; a coordinator gets there with some half a million committed offsets."""
+replica replaced; a coordinator gets there with some two hundred thousand committed offsets."""
 
 STATE_BYTES_MAX = 64 << 20
 """The largest state a snapshot may say it holds."""

@@ -19,10 +19,18 @@ from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 NO_EXPIRY = -1
 
-OFFSET_BYTES = 16
-"""What a position takes in a snapshot, compressed; names that are not very long repeat, and what is
-said along with it counts in full."""
+OFFSET_BYTES = 48
+"""What a position takes in a snapshot, compressed, beside names and what is said along with it: the
+16 bytes of its key and numbers that clients choose, which nothing makes smaller. A constant, so that
+to commit a larger offset never takes more."""
+NAME_COPIES = 6
+"""How often a name is in a snapshot: compression finds it again within a window of 2 MiB, where the
+state may be some thirty of them (`STATE_BYTES_MAX`), in an order like a shuffled one. A name of few
+positions is missed each time, one of many hardly ever; the worst lies between."""
 NAMES_BYTES_FREE = 64
+"""What of a position's two names is longer counts each time: it is there each time when a snapshot
+is unpacked, which has a bound, too."""
+TOPIC_ID_BYTES = 16
 
 _Key = tuple[str, str, int]
 
@@ -60,11 +68,13 @@ class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Offsets:
     """All offsets of one coordinator."""
 
-    __slots__ = ("_by_group", "_by_partition", "_count", "_dirty", "bytes")
+    __slots__ = ("_by_group", "_by_partition", "_by_topic", "_count", "_dirty", "bytes")
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[int] = Counter()
+        self._by_topic: Counter[tuple[str, bytes]] = Counter()
+        """Positions in each topic, by name and id."""
         self._count = 0
         self._dirty: set[_Key] = set()
         self.bytes = 0
@@ -95,13 +105,23 @@ class Offsets:
         """How many bytes more there are after these are committed, at most."""
         positions = self.of(group_id)
         more = 0
+        in_group = len(positions)
+        in_topics: Counter[tuple[str, bytes]] = Counter()
         last = {(new.topic, new.partition): new for new in offsets}
         for place, new in last.items():
             old = positions.get(place)
+            topic = new.topic, new.topic_id
             if old is not None:
                 more += text_bytes(new.metadata) - text_bytes(old.metadata)
             else:
-                more += offset_bytes(group_id, new.topic, new.metadata)
+                more += _own_bytes(group_id, new.topic, new.metadata)
+                if in_group < NAME_COPIES:
+                    more += text_bytes(group_id)
+                in_group += 1
+            if old is None or old.topic_id != new.topic_id:
+                if self._by_topic[topic] + in_topics[topic] < NAME_COPIES:
+                    more += _topic_bytes(topic)
+                in_topics[topic] += 1
         return more
 
     def commit(
@@ -112,10 +132,9 @@ class Offsets:
         positions = self._by_group.setdefault(group_id, {})
         for new in offsets:
             place = new.topic, new.partition
-            if (old := positions.get(place)) is not None:
+            if (old := positions.pop(place, None)) is not None:
                 self._uncount(group_id, new.topic, old)
-            self.bytes += offset_bytes(group_id, new.topic, new.metadata)
-            positions[place] = CommittedOffset(
+            position = CommittedOffset(
                 offset=new.offset,
                 leader_epoch=new.leader_epoch,
                 metadata=new.metadata,
@@ -124,8 +143,8 @@ class Offsets:
                 expires_ms=expires_ms,
                 partition_group=new.partition_group,
             )
-            self._by_partition[new.partition_group] += 1
-            self._count += 1
+            self._count_in(group_id, new.topic, position)
+            positions[place] = position
             self._dirty.add((group_id, *place))
 
     def expired(
@@ -172,9 +191,30 @@ class Offsets:
             count += len(gone)
         return count
 
+    def _count_in(self, group_id: str, topic: str, position: CommittedOffset) -> None:
+        """Before it is added."""
+        self._count += 1
+        self.bytes += _own_bytes(group_id, topic, position.metadata)
+        if len(self._by_group[group_id]) < NAME_COPIES:
+            self.bytes += text_bytes(group_id)
+        place = topic, position.topic_id
+        if self._by_topic[place] < NAME_COPIES:
+            self.bytes += _topic_bytes(place)
+        self._by_topic[place] += 1
+        self._by_partition[position.partition_group] += 1
+
     def _uncount(self, group_id: str, topic: str, position: CommittedOffset) -> None:
+        """After it was taken out."""
         self._count -= 1
-        self.bytes -= offset_bytes(group_id, topic, position.metadata)
+        self.bytes -= _own_bytes(group_id, topic, position.metadata)
+        if len(self._by_group[group_id]) < NAME_COPIES:
+            self.bytes -= text_bytes(group_id)
+        place = topic, position.topic_id
+        self._by_topic[place] -= 1
+        if self._by_topic[place] < NAME_COPIES:
+            self.bytes -= _topic_bytes(place)
+        if not self._by_topic[place]:
+            del self._by_topic[place]
         partition_group = position.partition_group
         self._by_partition[partition_group] -= 1
         if not self._by_partition[partition_group]:
@@ -203,21 +243,24 @@ class Offsets:
         """Replace everything."""
         self._by_group = {}
         self._by_partition = Counter()
+        self._by_topic = Counter()
         self._dirty = set()
-        self.bytes = 0
+        self._count = self.bytes = 0
         for value in values:
             stored = decode_value(value, StoredOffset)
             positions = self._by_group.setdefault(stored.group_id, {})
+            self._count_in(stored.group_id, stored.topic, stored.position)
             positions[stored.topic, stored.partition] = stored.position
-            self._by_partition[stored.position.partition_group] += 1
-            self.bytes += offset_bytes(stored.group_id, stored.topic, stored.position.metadata)
-        self._count = len(values)
 
 
-def offset_bytes(group_id: str, topic: str, metadata: str) -> int:
-    """What a position takes in a snapshot, about."""
-    names = text_bytes(group_id) + len(topic)
+def _own_bytes(group_id: str, topic: str, metadata: str) -> int:
+    """What a position takes, however often its names are in a snapshot already."""
+    names = text_bytes(group_id) + text_bytes(topic)
     return OFFSET_BYTES + text_bytes(metadata) + max(0, names - NAMES_BYTES_FREE)
+
+
+def _topic_bytes(topic: tuple[str, bytes]) -> int:
+    return TOPIC_ID_BYTES + text_bytes(topic[0])
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.logstream.snapshots import SNAPSHOT_BYTES_MAX, Members, encode_snapshot
+from vdl.logstream.snapshots import (
+    SNAPSHOT_BYTES_MAX,
+    Members,
+    decode_snapshot,
+    encode_snapshot,
+)
 from vdl.state import commands
 from vdl.state.catalog import CONFIGS_BYTES_MAX, Catalog
 from vdl.state.consumer_group import GroupState
@@ -16,6 +22,8 @@ from vdl.state.consumer_groups import GROUP_BYTES_MAX
 from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
 
 MB = 1_000_000
+Positions = tuple[str, commands.OffsetCommit, int]
+"""A group, what it commits, and for how long that is kept (ms)."""
 
 
 class Script:
@@ -135,6 +143,87 @@ def test_what_is_said_along_with_offsets_counts() -> None:
     assert script.join("new", MB).error is ErrorCode.GROUP_MAX_SIZE_REACHED
     script.apply(commands.DeleteGroups(["g0"]))
     assert script.commit(last, script.noise(4096)) is ErrorCode.NONE
+
+
+def spread(script: Script, groups: int, topics: int, each: int) -> Iterator[Positions]:
+    """Positions of so many groups in so many topics, `each` of a group, in a shuffled order: names,
+    ids and numbers are such that nothing makes them smaller."""
+    rng = script.rng
+    names = [(script.noise(30), rng.randbytes(16)) for _ in range(topics)]
+    for _ in range(groups):
+        group = script.noise(30)
+        for _ in range(each):
+            topic, topic_id = rng.choice(names)
+            partition, offset, epoch = (rng.getrandbits(bits) for bits in (31, 62, 31))
+            place = rng.getrandbits(31)
+            position = commands.OffsetCommit(topic, topic_id, partition, offset, epoch, "", place)
+            yield group, position, rng.getrandbits(50)
+
+
+@pytest.mark.parametrize(
+    ("groups", "topics", "each"),
+    [
+        (1, 1, 100_000),
+        (100_000, 1, 1),
+        (1, 100_000, 100_000),
+        (100_000, 20_000, 3),
+        (10_000, 5_000, 10),
+        (1_000, 1_000, 100),
+    ],
+)
+def test_positions_of_any_names_fit_into_a_snapshot(groups: int, topics: int, each: int) -> None:
+    """At the bound; its log may still be cut, and a replica unpacks it. What is counted is what it
+    was counted as when it came, also after a restart, and nothing is left when all are gone."""
+    script = Script()
+    for group, position, retention_ms in spread(script, groups, topics, each):
+        command = commands.CommitOffsets(group, -1, "", None, [position], retention_ms)
+        if script.apply(command).error is not ErrorCode.NONE:
+            break
+    else:
+        pytest.fail("the bound was not met")
+    machine = script.machine
+    assert machine.groups.bytes_held + machine.offsets.bytes <= COORDINATOR_BYTES_MAX
+    data = encode_snapshot(Members(0, (1,)), machine.items())
+    assert len(data) <= SNAPSHOT_BYTES_MAX // 2
+    again = Coordinator()
+    again.load(decode_snapshot(data).items)
+    assert again.offsets.bytes == machine.offsets.bytes
+    for group_id in sorted(machine.groups.groups):
+        machine.offsets.remove_group(group_id)
+    assert machine.offsets.bytes == len(machine.offsets) == 0
+
+
+def test_a_group_at_the_bound_goes_on_with_its_positions() -> None:
+    """To commit a later offset takes nothing, however much larger the number is."""
+    script = Script()
+    partition = 0
+    while True:
+        small = commands.OffsetCommit("t", bytes(16), partition, 1, 1, "", 9)
+        if script.apply(commands.CommitOffsets("g", -1, "", None, [small])).error:
+            break
+        partition += 1
+    large = commands.OffsetCommit("t", bytes(16), 7, 1 << 60, 1 << 30, "", 9)
+    assert script.apply(commands.CommitOffsets("g", -1, "", None, [large])).error == 0
+    assert 60_000 < partition < 80_000
+
+
+def test_long_names_count_each_time() -> None:
+    """Compression makes little of them; unpacked they are there as often as they are named."""
+    script = Script()
+    group, topic = script.noise(30_000), script.noise(30_000)
+    places = iter(range(1_000_000))
+
+    def commit() -> ErrorCode:
+        position = commands.OffsetCommit(topic, bytes(16), next(places), 1, 1, "", 9)
+        error: ErrorCode = script.apply(
+            commands.CommitOffsets(group, -1, "", None, [position])
+        ).error
+        return error
+
+    while commit() is ErrorCode.NONE:
+        pass
+    items = script.machine.items()
+    assert decode_snapshot(encode_snapshot(Members(0, (1,)), items)).items == items
 
 
 def test_names_and_ids_count() -> None:
