@@ -105,6 +105,12 @@ class Later:
         if on_cancel is not None:
             on_cancel()
 
+    def go_on(self, ended: Callable[[], None]) -> None:
+        """Nobody waits any more, but what was begun cannot be taken back: `ended` when it is over.
+        Only while not done, in place of `cancel`."""
+        assert not self.done, "ask `done` first"
+        self._notify = lambda later: ended() if later.done else None
+
     def when_done(self, notify: Callable[[Later], None]) -> None:
         """For the front end: have `notify` called at `complete`. Only while not done."""
         assert not self.done, "ask `done` first"

@@ -32,6 +32,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Any, Protocol
 
@@ -246,12 +247,20 @@ class ClientSession:
         self._waiting.clear()
         self._out.clear()
         self._unsent = ()
+        requests = self._frontend.context.requests
         for exchange in self._started:
-            if type(exchange.answer) is Later:
-                exchange.answer.cancel()
+            answer = exchange.answer
+            if type(answer) is not Later or answer.done:
+                continue
+            kept = min(exchange.bytes, self._charged) if exchange.api.pipelined else 0
+            if not kept:
+                answer.cancel()
+                continue
+            # Its batches wait for their check or for the log all the same, and hold its bytes.
+            self._charged -= kept
+            answer.go_on(partial(requests.change, -kept))
         self._started.clear()
         self.info.answers.close()
-        requests = self._frontend.context.requests
         requests.change(-self._charged)
         self._charged = 0
         requests.finished(self)

@@ -21,8 +21,8 @@ NO_EXPIRY = -1
 
 OFFSET_BYTES = 48
 """What a position takes in a snapshot, compressed, beside names and what is said along with it: the
-16 bytes of its key and numbers that clients choose, which nothing makes smaller. A constant, so that
-to commit a larger offset never takes more."""
+16 bytes of its key and numbers that clients choose, which nothing makes smaller. A constant, so
+that to commit a larger offset never takes more."""
 NAME_COPIES = 6
 """How often a name is in a snapshot: compression finds it again within a window of 2 MiB, where the
 state may be some thirty of them (`STATE_BYTES_MAX`), in an order like a shuffled one. A name of few

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import pack
+from typing import Any
+
+import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.memory import SMALL_BYTES
+from vdl.kafka.record_checks import RecordChecks
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.metadata import MetadataRequest
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -254,3 +259,37 @@ def test_who_goes_on_slowly_with_a_request_is_given_up_while_others_wait() -> No
     assert any(client.aborted for client in slow)
     assert late is not None
     assert len(late.answers()) == 1
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_batches_of_a_client_that_went_away_count_until_the_log_has_them(is_checked: bool) -> None:
+    """While they wait for a thread, and while they wait for the log. Else clients that send and go
+    would fill the memory unseen."""
+    jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+    world = World(
+        KafkaOptions(request_bytes_max=FRAME, request_memory_max=LIMIT, message_max_bytes=FRAME)
+    )
+    world.context.record_checks = RecordChecks(lambda job, done: jobs.append((job, done)), 100)
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client = begun(world, FRAME)
+    world.run(1)
+    requests = world.context.requests
+    assert requests.used > FRAME // 2
+
+    def check() -> None:
+        ((job, done),) = jobs
+        jobs.clear()
+        done(job())
+
+    if is_checked:
+        check()
+    client.session.connection_lost()
+    assert requests.used > FRAME // 2
+    if not is_checked:
+        check()
+    world.run(1)
+    assert requests.used > FRAME // 2, "the log may not have room"
+    stream.commit()
+    world.run(1)
+    assert requests.used == 0
