@@ -81,18 +81,25 @@ def _up_to_hole(
     look: Callable[[int], Found],
 ) -> Found:
     """`look(end)`; or, when a hole without Idx takes more of its segment along, what lies before
-    the hole. Raises EntriesDamaged when nothing does."""
-    try:
-        return files.healing(segments, stop, lambda: look(end))
-    except EntriesDamaged as hole:
-        limit, damage = hole.first, hole
-    try:
-        found = files.healing(segments, stop, lambda: look(limit))
-    except (EntriesDamaged, OffsetOutOfRange):
-        raise damage from None
-    if not found.entries:
-        raise damage
-    return found
+    the hole, and before others that are met on the way to it. Raises EntriesDamaged when nothing
+    does."""
+    damage: EntriesDamaged | None = None
+    while True:
+        limit = end
+        try:
+            found = files.healing(segments, stop, lambda: look(limit))  # noqa: B023 - called now
+        except EntriesDamaged as hole:
+            if hole.first >= limit:
+                raise
+            damage, end = hole, hole.first
+        except OffsetOutOfRange:
+            if damage is None:
+                raise
+            raise damage from None
+        else:
+            if damage is not None and not found.entries:
+                raise damage
+            return found
 
 
 def slices(found: Found, offset: int, end_index: int, bytes_max: int) -> Slices:

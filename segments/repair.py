@@ -101,6 +101,24 @@ def _repair_segment(
             _rebuild(files, segment, end, index)
             (back,) = files.entries(index, index + 1, 0)
         assert back.data == copies[index].entry.data, index
+    _sync_index(files, segment, end)
+
+
+def _sync_index(files: LogFiles, segment: SegmentInfo, end: int) -> None:
+    """Make durable where the segment's entries lie: beside what was written there may be frames
+    that nobody needs any more and that cannot be walked over. A flush leaves that to the next
+    segment's beginning, because it could be told from whole frames."""
+    for number in range(
+        segment.first_index // files.index_entries, (end - 1) // files.index_entries + 1
+    ):
+        try:
+            file = files.open_index(number, end - 1)
+        except IndexDamaged:
+            continue
+        try:
+            file.sync()
+        finally:
+            file.close()
 
 
 def _rebuild(files: LogFiles, segment: SegmentInfo, end: int, index: int) -> None:

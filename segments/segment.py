@@ -419,8 +419,9 @@ class LogFiles:
         """(entry, position, length) of a segment's frames below index `end`, in order; from entry
         `index` at `position` when that is given.
 
-        With `holes`, a damaged frame is passed over and noted there, if its own length, but for one
-        bit, leads to a good one of the next entry. Raises EntriesDamaged where the frames break off
+        With `holes`, a damaged frame is passed over and noted there, if its Idx is good and says
+        that it lies here, or if its own length, but for one bit, leads to a good one of the next
+        entry. Raises EntriesDamaged where the frames break off
         before `end`.
         """
         index = index or segment.first_index
@@ -443,14 +444,26 @@ class LogFiles:
                 if entry is not None:
                     yield entry, position, need
                 else:
-                    need = 0 if holes is None else self._damaged_length(file, index, end, position)
-                    if holes is None or not need:
+                    if holes is None:
+                        raise EntriesDamaged(index, end, position)
+                    need = self._length_by_idx(segment, index, position)
+                    need = need or self._damaged_length(file, index, end, position)
+                    if not need:
                         raise EntriesDamaged(index, end, position)
                     holes.append(index)
                 position += need
                 index += 1
         finally:
             file.close()
+
+    def _length_by_idx(self, segment: SegmentInfo, index: int, position: int) -> int:
+        """Length of the frame of entry `index`, which lies there; 0 where no Idx says so."""
+        try:
+            idx = self.idx(index)
+        except IndexDamaged:
+            return 0
+        lies_here = (idx.segment, idx.position) == (segment.number, position)
+        return idx.length if lies_here else 0
 
     def _damaged_length(self, file: File, index: int, end: int, position: int) -> int:
         """Length of the damaged frame of entry `index`: behind it lies the good one of the next,

@@ -69,3 +69,23 @@ def test_flipped_bits_in_segments_are_healed_from_the_other_replicas() -> None:
         assert any("entries_repaired" in line for line in world.trace.tail)
 
     tell(story, SMALL)
+
+
+def test_pages_that_go_bad_are_healed_while_their_server_runs() -> None:
+    """Of segments and of indexes, the newest too: a read meets them, or the scrubber does. The
+    process lives on, and what lay there comes from another replica."""
+
+    def story(world: World, leader: Machine) -> None:
+        world.run_for(8 * S)
+        life, rng = leader.life, Random(5)
+        for _ in range(200):
+            leader.spoil_segment(rng)
+            if len(leader.holed) > 20:
+                break
+            world.run_for(S // 20)
+        assert len(leader.holed) > 20
+        assert world.wait(60 * S, lambda: not leader.unhealed())
+        assert leader.life is life
+        assert any("entries_repaired" in line for line in world.trace.tail)
+
+    tell(story, SMALL)

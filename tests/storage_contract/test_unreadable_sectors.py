@@ -15,7 +15,7 @@ from segments.api import CorruptRecord, EntriesDamaged, HardState, SegmentLimits
 from segments.fs import SyncFailed, is_unreadable
 from segments.segment import IndexWriter
 from tests.storage_contract.test_scrap import OPTIONS, Engine
-from vdl.sim.disk import DiskProfile, SimDisk
+from vdl.sim.disk import Directory, DiskProfile, Inode, SimDisk
 from vdl.sim.filesystem import SimFile, SimFileSystem
 
 PAGE = 4096
@@ -475,3 +475,74 @@ def test_copy_that_does_not_fit_a_hole_without_index_is_refused(count, is_wiped,
     else:
         assert bytes(engine.fs.open(path)._inode.data) == before
     assert isinstance(refused, CorruptRecord)
+
+
+def lose_unsynced(engine):
+    """A power cut that leaves of every file what was synced."""
+
+    def restore(directory):
+        for node in directory.entries.values():
+            if isinstance(node, Directory):
+                restore(node)
+            elif isinstance(node, Inode):
+                node.data = bytearray(node.durable)
+                node.dirty.clear()
+
+    disk = engine.fs.disk
+    disk.cut_jobs([])
+    restore(disk.root)
+    engine.start()
+
+
+def flush_all(engine, count):
+    """So many more entries are in the one segment."""
+    engine.put(count)
+    engine.flush(SegmentLimits(64 << 10))
+    assert engine.log.flushed_index == engine.log.last_index
+    assert len(engine.log.segments) == 1
+
+
+def test_repair_that_leaves_zeros_makes_durable_where_entries_lie(medium):
+    """Entries that were trimmed are not repaired: what stood beside the others in their page is
+    zeros now, which cannot be walked over, and a power cut takes the newest Idx along."""
+    engine = Watched(SimFileSystem(SimDisk(random.Random(1), DiskProfile())), "data", BOTH)
+    flush_all(engine, 80)
+    medium.spoil(engine, segment_path(engine, 1), 0)
+    engine.store.trim_log(engine.log, first_index=8)
+    engine.store.submit()
+    engine.workers.pump()
+    (segment,) = engine.log.segments
+    bad = [index for index in inside(engine, 1, 0) if index >= 8]
+    assert segment.first_index == 1
+    assert bad
+    assert mend_read(engine, bad) is None
+    flush_all(engine, 80)
+    lose_unsynced(engine)
+    assert not engine.log.lost
+    engine.assert_whole()
+
+
+def mend_read(engine, indexes):
+    """Have the entries found damaged, and repaired."""
+    for index in indexes:
+        assert isinstance(
+            engine.cold(engine.store.entries_cold, index, index + 1, 0), EntriesDamaged
+        )
+    return mend(engine, indexes)
+
+
+def test_bad_page_between_whole_frames_is_passed_by_what_its_own_idx_say(medium):
+    """Those behind it had theirs lost in a power cut: they are told by their frames again."""
+    engine = Watched(SimFileSystem(SimDisk(random.Random(1), DiskProfile())), "data", BOTH)
+    flush_all(engine, 80)
+    engine.log.files.open_index(0, 1).sync()
+    bad = inside(engine, 1, 1)
+    assert 1 < len(bad) < 80
+    medium.spoil(engine, segment_path(engine, 1), 1)
+    flush_all(engine, 80)
+    lose_unsynced(engine)
+    assert not engine.log.lost
+    assert engine.log.last_index == 160
+    assert read_all(engine) == bad
+    assert mend(engine, bad) is None
+    assert read_all(engine) == []

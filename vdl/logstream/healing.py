@@ -55,14 +55,18 @@ ANSWERS_AT_ONCE_MAX = 8
 
 
 class Asked:
-    """The one request of this server that is under way."""
+    """The one request of this server that is under way: for entries [start, end) of a hole that
+    begins at `first`."""
 
-    __slots__ = ("end", "first", "group", "request", "until_ns")
+    __slots__ = ("end", "first", "group", "request", "start", "until_ns")
 
-    def __init__(self, request: int, group: Group, first: int, end: int, until_ns: int) -> None:
+    def __init__(
+        self, request: int, group: Group, first: int, start: int, end: int, until_ns: int
+    ) -> None:
         self.request = request
         self.group = group
         self.first = first
+        self.start = start
         self.end = end
         self.until_ns = until_ns
 
@@ -100,6 +104,9 @@ class Healing:
         self._turn = 0
         self._refusals: dict[tuple[int, int], int] = {}
         """How often a range (group, first index) was asked for in vain."""
+        self._cut_off: dict[tuple[int, int], int] = {}
+        """Where the next request for a range begins: who was asked last has cut off what lies
+        before that."""
         self._known: set[int] = set()
         """Groups that were told of as damaged."""
 
@@ -134,6 +141,7 @@ class Healing:
         elif not is_damaged:
             # Also of groups that were deleted with their holes.
             self._refusals.clear()
+            self._cut_off.clear()
             self._known.clear()
 
     def _ask(self, group: Group, hole: tuple[int, int], peers: Sequence[int], now_ns: int) -> None:
@@ -143,9 +151,14 @@ class Healing:
         asked_before = self._refusals.get((group.group_id, first), 0)
         peer = peers[asked_before % len(peers)]
         wants_state = group.applied + 1 < end
-        request = RangeRequest(self._requests, group.group_id, first, end, wants_state)
+        # What others have cut off must not hide what they have behind it.
+        start = self._cut_off.pop((group.group_id, first), first)
+        if start >= end:
+            start = first
+        request = RangeRequest(self._requests, group.group_id, start, end, wants_state)
         if self._transport.send(peer, FrameType.RANGE, encode_range(request)):
-            self._asked = Asked(self._requests, group, first, end, now_ns + PATIENCE_NS)
+            until_ns = now_ns + PATIENCE_NS
+            self._asked = Asked(self._requests, group, first, start, end, until_ns)
 
     def answered(self, payload: memoryview) -> None:
         """A peer's copy, or its regrets. Raises MalformedFrame."""
@@ -160,6 +173,8 @@ class Healing:
         entries = answer.entries
         if not entries:
             self._asked = None
+            if asked.start == asked.first < answer.log_start < asked.end:
+                self._cut_off[group.group_id, asked.first] = answer.log_start
             if answer.log_start <= asked.first or not self._does_without(group, asked, answer):
                 self._note_refusal(group, asked.first)
             return
@@ -182,14 +197,14 @@ class Healing:
         log, end = group.log, min(asked.end, answer.log_start)
         if group.applied + 1 < end:
             return answer.state is not None and self._takes_state(group, answer.state)
-        # Records are cut when their deletion is applied here, too.
         is_stored = not log.installed_state and log.applied_index + 1 >= end
-        if is_stored and not group.owner.entries_are_state and end > log.first_index:
+        if is_stored and end > log.first_index:
             try:
-                group.store.trim_log(log, first_index=end)
+                if not _holds_records(group, end):
+                    group.store.trim_log(log, first_index=end)
+                    self._staged(group)
             except storage.CorruptRecord:
                 return True  # of the index: a read there, as the hole's own, rebuilds it
-            self._staged(group)
         return True
 
     def _takes_state(self, group: Group, state: Snapshot) -> bool:
@@ -269,6 +284,16 @@ class Healing:
             self._store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
         except storage.StorageError:
             answer([])
+
+
+def _holds_records(group: Group, end: int) -> bool:
+    """Whether entries below `end` have records that are not deleted here: those are cut when their
+    deletion is applied here, too. What has none, as a change of members, each replica cuts with
+    what lies before it, and how far that was stored is its own matter. Raises CorruptRecord."""
+    owner = group.owner
+    if not isinstance(owner, LogStream):
+        return False
+    return group.log.offset_after(end - 1) > owner.log_start_offset
 
 
 def _named(group: Group) -> dict[str, str | int]:

@@ -1,5 +1,5 @@
-"""Flips one bit of what a disk had made durable, in a journal or in a segment, or spoils one page
-of a header.
+"""Flips one bit of what a disk had made durable, in a journal or in a segment, or lets one page of
+it not be readable any more; spoils one page of a header.
 
 *Journal.* The block is one that later blocks prove: recovery has to notice, and may not take it for
 the torn end of the journal. Whether that costs a replica depends on what lay there and on what
@@ -9,11 +9,15 @@ segments hold by now; recovery's own rules say so (`segments.replay`).
 either: a start has to apply all of its entries again, and meets the hole. It costs the replica
 nothing as long as another one has the entry.
 
+*Page of a segment.* All entries that lie in it become holes, while their server runs. Of an index
+nothing is lost: the segments can tell.
+
 Must not know: who may be damaged, and when (`atlas`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 
 from segments.api import EntriesDamaged, StorageError
@@ -26,6 +30,7 @@ from segments.block import (
     decode_block,
     decode_file_header,
 )
+from segments.index import place
 from segments.recovery import log_directory
 from segments.segment import LogFiles
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
@@ -33,11 +38,108 @@ from vdl.sim.filesystem import SimFileSystem
 
 JOURNAL = ("data", "journal")
 UNREADABLE_CHANCE = 0.3
+INDEX_CHANCE = 0.25
+"""That the bad page is one of an index."""
 
 
 def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
     """Flip a bit in some block before the durable mark; the block as it was, empty if there is
     none. No process may be using the disk."""
+    found = _proved_block(disk, rng)
+    if found is None:
+        return b""
+    inode, block = found
+    whole = bytes(inode.data[block.position : block.position + block.length])
+    at, bit = block.position + rng.randrange(block.length), 1 << rng.randrange(8)
+    inode.data[at] ^= bit
+    inode.durable[at] ^= bit
+    return whole
+
+
+def spoil_block(disk: SimDisk, rng: Random) -> int:
+    """Let a page of some block before the durable mark not be readable; the block's length, 0 if
+    there is none. No process may be using the disk."""
+    found = _proved_block(disk, rng)
+    if found is None:
+        return 0
+    inode, block = found
+    disk.bad_pages.add((inode, (block.position + rng.randrange(block.length)) // PAGE_BYTES))
+    return block.length
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """A page that cannot be read any more. `entries` lie in it; they may cost their replica when
+    not `is_told`: a power cut may then take along what says where they lie."""
+
+    what: str
+    entries: list[int]
+    is_told: bool
+
+
+def spoil_segment(
+    disk: SimDisk, files: LogFiles, first: int, end: int, rng: Random
+) -> Spoiled | None:
+    """Let one page not be readable that entries of [first, end), which lie in segments, or their
+    Idx lie in; None when there is no such. No flush may be under way: what it writes there nobody
+    would know of."""
+    index = rng.randrange(first, end)
+    try:
+        idx = files.idx(index)
+    except StorageError:
+        return None
+    if rng.random() < INDEX_CHANCE:
+        number, position = place(index, files.index_entries)
+        path, page = files.index_path(number), position // PAGE_BYTES
+    else:
+        path = files.segment_path(idx.segment)
+        page = (idx.position + rng.randrange(idx.length)) // PAGE_BYTES
+    inode = _find(disk, path)
+    if not isinstance(inode, Inode) or page * PAGE_BYTES >= len(inode.durable):
+        return None
+    inside: list[int] = []
+    if path == files.segment_path(idx.segment):
+        inside = _entries_in_page(files, idx.segment, page, index, first, end)
+        if not inside:
+            return None
+    disk.bad_pages.add((inode, page))
+    is_told = not inside or _is_index_durable(disk, files, end)
+    return Spoiled(f"page {page} of {path} cannot be read any more", inside, is_told)
+
+
+def _is_index_durable(disk: SimDisk, files: LogFiles, end: int) -> bool:
+    """Whether a power cut leaves the Idx of all entries below `end`."""
+    for number in range((end - 1) // files.index_entries + 1):
+        inode = _find(disk, files.index_path(number))
+        if isinstance(inode, Inode) and (inode.dirty or len(inode.durable) < len(inode.data)):
+            return False
+    return True
+
+
+def _entries_in_page(
+    files: LogFiles, segment: int, page: int, index: int, first: int, end: int
+) -> list[int]:
+    """The entries of [first, end) of which a byte lies in the page, as that of `index` does; none
+    where an Idx among them is damaged."""
+
+    def lies_in_page(n: int) -> bool:
+        idx = files.idx(n)
+        start, stop = idx.position // PAGE_BYTES, (idx.position + idx.length - 1) // PAGE_BYTES
+        return idx.segment == segment and start <= page <= stop
+
+    low, high = index, index + 1
+    try:
+        while low > first and lies_in_page(low - 1):
+            low -= 1
+        while high < end and lies_in_page(high):
+            high += 1
+    except StorageError:
+        return []
+    return list(range(low, high))
+
+
+def _proved_block(disk: SimDisk, rng: Random) -> tuple[Inode, Block] | None:
+    """Some block that says something, lies before the durable mark and can be read."""
     blocks = [
         (inode, header, block) for inode, header in _files(disk) for block in _blocks(inode, header)
     ]
@@ -47,14 +149,7 @@ def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
         for inode, header, block in blocks
         if len(block.table) and header.start_lsn + block.position + block.length <= mark
     ]
-    if not proved:
-        return b""
-    inode, block = rng.choice(proved)
-    whole = bytes(inode.data[block.position : block.position + block.length])
-    at, bit = block.position + rng.randrange(block.length), 1 << rng.randrange(8)
-    inode.data[at] ^= bit
-    inode.durable[at] ^= bit
-    return whole
+    return rng.choice(proved) if proved else None
 
 
 def spoil_header(disk: SimDisk, rng: Random) -> str:
@@ -70,9 +165,8 @@ def spoil_header(disk: SimDisk, rng: Random) -> str:
     identity = data.entries.get("identity") if isinstance(data, Directory) else None
     if isinstance(identity, Inode):
         pages += [("identity", identity, at) for at in range(0, len(identity.data), PAGE_BYTES)]
-    # What nothing leads to any more is no damage.
-    disk.bad_pages &= {(inode, at // PAGE_BYTES) for _, inode, at in pages}
-    if not pages or disk.bad_pages:
+    # Of two that one stands for the other, one must be left.
+    if not pages or any((inode, at // PAGE_BYTES) in disk.bad_pages for _, inode, at in pages):
         return ""
     name, inode, at = rng.choice(pages)
     if rng.random() < UNREADABLE_CHANCE:

@@ -277,6 +277,9 @@ class SimDisk:
             raise _no_space()
         tail = bytes(data[length:])
         _resize(data, length)
+        # Pages that are cut off go back; should the file grow again, it gets others.
+        gone = {(bad, n) for bad, n in self.bad_pages if bad is inode and n * PAGE_BYTES >= length}
+        self.bad_pages -= gone
         if length < old_size:
             # Should the file grow again before a sync, these bytes are zeros here, not there.
             inode.dirty.append(Range(length, old_size))
@@ -284,6 +287,7 @@ class SimDisk:
         def undo() -> None:
             _resize(data, old_size)
             data[length:] = tail if length < old_size else b""
+            self.bad_pages |= gone
 
         self._cost_ns += self.profile.operation_ns
         self.step(None, undo)
@@ -311,7 +315,7 @@ class SimDisk:
     def _heal_pages(self, inode: Inode, position: int, end: int) -> None:
         """Pages that are written as a whole can be read again; the rest of one that is written in
         part the system would have to read first. Raises OSError."""
-        for page in [page for bad, page in self.bad_pages if bad is inode]:
+        for page in sorted(page for bad, page in self.bad_pages if bad is inode):
             first, stop = page * PAGE_BYTES, (page + 1) * PAGE_BYTES
             if position <= first and stop <= end:
                 self.bad_pages.discard((inode, page))

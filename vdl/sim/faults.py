@@ -3,7 +3,7 @@
 A fault is done to a world and, if it lasts, undone. `FAULTS` is the table of all of them with the
 option that sets each one's rate; a new fault is one class and one row. Nearly nothing here needs to
 leave a majority: durable data survives it, and what cannot be served is refused. Only what takes
-durable data away for good, `Wipe`, `Damage` and `Holes`, asks the atlas first.
+durable data away for good, as `Wipe`, `Damage` and `Holes` do, asks the atlas first.
 
 A start that is cut (`Options.cuts_in_start`) has no class here: it is a chance that every start
 has, whoever asks for it, until everything is healed (`machine`).
@@ -380,6 +380,31 @@ class Damage:
         self.machine.start()
 
 
+class BadBlock:
+    """A machine comes back, and a page that its journal had made durable cannot be read."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        if world.why_no_loss():
+            return False
+        self.machine = rng.choice(world.machines)
+        self.machine.spoil_block(rng)
+        return True
+
+    def end(self, world: Target) -> None:
+        self.machine.start()
+
+
+class BadPage:
+    """A page of a segment or of its index cannot be read any more, while its server runs. What lay
+    in it is whole elsewhere, so nothing may be lost."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        return not world.why_no_loss() and rng.choice(world.machines).spoil_segment(rng)
+
+    def end(self, world: Target) -> None:
+        """It stays so until it is written again."""
+
+
 class Missing:
     """A machine loses power, and a part of its directory is not there when it comes back: a disk
     that is not mounted, something that was moved. It does not start until that is put back."""
@@ -606,6 +631,8 @@ FAULTS = (
     Row(SecondOpener, lambda o: o.second_openers, 2_000),
     Row(Holes, lambda o: o.holes, 4_000, waits=True),
     Row(FlushStarve, lambda o: o.flush_starves, 8_000),
+    Row(BadPage, lambda o: o.bad_pages, 1, waits=True),
+    Row(BadBlock, lambda o: o.bad_blocks, 4_000, waits=True),
 )
 
 

@@ -34,7 +34,14 @@ from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.log import Value
 from vdl.server import Server, ServerState
 from vdl.sim.clock import NodeClock, VirtualTime
-from vdl.sim.damage import flip_durable_bit, is_hole, log_files, open_hole
+from vdl.sim.damage import (
+    flip_durable_bit,
+    is_hole,
+    log_files,
+    open_hole,
+    spoil_block,
+    spoil_segment,
+)
 from vdl.sim.disk import Directory, Inode, Node, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
@@ -47,6 +54,9 @@ KAFKA_PORT = 9092
 PEER_PORT = 9192
 LISTENER = "PLAINTEXT"
 _SCRAP_BYTES = 64 << 10
+READ_CHANCE = 0.5
+"""That somebody reads at once what has become unreadable."""
+SPOILED_READ_BYTES = 1 << 30
 
 DISK_ERRORS = frozenset((errno.EIO, errno.ENOSPC))
 """What a disk may answer; a process that nothing saves from it ends itself."""
@@ -431,10 +441,58 @@ class Machine:
         self.power_cut()
         block = flip_durable_bit(self.disk, rng)
         if block:
-            self.note(f"a bit flips in a journal block of {len(block)} bytes")
+            self._journal_damaged(f"a bit flips in a journal block of {len(block)} bytes")
+
+    def spoil_block(self, rng: Random) -> None:
+        """The machine loses power, and a page of a block of its journal."""
+        self.power_cut()
+        length = spoil_block(self.disk, rng)
+        if length:
+            self._journal_damaged(f"a page of a journal block of {length} bytes cannot be read")
+
+    def _journal_damaged(self, what: str) -> None:
+        self.note(what)
+        self.bereft = True
+        self.losses += 1
+        self.excused |= {"replica_lost", "group_halted"}
+
+    def spoil_segment(self, rng: Random) -> bool:
+        """A page of a segment, or of its index, cannot be read any more while the server runs;
+        False when there is none. One that no entry waits for is read at once, others now and
+        then."""
+        life = self.life
+        if life is None or life.clock.paused or life.server.state is ServerState.STOPPED:
+            return False
+        if life.store.file_work:
+            return False
+        logs = [
+            log
+            for _, log in sorted(life.store.logs.items())
+            if isinstance(log, DiskLog) and log.segments and not log.lost
+            and log.first <= log.flushed_index
+        ]  # fmt: skip
+        if not logs:
+            return False
+        log = rng.choice(logs)
+        end = log.flushed_index + 1
+        spoiled = spoil_segment(self.disk, log.files, log.first, end, rng)
+        if spoiled is None:
+            return False
+        self.note(spoiled.what)
+        if not spoiled.is_told:
             self.bereft = True
             self.losses += 1
             self.excused |= {"replica_lost", "group_halted"}
+        inside = spoiled.entries
+        self.holed += [(log.group_id, log.log_id, index) for index in inside]
+        # Whoever has a copy may be down for long.
+        self.excused.add("entries_unrecoverable")
+        if not inside or rng.random() < READ_CHANCE:
+            first = inside[0] if inside else log.first
+            self.time.enter(life.clock)
+            life.store.entries_cold(log, first, end, SPOILED_READ_BYTES, _ignore_entries)
+            self.time.enter(None)
+        return True
 
     def starve(self, *, is_starved: bool) -> None:
         """Nothing reaches segments, or does again."""
@@ -635,6 +693,10 @@ def _line(event: str, fields: dict[str, Value]) -> str:
 
 def _ignore(life: Life) -> None:
     """Nobody watches."""
+
+
+def _ignore_entries(found: object) -> None:
+    """Nobody waits for them."""
 
 
 def _ignore_loss(machine: Machine) -> None:

@@ -87,6 +87,10 @@ class Options:
     """Machines come back with damaged entries that they have to apply."""
     flush_starves: float = 0.0
     """Machines' segments take nothing while their journals do."""
+    bad_pages: float = 0.0
+    """A page of a segment or an index cannot be read any more, while its server runs."""
+    bad_blocks: float = 0.0
+    """A page of what a machine's journal had made durable cannot be read when it starts."""
     majority_first: bool = False
     """When all is over only a majority is healed at first: it must elect without the others."""
 
@@ -221,4 +225,6 @@ def draw(rng: Random) -> Options:
         holes=fault(0.1, 0.5),
         flush_starves=fault(0.1, 0.5),
         small_cache_kib=0 if rng.random() < 0.5 else spread(8, 64),
+        bad_pages=fault(0.1, 0.5),
+        bad_blocks=fault(0.1, 0.4),
     )

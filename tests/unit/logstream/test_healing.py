@@ -207,3 +207,55 @@ def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_
     healing.look_around()
     assert wire.servers == [3]
     assert not told.errors
+
+
+def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> None:
+    """One hole reaches from entries that nobody has any more to some that all others have."""
+    replica, wire, told = Replica(applied=9), Wire(), Told()
+    replica.log.holes = ((4, 9),)
+    replica.log.installed_state = b""  # type: ignore[attr-defined]
+    replica.log.applied_index = 3  # type: ignore[attr-defined]
+    healing = healing_of(replica, wire, alive={2: None}, log=told, clock=NodeClock(VirtualTime()))
+    wanted = []
+    for _ in range(3):
+        healing.look_around()
+        request = decode_range(memoryview(wire.frames[-1]))
+        wanted.append((request.first, request.end))
+        regrets = encode_answer(GROUP, RangeAnswer(request.request, 6))
+        healing.answered(memoryview(b"".join(map(bytes, regrets))))
+    assert wanted == [(4, 9), (6, 9), (4, 9)]
+    assert not told.errors
+
+
+@pytest.mark.parametrize("log_start_offset", [4, 5])
+def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
+    log_start_offset: int,
+) -> None:
+    """Each replica cuts what has no records, as a change of members, as far as its own state was
+    stored: nobody may have left what it lacks. Records wait for their deletion."""
+    trimmed: list[int] = []
+
+    class Trimming(Told):
+        def trim_log(self, _log: Any, *, first_index: int) -> None:
+            trimmed.append(first_index)
+
+    owner = LogStream(
+        topic="aged", partition=0, state=PartitionState(), options=HostOptions(),
+        mark_dirty=lambda _: None, wake=lambda _: None, may_reach=lambda group, copies: True,
+    )  # fmt: skip
+    owner.state.log_start_offset = log_start_offset
+    replica, wire, store = Replica(applied=9, owner=owner), Wire(), Trimming()
+    log: Any = replica.log
+    log.holes, log.installed_state, log.applied_index = ((4, 9),), b"", 9
+    log.offset_after = lambda index: index
+    log.log_start_offset = 0
+    replica.store = store  # type: ignore[attr-defined]
+    owner.group = replica  # type: ignore[assignment]
+    healing = healing_of(
+        replica, wire, alive={2: None}, store=store, log=store, clock=NodeClock(VirtualTime())
+    )
+    healing.look_around()
+    request = decode_range(memoryview(wire.frames[-1])).request
+    regrets = encode_answer(GROUP, RangeAnswer(request, 6))
+    healing.answered(memoryview(b"".join(map(bytes, regrets))))
+    assert trimmed == ([6] if log_start_offset >= 5 else [])

@@ -1,0 +1,98 @@
+"""Pages of segments, of their indexes and of the journal that cannot be read any more."""
+
+import random
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from segments.api import SegmentLimits
+from segments.segment import LogFiles
+from tests.storage_contract.test_scrap import OPTIONS, Engine
+from vdl.clock import MS
+from vdl.sim.damage import is_hole, spoil_block, spoil_segment
+from vdl.sim.disk import PAGE_BYTES, DiskProfile, SimDisk
+from vdl.sim.filesystem import SimFileSystem
+from vdl.sim.options import Options
+from vdl.sim.world import World
+
+SPREAD = replace(OPTIONS, index_segment_entries=256)
+"""Segments and indexes of a few pages each."""
+
+
+def flushed(count: int) -> tuple[SimDisk, LogFiles]:
+    """A log whose entries 1 to `count` are all in segments."""
+    disk = SimDisk(random.Random(1), DiskProfile())
+    engine = Engine(SimFileSystem(disk), "data", SPREAD)
+    while engine.log.last_index < count:
+        engine.put(50)
+        engine.flush(SegmentLimits(16 << 10))
+    return disk, engine.log.files
+
+
+def test_spoiled_page_is_that_of_the_entries_that_are_named() -> None:
+    """They are holes, all others of their log are not; of an index none is."""
+    disk, files = flushed(300)
+    seen = set()
+    for seed in range(60):
+        disk.bad_pages.clear()
+        spoiled = spoil_segment(disk, files, 1, 301, Random(seed))
+        assert spoiled is not None
+        assert len(disk.bad_pages) == 1
+        seen.add(".index " in spoiled.what)
+        if ".index " in spoiled.what:
+            assert spoiled.is_told
+            assert not spoiled.entries
+        else:
+            assert [n for n in range(1, 301) if is_hole(files, n)] == spoiled.entries
+            assert spoiled.entries
+    assert seen == {True, False}
+
+
+def test_page_whose_entries_no_durable_idx_tells_may_cost_a_replica() -> None:
+    """A power cut takes the newest Idx along, and the frames that could tell are gone too."""
+    disk, files = flushed(300)
+    told = {
+        spoiled.is_told
+        for seed in range(20)
+        if (spoiled := spoil_segment(disk, files, 1, 301, Random(seed))) and spoiled.entries
+    }
+    assert told == {False}
+    file = files.open_index(1, 300)
+    file.sync()
+    files.open_index(0, 1).sync()
+    disk.bad_pages.clear()
+    told = {
+        spoiled.is_told
+        for seed in range(20)
+        if (spoiled := spoil_segment(disk, files, 1, 301, Random(seed))) and spoiled.entries
+    }
+    assert told == {True}
+
+
+def test_bad_block_is_met_at_the_start() -> None:
+    """It lies before the durable mark: the replay cannot take it for a torn end."""
+    world = World(13, Options(servers=1))
+    (machine,) = world.machines
+    machine.start()
+    world.run_for(3_000 * MS)
+    machine.power_cut()
+    assert spoil_block(machine.disk, Random(3)) > 0
+    ((inode, page),) = machine.disk.bad_pages
+    with pytest.raises(OSError, match="bad sector"):
+        machine.disk.read(inode, 1, page * PAGE_BYTES)
+    machine.start()
+    assert machine.life is not None
+    assert machine.life.store.stats()["recovered_damaged_blocks"] > 0
+
+
+def test_page_that_was_cut_off_is_another_one_when_the_file_grows() -> None:
+    """Its sector went back to the system."""
+    disk = SimDisk(random.Random(1), DiskProfile())
+    file = SimFileSystem(disk).open("spare", create=True)
+    file.pwrite([bytes(3 * PAGE_BYTES)], 0)
+    disk.bad_pages |= {(file._inode, 1), (file._inode, 2)}
+    file.truncate(2 * PAGE_BYTES)
+    assert disk.bad_pages == {(file._inode, 1)}
+    file.truncate(3 * PAGE_BYTES)
+    assert file.pread(PAGE_BYTES, 2 * PAGE_BYTES) == bytes(PAGE_BYTES)
