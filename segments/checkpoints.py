@@ -374,6 +374,7 @@ class Checkpoints:
             Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
             spans, log.limits or SegmentLimits(self._options.segment_bytes),
             log.segments[-1].first_index if log.segments else 0, has_scrap, self.pulse,
+            log.segments[-1].base_offset if log.segments else 0,
         )  # fmt: skip
 
     def _finished(

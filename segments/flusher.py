@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 
 from segments import failpoint
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
-from segments.fs import File, cut_off, make_durable_directory, write_over
+from segments.fs import File, cut_off, make_durable_directory, read_whole, write_over
 from segments.segment import (
     SEGMENT_HEADER_BYTES,
     Cursor,
     IndexWriter,
     LogFiles,
     SegmentInfo,
+    decode_segment_header,
     encode_segment_header,
 )
 
@@ -71,6 +72,8 @@ class FlushPlan:
     has_scrap: bool
     """Behind the cursor there may be what another flush has left."""
     pulse: Pulse = field(default_factory=Pulse)
+    segment_offset: int = 0
+    """Base offset of the segment that is being written."""
 
 
 @dataclass(slots=True)
@@ -117,6 +120,10 @@ class _Writer:
         self._behind = 0
         """Bytes before the cursor that were neither synced nor written back."""
         self._new_names = False
+        self._begun = SegmentInfo(cursor.segment, plan.segment_first, plan.segment_offset)
+        """What the header of the segment that is being written says."""
+        self._has_zeros = False
+        """Beside what was written to it a page that could not be read became zeros."""
         if cursor.segment:
             self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
             self._allocated = self._file.size()
@@ -164,6 +171,8 @@ class _Writer:
     def finish(self) -> None:
         assert self._file is not None, "a plan without entries"
         self._index.flush()
+        if self._has_zeros:
+            self._mend()
         self._file.sync()
         if self._new_names:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
@@ -184,13 +193,27 @@ class _Writer:
         done = 0
         while done < len(view):
             step = view[done : done + WRITE_BACK_BYTES]
-            write_over(file, step, position + done)
+            self._has_zeros |= write_over(file, step, position + done)
             done += len(step)
             self.plan.pulse.beats += 1
             self._behind += len(step)
             if self._behind >= WRITE_BACK_BYTES:
                 file.write_back(self._behind, position + done - self._behind)
                 self._behind = 0
+
+    def _mend(self) -> None:
+        """Make up for the zeros: the header is written again, if it was there, and where the frames
+        lie is made durable, for nothing can walk over those that became zeros."""
+        assert self._file is not None, "no segment is open"
+        files = self.plan.files
+        try:
+            decode_segment_header(read_whole(self._file, SEGMENT_HEADER_BYTES, 0), files.log_id)
+        except CorruptRecord:
+            header = encode_segment_header(self._begun, files.log_id, files.group_id)
+            write_over(self._file, header, 0)
+        self._index.flush()
+        self._index.sync()
+        self._has_zeros = False
 
     def _grow(self, file: File, position: int, length: int) -> None:
         """Lengthen the file for all that this flush will write to it, and in steps, so that most
@@ -209,13 +232,15 @@ class _Writer:
         files, cursor = self.plan.files, self.result.cursor
         if self._file is not None:
             cut_off(self._file, cursor.position)
+            if self._has_zeros:
+                self._mend()
             self._file.sync()
             self._file.close()
             self._index.flush()
             self._index.sync()
             failpoint.hit("flush.sealed")
             self.result.sealed.append((cursor.segment, cursor.max_timestamp))
-        info = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
+        info = self._begun = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
         self._file = files.fs.open(files.segment_path(info.number), create=True)
         failpoint.hit("flush.created")
         self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)

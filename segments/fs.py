@@ -478,13 +478,13 @@ def read_whole(file: File, length: int, position: int) -> bytes:
     return b"" if bad else data
 
 
-def write_over(file: File, data: Buffer, position: int) -> None:
+def write_over(file: File, data: Buffer, position: int) -> bool:
     """`pwrite` where the medium may not be able to read: only a whole page can be written there,
     with zeros around what is given. So the rest of an unreadable page, which was lost, is zeros
-    afterwards, and the file may end with its last page."""
+    afterwards, and the file may end with its last page. True: there was such a page."""
     try:
         file.pwrite([data], position)
-        return
+        return False
     except OSError as error:
         if not is_unreadable(error):
             raise
@@ -500,6 +500,7 @@ def write_over(file: File, data: Buffer, position: int) -> None:
             part = bytes(first - page) + bytes(part) + bytes(page + _PAGE_BYTES - stop)
             first = page
         file.pwrite([part], first)
+    return True
 
 
 def cut_off(file: File, length: int) -> None:

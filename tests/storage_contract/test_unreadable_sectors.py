@@ -13,7 +13,7 @@ import pytest
 from segments import segment as segment_module
 from segments.api import CorruptRecord, EntriesDamaged, HardState, SegmentLimits, StoredEntry
 from segments.fs import SyncFailed, is_unreadable
-from segments.segment import IndexWriter
+from segments.segment import SEGMENT_HEADER_BYTES, IndexWriter, decode_segment_header
 from tests.storage_contract.test_scrap import OPTIONS, Engine
 from vdl.sim.disk import Directory, DiskProfile, Inode, SimDisk
 from vdl.sim.filesystem import SimFile, SimFileSystem
@@ -285,6 +285,27 @@ def test_flush_into_a_bad_page_of_a_segment(medium):
     assert read_all(engine) == lost
     assert mend(engine, lost) is None
     assert read_all(engine) == []
+
+
+def test_flush_into_the_bad_first_page_of_a_segment_writes_its_header_again(medium):
+    """The page can only be written as a whole. Without a header, and without the Idx, which a power
+    cut may take, nobody would know the segment again."""
+    engine = build()
+    before = len(engine.log.segments)
+    for _ in range(1_000):
+        engine.put(100)
+        engine.flush(LIMITS)
+        if len(engine.log.segments) > before:
+            break
+    assert engine.log.cursor.position < PAGE
+    segment = engine.log.segments[-1]
+    path = segment_path(engine, segment.number)
+    medium.spoil(engine, path, 0)
+    engine.put(100)
+    engine.flush(LIMITS)
+    assert medium.is_good
+    header = engine.fs.open(path).pread(SEGMENT_HEADER_BYTES, 0)
+    assert decode_segment_header(header, engine.log.log_id) == segment
 
 
 def test_scrap_in_a_bad_page_of_an_index_is_cut_off(medium):
