@@ -40,7 +40,7 @@ from segments.block import (
     file_header_bytes,
     padded,
 )
-from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
+from segments.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused, read_around
 from segments.journal_files import JournalFile, JournalFiles, Prepared
 from segments.log import Batch
 from segments.split import block_bytes, split
@@ -254,7 +254,8 @@ class Journal:
             return
         self._fs.sync_directory(self._directory)
         file = self._fs.open(path)
-        file.pwrite([file.pread(end - start, start)], start, durable=True)
+        unproved_bytes, _ = read_around(file, end - start, start)
+        file.pwrite([unproved_bytes], start, durable=True)
         file.close()
         for other in scrap:
             if other != path:

@@ -49,6 +49,7 @@ from segments.fs import (
     Lock,
     is_disk_full,
     is_passing,
+    is_refused,
     make_durable_directory,
     sync_names_above,
 )
@@ -223,8 +224,14 @@ class DiskStore:
             remove_stale(fs, recovered.stale_files, recovered.stale_directories)
             forget_strangers(meta, identity)
             if not identity.is_whole or identity.is_half_damaged:
-                identity.is_whole = True
-                replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
+                is_mended, identity.is_whole = identity.is_whole, True
+                try:
+                    reserve = identity_reserve(fs, directory)
+                    replace_identity(fs, directory, reserve, encode(identity))
+                except OSError as error:
+                    # The other half says it all; the next start has room for both, perhaps.
+                    if not is_mended or not is_refused(error):
+                        raise
             mend_headers(fs, replay)
             store.strays = strays_of(fs, directory) + strays + replay.strays + recovered.strays
             failpoint.hit("open.done")

@@ -462,9 +462,11 @@ class Group:
         is_idle = not self._held and log.applying == self.applied
         if node.is_leader or not is_idle or not self.applied < index <= node.stable:
             return False
-        if self.log.term(index) != snapshot.term:
+        if log.snapshot is not None or not log.matches(index=index, term=snapshot.term):
             return False
         state = decode_snapshot(snapshot.data)
+        if state.members.reflects < self.reflects:
+            return False
         node.take_state(snapshot)
         self.applied = index
         self.reflects = state.members.reflects

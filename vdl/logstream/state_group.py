@@ -247,10 +247,12 @@ class StateGroup:
         self.machine.load(items)
 
     def install(self, items: Items) -> None:
-        """Commands of this server that the snapshot reflects are answered at their deadline."""
+        """Commands of this server that the snapshot reflects are answered at their deadline. Nobody
+        hears of a state that is older than what a life before this one has acted on."""
         self.machine.load(items)
-        for observer in self.observers:
-            observer.on_installed(self)
+        if self.group.is_whole:
+            for observer in self.observers:
+                observer.on_installed(self)
 
     def items(self) -> Items:
         return self.machine.items()

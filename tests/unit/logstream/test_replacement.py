@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from raft.messages import MsgApp, MsgCommit, MsgHeartbeat
-from raft.types import StateType
+from raft.messages import MsgApp, MsgCommit, MsgHeartbeat, MsgSnap
+from raft.types import Snapshot, StateType
 from segments.api import EntriesDamaged, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
@@ -751,3 +751,51 @@ def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(
     done(found)
     assert replayed == []
     assert node.host.groups[coordinator] is successor
+
+
+def test_state_of_the_past_that_was_taken_is_not_acted_on(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A life before this one has deleted a replica. A catalog from before that, which another
+    server gave in place of damaged entries, must not make it again: it would know of no votes."""
+    group_id = cluster.create_topic("doomed")
+    cluster.run(200)
+    past = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    cluster.delete_topic("doomed")
+    cluster.run(500)
+    cluster.nodes[3].crash()
+    patch = unreadable(monkeypatch, CATALOG_GROUP)
+    cluster.nodes[3].start()
+    cluster.run(1_000)
+    host = cluster.nodes[3].host
+    group = host.groups[CATALOG_GROUP]
+    assert not group.is_whole
+    assert group.take_state(past)
+    host._healed(group)
+    cluster.run(300)
+    patch.undo()
+    assert not group.is_whole
+    assert all(log.group_id != group_id for log in host.store.logs.values())
+    assert group_id not in host.groups
+
+
+def test_state_that_comes_in_the_turn_of_a_snapshot_is_refused(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot replaces the log; what its state was made of is no matter any more."""
+    cluster.create_topic("a")
+    cluster.run(300)
+    past = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    cluster.create_topic("b")
+    cluster.run(300)
+    cluster.nodes[3].crash()
+    patch = unreadable(monkeypatch, CATALOG_GROUP)
+    cluster.nodes[3].start()
+    cluster.run(1_000)
+    patch.undo()
+    group = cluster.nodes[3].host.groups[CATALOG_GROUP]
+    node = group.node
+    far = Snapshot(node.last_index + 50, node.term, past.conf_state, past.next_offset, past.data)
+    node.step(MsgSnap(node.id, node.lead, node.term, far))
+    assert node.raft.log.snapshot is not None
+    assert not group.take_state(past)
