@@ -11,14 +11,18 @@ this leader has appended since, not committed yet; it dies with the term. `check
 Rules, and where they are stricter than Kafka's:
 
 * A producer's first batch here, and its first in a new epoch, must start at 0. A later one from a
-  producer nobody knows is UNKNOWN_PRODUCER_ID, which all clients answer with a new epoch; Kafka
-  accepts it, and so can swallow a gap. Numbers of one epoch are therefore dense from 0.
+  producer nobody knows is UNKNOWN_PRODUCER_ID. Kafka (`ProducerAppendInfo.checkSequence`) accepts
+  it whatever its number, and so can swallow a gap. Numbers of one epoch are therefore dense from 0.
+  Java's client and franz-go begin a new epoch and send the batch again; librdkafka does so
+  for a batch it sent once, and ends with a fatal error for one that it sent before: it may be in
+  the log, and would be twice.
 * Hence a batch that lies wholly below the window was certainly appended:
   DUPLICATE_SEQUENCE_NUMBER, which clients take as success without an offset. OUT_OF_ORDER_SEQUENCE
   would be taken as "not appended", and a batch whose fate the client does not know would be
   appended twice.
-* Producers that were quiet longest go when there are more than `PRODUCERS_MAX`. Not by time: the
-  only times in a partition's log are its clients' own.
+* Producers that were quiet longest go when there are more than `PRODUCERS_MAX`. Not by time
+  (`producer.id.expiration.ms`): the only times in a partition's log are its clients' own, and who
+  was quiet for a day would meet the error above where Kafka, which forgot it, takes its batch.
 
 On the path of every idempotent batch: plain attributes, no allocation beyond the window's entry.
 """
