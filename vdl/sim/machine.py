@@ -344,7 +344,10 @@ class Machine:
         luck = Random(self.start_rng.getrandbits(64))
         opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), luck))
         changed = any(step.undo is not None for step in steps)
-        if not isinstance(opened, DirectoryInUse) or changed:
+        failed = isinstance(opened, DirectoryInUse) or (
+            isinstance(opened, BaseException) and _is_disk_error(opened)
+        )
+        if not failed or changed:
             self.warnings.append(f"a second process opened its directory, or wrote to it: {opened}")
         self.note(f"a second process tries its directory: {opened}")
 
