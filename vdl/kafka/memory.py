@@ -33,7 +33,7 @@ SMALL_BYTES = 64 << 10
 FIRST_SHARE = 256
 """A connection that has not proved to read gets at most such a part of the room for answers."""
 PROOF_SHARES = 16
-"""It has proved it when it has taken so many times that part, without a stop on the way."""
+"""It has proved it when it has taken so many times that part in all."""
 SHARE = 8
 """Nobody gets more than such a part of the room that is left."""
 WOKEN_MAX = 4
@@ -149,7 +149,7 @@ class AnswerAccount:
         self.bytes = 0
         """What is charged."""
         self.taken = 0
-        """Bytes that the socket took since it last stopped taking."""
+        """Bytes of answers that the socket took."""
 
     def limit(self) -> int:
         """How large an answer may be built now; 0: none, wait."""

@@ -74,6 +74,24 @@ def test_a_reader_that_has_proved_to_read_has_room_beside_those_that_do_not() ->
     assert answer.responses[0].partitions[0].records
 
 
+def test_a_reader_proves_to_read_by_small_answers_too() -> None:
+    """Where there is little room in all, each of its answers is too small to be counted."""
+    world = World(KafkaOptions(answer_memory_max=MIB))
+    (stream,) = world.topic()
+    for _ in range(100):
+        fill(stream, size=4_000)
+    world.run(1)
+    reader = world.client()
+
+    def read() -> int:
+        answer = reader.ask(FETCH, 11, fetch(), wait_ms=1)
+        return len(answer.responses[0].partitions[0].records)
+
+    sizes = [read() for _ in range(30)]
+    assert sizes[0] <= MIB // 64
+    assert sizes[-1] > 4 * sizes[0]
+
+
 def test_who_does_not_take_its_answer_is_given_up_while_others_wait() -> None:
     """A sixth of the time for a frame; then there is room for the next."""
     world = world_of_answers()
