@@ -232,9 +232,12 @@ class Watch:
                 continue
             for group_id in sorted(host.groups):
                 group = host.groups[group_id]
-                state_group = host.state_group(group_id)
-                if state_group is not None:
-                    state = _digest(b"".join(k + v for k, v in state_group.machine.items()))
+                state_group, stream = host.state_group(group_id), host.stream(group_id)
+                applied = state_group.machine if state_group is not None else None
+                if stream is not None:
+                    applied = stream.state  # where it begins; what is deleted cannot be compared
+                if applied is not None:
+                    state = _digest(b"".join(k + v for k, v in applied.items()))
                     states.setdefault(group_id, {})[machine.name] = state
                 waiting[0] += 1
                 # Where each replica has cut its log is its own affair.
