@@ -219,8 +219,9 @@ class Timer(Protocol):
 class Workers(Protocol):
     """Where blocking work runs. `done` is called on the loop with the result or the exception.
 
-    A real server has one journal thread, one for the segments and a small pool; a simulated one
-    runs the same jobs on virtual time. Jobs touch files only through `segments.fs.FileSystem`.
+    A real server has one journal thread, one for what the journal needs, one for the segments and a
+    small pool; a simulated one runs the same jobs on virtual time. Jobs touch files only through
+    `segments.fs.FileSystem`.
     """
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
@@ -231,6 +232,10 @@ class Workers(Protocol):
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run what only computes, in no particular order, and not behind what waits for a disk."""
+
+    def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run what durability waits for beside the journal's own writes, its next file and the list
+        of logs: in order, behind neither reads that bad sectors hold up nor a long checkpoint."""
 
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run a checkpoint or a chore. There is one at a time, and reads that a bad sector holds up

@@ -46,6 +46,9 @@ class InlineWorkers:
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.pool_jobs.append((job, done))
 
+    def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.pool(job, done)
+
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.pool(job, done)
 

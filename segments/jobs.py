@@ -69,6 +69,11 @@ class Jobs:
         self._handed.add(handed)
         self._workers.pool(handed.run, partial(self._ended, handed))
 
+    def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        handed = _Job(self, job, done)
+        self._handed.add(handed)
+        self._workers.essential(handed.run, partial(self._ended, handed))
+
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         handed = _Job(self, job, done)
         self._handed.add(handed)

@@ -559,7 +559,7 @@ class Journal:
             fs.sync_directory(directory)
 
         if not self._failed:
-            self._workers.pool(remove, partial(self._removed, paths))
+            self._workers.essential(remove, partial(self._removed, paths))
 
     def _removed(self, paths: list[str], result: BaseException | None) -> None:
         if isinstance(result, BaseException) and is_refused(result):
@@ -646,7 +646,7 @@ class Journal:
                 self._returned += result.returned
                 self._file_ready(result, wanted)
 
-        self._workers.pool(lambda: self._files.ready(sequence, reuse, returned, wanted), done)
+        self._workers.essential(lambda: self._files.ready(sequence, reuse, returned, wanted), done)
 
     def _file_ready(self, made: Prepared, wanted: int) -> None:
         self.is_full = made.is_full

@@ -152,7 +152,7 @@ class Roster:
                 self._removed -= removed
                 self._announce(newborn)
 
-        self._workers.pool(lambda: replace_identity(fs, directory, reserve, data), done)
+        self._workers.essential(lambda: replace_identity(fs, directory, reserve, data), done)
 
     def _announce(self, newborn: list[tuple[DiskLog, Callable[[Log], None]]]) -> None:
         if self._is_dirty and not self._is_armed:

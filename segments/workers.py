@@ -41,10 +41,12 @@ class ThreadWorkers:
         self._call_later = call_later
         self._journal: SimpleQueue[_Job | None] = SimpleQueue()
         self._pool: SimpleQueue[_Job | None] = SimpleQueue()
+        self._essential: SimpleQueue[_Job | None] = SimpleQueue()
         self._files: SimpleQueue[_Job | None] = SimpleQueue()
         self._computing: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads = {
             self._start("journal", self._journal): self._journal,
+            self._start("essential", self._essential): self._essential,
             self._start("files", self._files): self._files,
             **{self._start(f"pool-{n}", self._pool): self._pool for n in range(pool_threads)},
             **{
@@ -61,6 +63,9 @@ class ThreadWorkers:
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._computing.put((job, done))
+
+    def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._essential.put((job, done))
 
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._files.put((job, done))

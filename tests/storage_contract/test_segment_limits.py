@@ -1,5 +1,7 @@
 """When a log begins a new segment, and what its segments say of themselves."""
 
+from dataclasses import replace
+
 import pytest
 
 from segments.api import HardState, SegmentLimits, SegmentSpan, StoredEntry
@@ -91,3 +93,22 @@ def test_log_that_is_empty_has_nothing_to_retain(harness):
     harness.store.segment_spans(log, found.append)
     harness.pump()
     assert found == [[SegmentSpan(0, 0, -1)]]
+
+
+def test_segment_that_one_flush_begins_and_seals_knows_its_largest_timestamp(tmp_path):
+    """Times in no order: of the sealed ones the largest, of the newest none yet."""
+    options = replace(SMALL, checkpoint_entries=10**9, checkpoint_bytes=1 << 30)
+    harness = DiskHarness(options, directory=str(tmp_path / "data"))
+    harness.start()
+    log = harness.new_log()
+    times = [1_000 + n * 37 % 101 for n in range(200)]
+    write(harness, log, times)
+    assert len(log.segments) > 3
+    ends = [*(segment.first_index for segment in log.segments[1:]), 201]
+    known = [segment.max_timestamp for segment in log.segments]
+    largest = [
+        max(times[segment.first_index - 1 : end - 1])
+        for segment, end in zip(log.segments, ends, strict=True)
+    ]
+    assert known == [*largest[:-1], None]
+    harness.close()

@@ -1,5 +1,5 @@
-"""Where a simulated process's blocking work runs: one worker for the journal, one for checkpoints
-and chores, and a small pool.
+"""Where a simulated process's blocking work runs: one worker for the journal, one for what the
+journal needs, one for checkpoints and chores, and a small pool.
 
 Jobs that only compute take a time of their own and end in another order than they began.
 
@@ -39,6 +39,9 @@ class NoWorkers:
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """It does not begin."""
 
+    def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """It does not begin."""
+
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """It does not begin."""
 
@@ -63,6 +66,8 @@ class SimWorkers:
         self._journal_busy = False
         self._pool: deque[Callable[[], None]] = deque()
         self._pool_busy = 0
+        self._essential: deque[Callable[[], None]] = deque()
+        self._essential_busy = False
         self._files: deque[Callable[[], None]] = deque()
         self._files_busy = False
         self._starved = False
@@ -88,6 +93,11 @@ class SimWorkers:
         self._computed += 1
         self._clock.call_later(cost_ns, lambda: done(job()))
 
+    def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._essential.append(lambda: self._run(job, done, self._essential_done))
+        if not self._essential_busy:
+            self._essential_next()
+
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._files.append(lambda: self._run(job, done, self._files_done))
         self._files_next()
@@ -104,7 +114,7 @@ class SimWorkers:
     @property
     def under_way(self) -> int:
         """Jobs that run or wait to."""
-        return len(self._running) + len(self._journal) + len(self._pool)
+        return len(self._running) + len(self._journal) + len(self._pool) + len(self._essential)
 
     def die(self) -> None:
         """The process is gone: cut the running jobs off where they happen to be."""
@@ -112,6 +122,7 @@ class SimWorkers:
         self._running.clear()
         self._journal.clear()
         self._pool.clear()
+        self._essential.clear()
         self._files.clear()
         self._disk.cut_jobs(running)
 
@@ -144,6 +155,15 @@ class SimWorkers:
     def _journal_done(self) -> None:
         self._journal_busy = False
         self._journal_next()
+
+    def _essential_next(self) -> None:
+        if self._essential:
+            self._essential_busy = True
+            self._essential.popleft()()
+
+    def _essential_done(self) -> None:
+        self._essential_busy = False
+        self._essential_next()
 
     def _files_next(self) -> None:
         if self._files and not (self._files_busy or self._starved):

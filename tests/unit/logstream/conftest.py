@@ -62,6 +62,9 @@ class DelayWorkers:
 
         self._clock.call_later(SYNC_NS, run)
 
+    def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.pool(job, done)
+
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.pool(job, done)
 

@@ -3,7 +3,7 @@
 import random
 
 from segments.api import StoredEntry
-from segments.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Cache
+from segments.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ENTRY_OVERHEAD_BYTES, Cache
 from segments.log import Batch, DiskLog, Run
 from segments.segment import LogFiles
 from segments.terms import TermRuns
@@ -202,6 +202,29 @@ def test_suffixes_that_are_cut_one_after_the_other_are_counted_once():
         stage(log, 1, 100)
     there = sum(chunk.ends[-1] for chunk in log.tail.chunks)
     assert log.unflushed == log.tail.cache.unflushed == there
+
+
+def test_charge_after_a_cut_and_a_flush_is_for_the_memory_that_stays():
+    """A chunk that was cut keeps all of its memory; behind a flush its entries count, too."""
+    log = make_log()
+    cache = log.tail.cache
+    stage(log, 20, 100)
+    memory = sum(len(chunk.memory) for chunk in log.tail.chunks)
+    assert cache.bytes == memory
+    log.truncate(16, Batch(2))
+    kept = log.tail.chunks
+    memory = sum(len(chunk.memory) for chunk in kept)
+    assert cache.bytes == memory
+    cache.flushed(log.tail, 15)
+    assert cache.bytes == memory + 15 * ENTRY_OVERHEAD_BYTES
+    stage(log, 1, 100)
+    new = log.tail.chunks[-1]
+    assert new.entries[0].index == 16
+    assert cache.bytes == memory + 15 * ENTRY_OVERHEAD_BYTES + len(new.memory)
+    cache.flushed(log.tail, 16)
+    assert cache.bytes == memory + 16 * ENTRY_OVERHEAD_BYTES + len(new.memory)
+    for chunk in log.tail.chunks:
+        assert chunk.charge == len(chunk.memory) + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
 
 
 def test_cache_keeps_its_books_whatever_happens():
