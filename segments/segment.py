@@ -294,6 +294,7 @@ class LogFiles:
             entry = read.frame(row.position, row.length, self.group_id, first + n)
             if entry is None:
                 break
+            _compare(row, entry)
             found.append(entry)
         if not found:
             bad = 1
@@ -317,7 +318,8 @@ class LogFiles:
 
     def check(self, first: int, end: int, bytes_max: int) -> tuple[int, int, list[tuple[int, int]]]:
         """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go
-        on with, bytes read, ranges [first, end) that are damaged). Raises IndexDamaged."""
+        on with, bytes read, ranges [first, end) that are damaged). Raises IndexDamaged, also where
+        a frame and its Idx disagree."""
         rows = self.rows(first, min(end, first + _READ_ROWS_MAX))
         stop, _ = _run(rows, 0, bytes_max, any_yet=False)
         rows = rows[:stop]
@@ -326,7 +328,10 @@ class LogFiles:
         read = self._stretch(rows[0].segment, start, length)
         bad: list[tuple[int, int]] = []
         for n, row in enumerate(rows):
-            if read.frame(row.position, row.length, self.group_id, first + n) is None:
+            entry = read.frame(row.position, row.length, self.group_id, first + n)
+            if entry is not None:
+                _compare(row, entry)
+            else:
                 joined = bad.pop()[0] if bad and bad[-1][1] == first + n else first + n
                 bad.append((joined, first + n + 1))
         return first + stop, length, bad
@@ -707,6 +712,17 @@ def _read_rows(file: File, count: int, position: int) -> bytes:
         stop = min(len(rows), -(-(end - position) // IDX_BYTES) * IDX_BYTES)
         rows[first:stop] = bytes(stop - first)
     return bytes(rows)
+
+
+def _compare(row: Idx, entry: StoredEntry) -> None:
+    """Idx have a check of 16 bits, frames one of 32: what they both say must be the same. Raises
+    IndexDamaged."""
+    says = row.term, row.base_offset, row.records, row.kind
+    if says != (entry.term, entry.base_offset, entry.records, entry.kind):
+        raise IndexDamaged(
+            "index of another entry", entry.index, expected=entry.base_offset,
+            actual=row.base_offset,
+        )  # fmt: skip
 
 
 def _run(rows: Sequence[Idx], start: int, left: int, *, any_yet: bool) -> tuple[int, int]:

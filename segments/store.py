@@ -508,6 +508,8 @@ class DiskStore:
 
         key = (log.id, age, "offset", offset)
         window = self._ahead.take(key)
+        if window is not None and window.entries and window.entries[0].base_offset > offset:
+            window = None  # it would pass over records, and so would what its index leads to
         if window is not None and _holds_records(window, end_index):
             self._ahead.hits += 1
             self.workers.call_later(0, lambda: give(window))
