@@ -233,11 +233,11 @@ class Watch:
             for group_id in sorted(host.groups):
                 group = host.groups[group_id]
                 state_group, stream = host.state_group(group_id), host.stream(group_id)
-                applied = state_group.machine if state_group is not None else None
+                items = state_group.items() if state_group is not None else None
                 if stream is not None:
-                    applied = stream.state  # where it begins; what is deleted cannot be compared
-                if applied is not None:
-                    state = _digest(b"".join(k + v for k, v in applied.items()))
+                    items = stream.items()  # where it begins; what is deleted cannot be compared
+                if items is not None:
+                    state = _digest(b"".join(k + v for k, v in items))
                     states.setdefault(group_id, {})[machine.name] = state
                 waiting[0] += 1
                 # Where each replica has cut its log is its own affair.
