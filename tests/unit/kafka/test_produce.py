@@ -109,6 +109,18 @@ def test_produce_of_one_connection_overlaps_and_keeps_its_order() -> None:
     assert client.sends == 1
 
 
+def test_produce_that_names_a_partition_twice_gets_one_batch_in() -> None:
+    """One request must not bring any number of batches that are checked in one turn."""
+    world = World()
+    (stream,) = world.topic()
+    request = produce(batch(), batch())
+    request.topic_data[0].partition_data[1].index = 0
+    (topic,) = world.client().ask(PRODUCE, 9, request).responses
+    errors = [partition.error_code for partition in topic.partition_responses]
+    assert errors == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
+    assert len(stream.batches) == 1
+
+
 def test_produce_with_all_acks_asks_for_min_insync_replicas_copies() -> None:
     """Only acks=all does, as in Kafka; the topic's setting comes before the server's."""
     world = World(KafkaOptions(min_insync_replicas=2))

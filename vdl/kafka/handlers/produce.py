@@ -314,6 +314,7 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
         refusal = ErrorCode.INVALID_TXN_STATE
     by_id = ctx.api_version >= _TOPIC_IDS_FROM
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    seen: set[tuple[str, int]] = set()
     for topic_data in request.topic_data:
         topic = find_topic(ctx, topic_data.topic_id if by_id else topic_data.name)
         answers: list[PartitionProduceResponse] = []
@@ -327,7 +328,12 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
                 answer.error_code = refusal
             elif topic is None:
                 answer.error_code = unknown
+            elif (topic.name, data.index) in seen:
+                # Else one request could bring any number of small batches to check at once.
+                answer.error_code = ErrorCode.INVALID_REQUEST
+                answer.error_message = "a request has one batch a partition"
             else:
+                seen.add((topic.name, data.index))
                 try:
                     produce.append(topic, data, answer)
                 except KafkaError as error:
