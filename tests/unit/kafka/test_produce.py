@@ -512,13 +512,13 @@ def test_produce_that_left_the_loop_holds_back_those_behind_it() -> None:
 def test_produce_of_several_partitions_keeps_their_order_within_the_request() -> None:
     """Checks end in another order than they began; a batch that is refused holds nobody up."""
     world, threads = threaded_world()
-    first, second = world.topic(partitions=2)
+    first, second, third, fourth = world.topic(partitions=4)
     client = world.client()
     bad, large, small = with_garbage(size=200), batch(3, 200), batch(1)
     request = produce()
     request.topic_data[0].partition_data = [
         PartitionProduceData(partition, memoryview(data))
-        for partition, data in ((1, small), (0, bad), (1, large), (0, batch(2)))
+        for partition, data in ((1, small), (0, bad), (2, large), (3, batch(2)))
     ]
     client.request(PRODUCE, 9, request)
     assert (len(first.batches), len(second.batches)) == (0, 1)
@@ -528,7 +528,8 @@ def test_produce_of_several_partitions_keeps_their_order_within_the_request() ->
     (answer,) = client.answers()
     rows = answer.responses[0].partition_responses
     assert [row.error_code for row in rows] == [0, ErrorCode.INVALID_RECORD, 0, 0]
-    assert [row.base_offset for row in rows] == [0, -1, 1, 0]
+    assert [row.base_offset for row in rows] == [0, -1, 0, 0]
+    assert (len(first.batches), len(third.batches), len(fourth.batches)) == (0, 1, 1)
 
 
 def test_produce_whose_topic_goes_while_it_is_checked_is_not_appended() -> None:
