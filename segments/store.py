@@ -699,8 +699,13 @@ class DiskStore:
             return write
 
         def written() -> None:
-            if not failure and log.generation == generation:
-                log.hole_ranges.fill(copies)
+            if log.generation == generation:
+                if not failure:
+                    log.hole_ranges.fill(copies)
+                elif isinstance(failure[0], EntriesDamaged):
+                    # Another hole stands before these: it has to be filled first.
+                    log.hole_ranges.add(failure[0].first, failure[0].end)
+                    log.hole_ranges.trim(log.first)
             done(failure[0] if failure else None)
 
         self._chores.add(Chore(0, begin, written))

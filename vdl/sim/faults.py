@@ -579,9 +579,12 @@ class WrongClockAtStart(WrongClock):
 class Sleep:
     """All machines sleep for days, a laptop's or a paused set of virtual machines: wall clocks are
     right afterwards (or as wrong as they were), monotonic clocks have stood, and what was under way
-    between two machines still is."""
+    between two machines still is. A machine alone cannot tell it from a clock set by days, and has
+    not noted it yet when its clock is wrong at the next start."""
 
     def begin(self, world: Target, rng: Random) -> bool:
+        if len(world.machines) == 1:
+            return False
         world.sleep(SLEEP_MS)
         return True
 

@@ -512,6 +512,9 @@ class Machine:
         if open_hole(self.disk, files, index, rng):
             self.note(f"a bit flips in entry {index} of group {group_id}")
             self.holed.append((group_id, log_id, index))
+            # A start that is cut may take the newest Idx, too: then it may be too much.
+            self.bereft = True
+            self.excused.add("replica_lost")
             # Whoever has a copy may be down for long.
             self.excused.add("entries_unrecoverable")
 
