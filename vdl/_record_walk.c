@@ -15,7 +15,7 @@
 /* vdl.record_walk.Fault, in its order. */
 enum fault {
     NONE, CUT_OFF, VARINT, MISSING, RECORD_LENGTH, OFFSET_DELTA, TIMESTAMP, FIELD_LENGTH,
-    HEADER_COUNT, HEADER_NAME, UNREAD_BYTES, TRAILING_BYTES
+    HEADER_COUNT, HEADER_NAME, UNREAD_BYTES, TRAILING_BYTES, ATTRIBUTES
 };
 
 /* vdl.record_walk.REFUSED_MAX */
@@ -214,7 +214,9 @@ walk_record(struct walk *walk, const uint8_t **at, const uint8_t *records_end)
     end = p + length;
     if (p == end)
         return CUT_OFF;
-    p++; /* Attributes: none has a meaning. */
+    /* Attributes: none has a meaning. kafka-python reads them as a number that may go on. */
+    if (*p++ & 0x80)
+        return ATTRIBUTES;
     if ((fault = read_varlong(&p, end, &delta)))
         return fault;
     if (delta > 0 ? walk->base_timestamp > INT64_MAX - delta

@@ -11,7 +11,7 @@ was none. `IS_NATIVE` says which one this process has.
 
 Where it is stricter than Kafka's broker, a consumer of some client would otherwise stop at the
 record for good: offset deltas must be 0, 1, 2, …, numbers must fit their type, a length is never
-below -1, header names are UTF-8.
+below -1, the highest bit of a record's attributes is not set, header names are UTF-8.
 
 Must not know: batch headers, codecs, error codes, threads.
 """
@@ -34,6 +34,8 @@ RECORD_BYTES_MIN = 7
 
 _INT64_MIN, _INT64_MAX = ANY_TIME
 _NO_TIMESTAMP = -1
+_ATTRIBUTE_GOES_ON = 0x80
+"""No attribute has a meaning, and kafka-python reads the byte as a varint."""
 
 
 class Fault(IntEnum):
@@ -51,6 +53,7 @@ class Fault(IntEnum):
     HEADER_NAME = 9
     UNREAD_BYTES = 10
     TRAILING_BYTES = 11
+    ATTRIBUTES = 12
 
 
 FAULT_TEXTS: dict[int, str] = {
@@ -65,6 +68,7 @@ FAULT_TEXTS: dict[int, str] = {
     Fault.HEADER_NAME: "a header's name is missing or not UTF-8",
     Fault.UNREAD_BYTES: "it is longer than what is in it",
     Fault.TRAILING_BYTES: "bytes follow the last record",
+    Fault.ATTRIBUTES: "the highest bit of its attributes is set",
 }
 
 WITHOUT_KEY = 0
@@ -133,6 +137,8 @@ def _walk_record(
     end = position + length
     if position == end:
         raise _Broken(Fault.CUT_OFF)
+    if records[position] & _ATTRIBUTE_GOES_ON:
+        raise _Broken(Fault.ATTRIBUTES)
     delta, position = _read_number(records, position + 1, end, 64)
     timestamp = base_timestamp + delta
     if not _INT64_MIN <= timestamp <= _INT64_MAX:

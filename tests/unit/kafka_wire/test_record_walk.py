@@ -43,9 +43,10 @@ def record(
     headers: bytes = number(0),
     more: bytes = b"",
     length: int | None = None,
+    attributes: bytes = b"\0",
 ) -> bytes:
     """One record, field by field."""
-    body = b"\0" + delta + number(index) + key + value + headers + more
+    body = attributes + delta + number(index) + key + value + headers + more
     return number(len(body) if length is None else length) + body
 
 
@@ -102,6 +103,8 @@ TOO_LONG_64 = b"\x80" * 9 + b"\x02"
         (record(0, headers=number(1) + field(b"\xff") + field(b"")), 1, Fault.HEADER_NAME, 0),
         (record(0, headers=number(1) + field(b"h") + number(5)), 1, Fault.FIELD_LENGTH, 0),
         (record(0, more=b"\0"), 1, Fault.UNREAD_BYTES, 0),
+        (record(0, attributes=b"\x7f"), 1, Fault.NONE, 1),
+        (record(0, attributes=b"\x80"), 1, Fault.ATTRIBUTES, 0),
     ],
 )
 def test_walk_of_broken_records_names_the_rule_and_the_record(
