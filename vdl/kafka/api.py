@@ -9,6 +9,7 @@ message, or
 
 * `Later`, when it is not known yet: whoever learns it calls `complete`;
 * `Encoded`, when the same bytes answer several requests;
+* `Unbuilt`, when it may be large and takes no memory before there is room for it;
 * `Reply.NONE` or `Reply.CLOSE`, for the requests whose protocol is silence.
 
 Must not know: connections, sockets, how handlers do their work.
@@ -43,6 +44,15 @@ class Encoded:
         self.buffers = buffers
 
 
+class Unbuilt:
+    """A large answer that is built in its turn, when there is room for it. `build` may raise."""
+
+    __slots__ = ("build",)
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self.build = build
+
+
 class Later:
     """An answer that is not known yet.
 
@@ -65,8 +75,8 @@ class Later:
         self._notify: Callable[[Later], None] | None = None
 
     def complete(self, response: Any) -> None:
-        """The answer: a response, `Encoded`, a `Reply`, or the exception that prevented it. The
-        connection sends it when its turn comes."""
+        """The answer: a response, `Encoded`, `Unbuilt`, a `Reply`, or the exception that prevented
+        it. The connection sends it when its turn comes."""
         if self.cancelled:
             return
         assert not self.done, "an answer was given twice"

@@ -16,7 +16,8 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
 * What all connections together hold is bounded as well (`vdl.kafka.memory`): requests that are
   arriving or not answered, and answers that are not taken. A connection that does not take its
   answers is not read either. While somebody waits for room, who holds some and does not get on,
-  neither taking answers nor sending the rest of a request, has a part of the usual time for it.
+  neither taking answers nor sending the rest of a request, has a part of the usual time for it;
+  and who takes its answers slowly must take them at a rate that needs no more than all of it.
 * Answers that become known during a turn of the loop leave with one call per connection. What the
   socket does not take stays here and leaves as there is room; where it is a small part of a large
   chunk of the tail cache it is copied, or it would keep all of that.
@@ -39,12 +40,12 @@ from typing import Any, Protocol
 from segments.api import Buffer
 from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka.api import API, Api, Encoded, Later, Reply
+from vdl.kafka.api import API, Api, Encoded, Later, Reply, Unbuilt
 from vdl.kafka.connection import Connection, Request
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.api_versions import unsupported_version
-from vdl.kafka.memory import SMALL_BYTES
+from vdl.kafka.memory import SMALL_BYTES, UNCOUNTED_BYTES
 from vdl.kafka.wire.runtime import EncodeError, WireError
 
 _HEAD = Struct(">ii").pack
@@ -136,6 +137,8 @@ class ClientSession:
         "_started",
         "_transport",
         "_unsent",
+        "_unsent_at_first",
+        "_unsent_since_ns",
         "_waiting",
         "_writable",
         "closed",
@@ -178,6 +181,10 @@ class ClientSession:
         """What the transport could not take yet; nothing further is sent or started before."""
         self.stuck_since_ns = 0
         """When the transport last took something of what is unsent; 0 when nothing is."""
+        self._unsent_since_ns = 0
+        """Since when something is unsent without a break; 0 when nothing is."""
+        self._unsent_at_first = 0
+        """How many bytes were, then."""
         self._marked = False
         self._reading = True
         self._writable = True
@@ -317,12 +324,18 @@ class ClientSession:
         self._looked = now_ns, arrived
         return (arrived - before) * _SECOND_NS < FRAME_RATE_MIN * (now_ns - looked_ns)
 
-    def is_stalled(self, before_ns: int) -> bool:
-        """Whether it holds memory that others wait for, and has not got on since then: its answers
-        are not taken, or a request that it began does not come."""
+    def is_stalled(self, now_ns: int, deadline_ns: int) -> bool:
+        """Whether it holds memory that others wait for, and does not get on: its answers are not
+        taken, or too slowly, or a request that it began does not come. Who needs long for its
+        answers has not proved to read, whether others wait or not."""
         context = self._frontend.context
-        if context.answers.waiting and 0 < self.stuck_since_ns <= before_ns:
-            return True
+        before_ns = now_ns - deadline_ns // _STALL_PARTS
+        if 0 < self._unsent_since_ns <= before_ns:
+            self.info.answers.taken = 0
+            if context.answers.waiting and (
+                self.stuck_since_ns <= before_ns or self._reads_slowly(now_ns, deadline_ns)
+            ):
+                return True
         return (
             context.requests.waiting > 0
             and self._reading
@@ -330,6 +343,11 @@ class ClientSession:
             and self.frame_since_ns > 0
             and self.last_active_ns <= before_ns
         )
+
+    def _reads_slowly(self, now_ns: int, deadline_ns: int) -> bool:
+        """Whether what is unsent would not be taken within a deadline at the rate so far."""
+        taken = self._unsent_at_first - sum(map(len, self._unsent))
+        return taken * deadline_ns < self._unsent_at_first * (now_ns - self._unsent_since_ns)
 
     @property
     def unsent_bytes(self) -> int:
@@ -376,40 +394,35 @@ class ClientSession:
 
     def _send(self) -> None:
         out, self._out = self._out, []
-        size, self._out_bytes = self._out_bytes, 0
-        answers = self.info.answers
-        is_small = not answers.bytes
-        if self._give(out) and is_small:
-            answers.taken += size  # to take many small ones proves as much
+        self._out_bytes = 0
+        self._give(out)
 
     def _give(self, buffers: Sequence[Buffer]) -> bool:
         """Have the transport send; whether it took all. What it did not is kept, and counted."""
         answers = self.info.answers
-        offered = self._unsent_bytes(buffers) if answers.bytes else 0
+        size = sum(map(len, buffers))
         rest = self._transport.send(buffers)
         if not rest:
-            if answers.bytes:
-                answers.taken += offered
+            answers.taken += size
+            if answers.held:
                 answers.hold(0)
-            self.stuck_since_ns = 0
+            self.stuck_since_ns = self._unsent_since_ns = 0
             self._unsent = ()
             return True
         self._writable = False
-        size = self._unsent_bytes(rest)
-        taken = (offered or self._unsent_bytes(buffers)) - size
-        if taken or not self.stuck_since_ns:
-            self.stuck_since_ns = self._frontend.context.clock.now_ns()
+        left = sum(map(len, rest))
+        now_ns = self._frontend.context.clock.now_ns()
+        if left < size or not self.stuck_since_ns:
+            self.stuck_since_ns = now_ns
+        if not self._unsent_since_ns:
+            self._unsent_since_ns, self._unsent_at_first = now_ns, left
         pinned = _pinned(rest)
-        if pinned > 2 * size:
-            rest, pinned = [b"".join(rest)], size
-        answers.taken += taken
+        if pinned > 2 * left:
+            rest, pinned = [b"".join(rest)], left
+        answers.taken += size - left
         answers.hold(pinned)
         self._unsent = rest
         return False
-
-    @staticmethod
-    def _unsent_bytes(buffers: Sequence[Buffer]) -> int:
-        return sum(map(len, buffers))
 
     def _may_start(self) -> bool:
         key = self._waiting[0].api_key
@@ -417,14 +430,7 @@ class ClientSession:
         if api is None or not api.pipelined:
             if self._started:
                 return False
-            memory = self._frontend.context.answers
-            if key in _LARGE_ANSWERS:
-                answers = self.info.answers
-                if memory.used > memory.ample and not answers.limit():
-                    answers.wait(self.mark)
-                    return False
-                answers.stop_waiting()
-            return True
+            return key not in _LARGE_ANSWERS or self._has_room()
         if self._started:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
@@ -435,6 +441,16 @@ class ClientSession:
                 self._held_back = True
                 self._frontend.hold_back(self)
             return False
+        return True
+
+    def _has_room(self) -> bool:
+        """Whether a large answer may be built now; if not, this waits for room."""
+        memory = self._frontend.context.answers
+        answers = self.info.answers
+        if memory.used > memory.ample and not answers.limit():
+            answers.wait(self.mark)
+            return False
+        answers.stop_waiting()
         return True
 
     def let_go(self) -> None:
@@ -490,13 +506,20 @@ class ClientSession:
         self.mark()
 
     def _answer_first(self) -> bool:
-        """Send the oldest answer, if it is known. False: it is not."""
+        """Send the oldest answer, if it is known and there is room for it. False: it stays."""
         exchange = self._started[0]
         answer = exchange.answer
         if type(answer) is Later:
             if not answer.done:
                 return False
             answer = answer.response
+        if type(answer) is Unbuilt:
+            if not self._has_room():
+                return False
+            try:
+                answer = answer.build()
+            except Exception as error:  # noqa: BLE001 - the connection edge
+                answer = error
         self._started.popleft()
         self._bytes_in_flight -= exchange.bytes
         if isinstance(answer, BaseException):
@@ -520,13 +543,17 @@ class ClientSession:
                 body = api.wire.encode_response(answer, exchange.version)
         size = sum(map(len, body))
         if exchange.version >= api.wire.FLEXIBLE_FROM and api.key != _API_VERSIONS:
-            self._out.append(_HEAD_FLEXIBLE(size + 5, exchange.correlation_id))
+            head = _HEAD_FLEXIBLE(size + 5, exchange.correlation_id)
         else:
-            self._out.append(_HEAD(size + 4, exchange.correlation_id))
+            head = _HEAD(size + 4, exchange.correlation_id)
+        self._out.append(head)
         self._out += body
-        self._out_bytes += size
-        if size > SMALL_BYTES or self.info.answers.bytes:
-            self.info.answers.promise(self._out_bytes)
+        self._out_bytes += len(head) + size
+        answers = self.info.answers
+        if self._out_bytes > UNCOUNTED_BYTES:
+            answers.hold(self._out_bytes)
+        if answers.promised:
+            answers.promise(0)
         return size
 
     def _regulate(self) -> None:
@@ -683,11 +710,10 @@ class Frontend:
         now_ns = self.context.clock.now_ns()
         idle_before = now_ns - config.connection_idle_ms * MS
         deadline_ns = config.frame_deadline_ms * MS
-        stalled_before = now_ns - deadline_ns // _STALL_PARTS
         for session in list(self._sessions.values()):
             if session.is_slow(now_ns, deadline_ns):
                 session.abort("slow: a request did not get on")
-            elif session.is_stalled(stalled_before):
+            elif session.is_stalled(now_ns, deadline_ns):
                 session.abort("stalled: holds memory that others wait for, and does not get on")
             elif session.last_active_ns <= idle_before and not session.busy:
                 session.abort("idle for too long")

@@ -12,13 +12,14 @@ waits longest: it is always read to its end, then the next, so requests that are
 whole can stop nobody.
 
 Answers (`response.memory_max`): from when an answer is built until the socket has taken it, with
-what its slices keep alive. Nobody is given all the room there is: a share of what is left, and at
-most a small one until the connection has taken more than buffers between a server and a client
-hold, for it may never read. A quarter is kept apart for those that have. Without room a request
-whose answer may be large does not start, and a long poll has to wait.
+what its slices keep alive. Many long polls may be woken in one turn, so each is charged before the
+next one looks for room. Nobody is given all the room there is: a share of what is left, and at most
+a small one until the connection has taken more than buffers between a server and a client hold, for
+it may never read. A quarter is kept apart for those that have; who stops reading must prove it
+again. Without room a request whose answer may be large does not start, and a long poll has to wait.
 
-Somebody who waits has others who hold. Those that do not get on are given up after a while, but
-only while somebody waits: see `Frontend`.
+Somebody who waits has others who hold. Those that do not get on, or too slowly, are given up after
+a while, but only while somebody waits: see `Frontend`.
 
 Must not know: requests, answers, sockets.
 """
@@ -30,6 +31,8 @@ from itertools import islice
 
 SMALL_BYTES = 64 << 10
 """What one connection may have under way at any time, in each direction: it is not counted."""
+UNCOUNTED_BYTES = 1 << 10
+"""An answer of so few is not counted."""
 FIRST_SHARE = 256
 """A connection that has not proved to read gets at most such a part of the room for answers."""
 PROOF_SHARES = 16
@@ -141,15 +144,16 @@ class AnswerMemory(Memory):
 class AnswerAccount:
     """One connection's part of the room for answers."""
 
-    __slots__ = ("_memory", "_promised", "bytes", "taken")
+    __slots__ = ("_memory", "held", "promised", "taken")
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
-        self._promised = 0
-        self.bytes = 0
-        """What is charged."""
+        self.held = 0
+        """Charged for answers that wait for the socket."""
+        self.promised = 0
+        """Charged for the one that is being built, if it is."""
         self.taken = 0
-        """Bytes of answers that the socket took."""
+        """Bytes of answers that the socket took, since it last stopped taking them."""
 
     def limit(self) -> int:
         """How large an answer may be built now; 0: none, wait."""
@@ -167,16 +171,15 @@ class AnswerAccount:
 
     def promise(self, count: int) -> None:
         """An answer of `count` bytes is being built: instead of what was promised before."""
-        change = count - self._promised
-        self._promised = count
-        self.bytes += change
-        self._memory.change(change)
+        change = count - self.promised
+        self.promised = count
+        if change:
+            self._memory.change(change)
 
     def hold(self, count: int) -> None:
-        """`count` bytes of answers wait for the socket; nothing else is under way."""
-        change = count - self.bytes
-        self.bytes = count
-        self._promised = 0
+        """`count` bytes of answers wait for the socket."""
+        change = count - self.held
+        self.held = count
         if change:
             self._memory.change(change)
 
@@ -190,4 +193,5 @@ class AnswerAccount:
     def close(self) -> None:
         """The connection is gone."""
         self._memory.leave(self)
+        self.promise(0)
         self.hold(0)

@@ -161,6 +161,130 @@ def test_a_small_piece_of_a_large_chunk_is_copied_when_it_waits() -> None:
     assert bytes(client.received) == bytes(2000)
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_polls_woken_in_one_turn_do_not_all_spend_the_same_room(is_shared: bool) -> None:
+    """Each answer is counted before the next one is built, be it of one batch and a small one."""
+    limit = 256 << 10
+    world = World(KafkaOptions(answer_memory_max=limit))
+    (stream,) = world.topic()
+    clients = []
+    for number in range(100):
+        client = world.client()
+        client.room = 0
+        request = fetch(max_wait_ms=20_000)
+        if not is_shared:
+            request.min_bytes = 1 + number
+        client.request(FETCH, 11, request)
+        clients.append(client)
+    world.run(1)
+    size = 20_000
+    fill(stream, size=size)
+    world.run(1)
+    answers = world.context.answers
+    assert limit // 2 < world.frontend.unsent_bytes() <= limit + size + 200
+    assert world.frontend.unsent_bytes() == answers.used
+    assert answers.waiting
+    for client in clients:
+        client.session.connection_lost()
+    assert (answers.used, answers.waiting) == (0, 0)
+
+
+def test_a_read_from_disk_counts_while_an_answer_before_it_leaves() -> None:
+    """What is being built and what waits for the socket are two things."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, size=100)
+    fill(stream, size=100_000)
+    world.run(1)
+    client = world.client()
+    stream.on_disk_below = 1
+    held: list[Callable[[Any], None]] = []
+    stream.read_cold = lambda offset, bytes_max, done: held.append(done)  # type: ignore[method-assign]
+    client.session.receive(framed(client, fetch(offset=1)) + framed(client, fetch(offset=0)))
+    world.run(1)
+    assert held
+    assert len(client.answers()) == 1
+    assert world.context.answers.used >= MIB
+
+
+def test_metadata_known_to_all_in_one_turn_is_built_one_after_the_other() -> None:
+    """All have begun while there was room; the answers come to far more than there is."""
+    limit = 256 << 10
+    world = World(KafkaOptions(answer_memory_max=limit))
+    for number in range(300):
+        world.topic(f"t{number}")
+    confirmed: list[Callable[[], None]] = []
+    world.host.confirm_links = confirmed.append  # type: ignore[method-assign]
+    clients = [world.client() for _ in range(60)]
+    for client in clients:
+        client.room = 0
+        client.request(METADATA, 1, MetadataRequest(None))
+    world.run(1)
+    assert len(confirmed) == 60
+    for done in confirmed:
+        done()
+    world.run(1)
+    assert limit // 2 < world.frontend.unsent_bytes() <= limit + 20_000
+    for client in clients:
+        client.room = 1 << 40
+        client.session.resume_writing()
+    world.run(1)
+    assert all(len(client.answers()[0].topics) == 300 for client in clients)
+    assert world.context.answers.used == 0
+
+
+def framed(client: Client, request: FetchRequest) -> bytes:
+    from vdl.kafka.wire import fetch as wire
+
+    return client.frame(FETCH, 11, b"".join(wire.encode_request(request, 11)))
+
+
+def test_who_takes_its_answer_byte_by_byte_is_given_up_while_others_wait() -> None:
+    """Room must come back in the time that one frame may take; not so while nobody waits."""
+    world, alone = world_of_answers(), world_of_answers(limit=256 * MIB)
+    slow = [deaf(world) for _ in range(60)]
+    unhindered = deaf(alone)
+    waiting = world.context.answers.waiting
+    assert waiting
+    for _ in range(60):
+        for client in [*slow, unhindered]:
+            if not client.closed:
+                client.room = 1
+                client.session.resume_writing()
+        world.run(1000)
+        alone.run(1000)
+    assert any(client.aborted for client in slow)
+    assert not unhindered.aborted
+
+
+def test_who_takes_its_answers_fast_enough_is_kept_while_others_wait() -> None:
+    world = world_of_answers()
+    readers = [deaf(world) for _ in range(60)]
+    for _ in range(60):
+        for client in readers:
+            client.room = 8_000
+            client.session.resume_writing()
+        world.run(1000)
+    assert not any(client.aborted for client in readers)
+
+
+def test_who_stops_reading_must_prove_again_that_it_reads() -> None:
+    """Else a quarter of the room and large shares would be for who has read once."""
+    world = world_of_answers()
+    reader = world.client()
+    for _ in range(20):
+        reader.ask(FETCH, 11, fetch(), wait_ms=1)
+    answers = reader.session.info.answers
+    assert answers.limit() > world.context.answers.first
+    reader.room = 0
+    reader.request(FETCH, 11, fetch())
+    world.run(10_000)
+    reader.room = 1 << 40
+    reader.session.resume_writing()
+    world.run(1)
+    assert answers.limit() == world.context.answers.first
+
+
 # --- requests -------------------------------------------------------------------------------------
 
 

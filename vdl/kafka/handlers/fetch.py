@@ -32,7 +32,7 @@ from vdl.kafka.handlers.partitions import (
     find_topic,
     leader_endpoints,
 )
-from vdl.kafka.memory import SMALL_BYTES
+from vdl.kafka.memory import UNCOUNTED_BYTES
 from vdl.kafka.reader_pace import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.wire.fetch import (
     API_KEY,
@@ -55,6 +55,10 @@ _READ_COMMITTED = 1
 _FIRST_EPOCH = 0
 _FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
 """Of requests that name all their partitions: to begin a session, or without one."""
+
+
+Shared = tuple[int, Encoded]
+"""Bytes of records in an answer, and the answer."""
 
 
 class _Target:
@@ -219,8 +223,7 @@ class _Poll:
             self.targets = [_target(cached) for cached in self.session.ready.values()]
         if self.woken and self.share_key is not None:
             shared = self.ctx.server.shared.get(self.share_key)
-            if shared is not None:
-                self.finish(shared)
+            if shared is not None and self._take_shared(shared):
                 return
         if not self._may_read():
             return
@@ -230,9 +233,20 @@ class _Poll:
         size, at_once = found
         is_empty = self.session is None and not self.targets
         if size >= self.request.min_bytes or at_once or self.expired or is_empty:
-            self._answer(may_share=size > 0)
+            self._answer(size)
         else:
             self._subscribe()
+
+    def _take_shared(self, shared: Shared) -> bool:
+        """Answer as another request of this turn, if there is room for its bytes."""
+        answers = self.ctx.connection.answers
+        size, encoded = shared
+        if size > answers.limit():
+            return False
+        if size > UNCOUNTED_BYTES:
+            answers.promise(size)
+        self.finish(encoded)
+        return True
 
     def _may_read(self) -> bool:
         """Whether every partition is through its gates, or in error."""
@@ -314,11 +328,12 @@ class _Poll:
         """Fill the answers; (bytes of records, whether something must be told at once), or None
         when a read from disk has to come back first.
 
-        KIP-74: the first batch of the first partition that has any is sent whatever its size.
+        KIP-74: the first batch of the first partition that has any is sent whatever its size, if
+        there is any room for answers. Without it there is nothing to read.
         """
         request = self.request
         answers = self.ctx.connection.answers
-        if answers.bytes:
+        if answers.promised:
             answers.promise(0)  # what was read from disk is part of what follows
         room = answers.limit()
         self.no_room = not room
@@ -335,7 +350,7 @@ class _Poll:
             found: Slices | None = None
             if target.diverging is not None:
                 at_once = True
-            elif target.asked.fetch_offset < high_watermark and (left > 0 or not total):
+            elif room and target.asked.fetch_offset < high_watermark and (left > 0 or not total):
                 found = self._read_one(target, stream, left)
                 if target.error:
                     at_once = True
@@ -367,7 +382,7 @@ class _Poll:
             )
         if self.gates:
             return None
-        if total > SMALL_BYTES:
+        if total > UNCOUNTED_BYTES:
             answers.promise(total)
         return total, at_once
 
@@ -497,7 +512,8 @@ class _Poll:
         self.later.run(self.attempt)
 
     # --- the end -----------------------------------------------------------------------------
-    def _answer(self, *, may_share: bool) -> None:
+    def _answer(self, size: int) -> None:
+        """`size`: bytes of records in it."""
         response = FetchResponse()
         if self.session is None:
             endpoints = self._tell_all(response)
@@ -508,9 +524,9 @@ class _Poll:
             endpoints = self._tell_news(response, self.session)
         if endpoints and self.ctx.api_version >= _ENDPOINTS_FROM:
             response.node_endpoints = endpoints
-        if may_share and self.woken and self.share_key is not None and not response.session_id:
+        if size and self.woken and self.share_key is not None and not response.session_id:
             encoded = Encoded(encode_response(response, self.ctx.api_version))
-            self.ctx.server.shared[self.share_key] = encoded
+            self.ctx.server.shared[self.share_key] = size, encoded
             self.finish(encoded)
         else:
             self.finish(response)

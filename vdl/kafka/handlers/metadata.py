@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Later
+from vdl.kafka.api import Later, Unbuilt
 from vdl.kafka.context import RequestContext
 from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.partitions import NO_TOPIC_ID, Topic, endpoint
@@ -177,7 +177,7 @@ def _confirmed(ctx: RequestContext, answer: Callable[[], MetadataResponse]) -> L
     their connection to a leader; to be told of that leader again costs them a second."""
     later = Later()
     host = ctx.server.host
-    host.confirm_links(lambda: later.run(lambda: later.complete(answer())))
+    host.confirm_links(lambda: later.complete(Unbuilt(answer)))
     return later
 
 
@@ -241,12 +241,15 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
     )
     refused: dict[str, ErrorCode] = {}
 
-    def answer() -> None:
+    def build() -> MetadataResponse:
         response = _some(ctx, asked, names)
         for topic in response.topics:
             if topic.name in refused:
                 topic.error_code = refused[topic.name]
-        later.complete(response)
+        return response
+
+    def answer() -> None:
+        later.complete(Unbuilt(build))
 
     def created(outcome: Outcome) -> None:
         if outcome.kind is not OutcomeKind.APPLIED:
