@@ -226,10 +226,13 @@ def replay_journal(
     directory: str,
     identity: Identity,
     progress: Progress = no_progress,
+    *,
+    missing_is_lost: bool = False,
 ) -> Replay:
     """Read the whole journal of `directory`. Blocks; changes nothing on disk. Raises DataMissing
-    when files are not there that have been."""
-    return _Replayer(fs, directory, identity, progress).run()
+    when files are not there that have been; with `missing_is_lost` the logs that needed them are
+    lost instead: for one who reads a copy and will not write to it."""
+    return _Replayer(fs, directory, identity, progress, missing_is_lost).run()
 
 
 class _Replayer:
@@ -239,8 +242,10 @@ class _Replayer:
         directory: str,
         identity: Identity,
         progress: Progress,
+        missing_is_lost: bool,
     ) -> None:
         self._progress = progress
+        self._missing_is_lost = missing_is_lost
         self._fs = fs
         self._directory = directory
         self.result = Replay()
@@ -262,7 +267,7 @@ class _Replayer:
         newest = self._newest
         if not chain:
             if self._logs and not any(self._was_written(file) for file in found):
-                raise DataMissing(
+                self._miss(
                     f"{self._directory}/*.journal", "no journal file that was written to is there"
                 )
             self._sort(found, chain)
@@ -301,8 +306,8 @@ class _Replayer:
         return result
 
     def _check_oldest(self, found: list[_FoundFile], oldest: _FoundFile) -> None:
-        """A file before the oldest is let go when no log needs it. Raises DataMissing when one
-        does, and no damage says why the file is not there."""
+        """A file before the oldest is let go when no log needs it. Where one does, and no damage
+        says why the file is not there, it is missing."""
         assert oldest.header is not None, oldest.path
         previous = oldest.header.previous
         if not previous or self.result.damaged_blocks or previous in {f.sequence for f in found}:
@@ -315,10 +320,16 @@ class _Replayer:
             file.close()
         for log in self._logs.values():
             if not (log.lost or log.suspect or log.is_whole):
-                raise DataMissing(
+                self._miss(
                     file_path(self._directory, previous),
                     f"entries of log {log.log_id:08x} lie there, or in one before it",
                 )
+
+    def _miss(self, path: str, why: str) -> None:
+        """Raises DataMissing, unless what is missing is only to be told: then the caller goes on
+        and finds the logs not whole."""
+        if not self._missing_is_lost:
+            raise DataMissing(path, why)
 
     def _was_written(self, file: _FoundFile) -> bool:
         """Whether it was more than prepared."""
@@ -360,6 +371,8 @@ class _Replayer:
     # --- files ---------------------------------------------------------------------------------
     def _find_files(self) -> list[_FoundFile]:
         found: list[_FoundFile] = []
+        if self._missing_is_lost and not self._fs.exists(self._directory):
+            return found
         for name in self._fs.list(self._directory):
             path = f"{self._directory}/{name}"
             sequence = journal_sequence(name)

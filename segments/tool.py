@@ -80,7 +80,10 @@ class Hole:
 
 
 class Directory:
-    """A data directory, locked for as long as it is looked at. Use: `with`."""
+    """A data directory, locked for as long as it is looked at. Use: `with`.
+
+    Journal files that are missing do not end the look, as they end a server's start: the logs that
+    needed them are lost."""
 
     def __init__(self, fs: FileSystem, path: str, index_entries: int = INDEX_ENTRIES) -> None:
         """Raises DirectoryInUse, CorruptRecord, FileNotFoundError."""
@@ -94,7 +97,9 @@ class Directory:
             identity = read_identity(fs, path)
             assert identity is not None, path
             self.identity: Identity = identity
-            self.replay: Replay = replay_journal(fs, f"{path}/journal", identity)
+            self.replay: Replay = replay_journal(
+                fs, f"{path}/journal", identity, missing_is_lost=True
+            )
         except BaseException:
             self._lock.release()
             raise

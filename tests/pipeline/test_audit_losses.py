@@ -126,10 +126,13 @@ def test_audit_of_one_copy_names_what_is_gone_without_the_others(copies: list[Pa
     ]
 
 
-def test_audit_of_an_emptied_journal_names_each_log(copies: list[Path]) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_audit_of_an_emptied_journal_names_each_log(copies: list[Path], is_there: bool) -> None:
     """Nothing says any more what either should hold, so nothing is said of single entries."""
     for file in (copies[1] / "journal").iterdir():
         file.unlink()
+    if not is_there:
+        (copies[1] / "journal").rmdir()
     assert audited(copies) == [
         Finding(group, 1, str(copies[1]), LOST, 0) for group in (GROUP, OTHER_GROUP)
     ]
