@@ -70,9 +70,11 @@ def spoil_block(disk: SimDisk, rng: Random) -> int:
 @dataclass(frozen=True, slots=True)
 class Spoiled:
     """A page that cannot be read any more. `entries` lie in it; they may cost their replica when
-    not `is_told`: a power cut may then take along what says where they lie."""
+    not `is_told`: a power cut may then take along what says where they lie, or where the log
+    begins when they are all trimmed."""
 
     what: str
+    page: tuple[Inode, int]
     entries: list[int]
     is_told: bool
 
@@ -103,11 +105,11 @@ def spoil_segment(
         if not inside:
             return None
     disk.bad_pages.add((inode, page))
-    is_told = not inside or _is_index_durable(disk, files, end)
-    return Spoiled(f"page {page} of {path} cannot be read any more", inside, is_told)
+    is_told = not inside or is_index_durable(disk, files, end)
+    return Spoiled(f"page {page} of {path} cannot be read any more", (inode, page), inside, is_told)
 
 
-def _is_index_durable(disk: SimDisk, files: LogFiles, end: int) -> bool:
+def is_index_durable(disk: SimDisk, files: LogFiles, end: int) -> bool:
     """Whether a power cut leaves the Idx of all entries below `end`."""
     for number in range((end - 1) // files.index_entries + 1):
         inode = _find(disk, files.index_path(number))

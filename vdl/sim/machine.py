@@ -27,6 +27,7 @@ from rpc.streams import Address, PeerHandler, Stream
 from segments.api import Buffer, DataMissing, DirectoryInUse, Workers
 from segments.identity import decode as decode_identity
 from segments.log import DiskLog
+from segments.segment import LogFiles
 from segments.store import DiskStore
 from vdl.clock import MS
 from vdl.config import Config
@@ -37,6 +38,7 @@ from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.damage import (
     flip_durable_bit,
     is_hole,
+    is_index_durable,
     log_files,
     open_hole,
     spoil_block,
@@ -255,6 +257,9 @@ class Machine:
         """Told whenever something is on its way to the journal."""
         self.holed: list[tuple[int, int, int]] = []
         """(group, log, index) of every entry that was damaged in a segment here."""
+        self.untold: list[tuple[int, int, int, tuple[Inode, int]]] = []
+        """(group, log, end, page): where the Idx below `end` were not durable when a page went bad
+        that could have told what they do."""
         self.excused: set[str] = set()
         """Errors a server may well report after what was done to its disk."""
 
@@ -486,6 +491,7 @@ class Machine:
             self.bereft = True
             self.losses += 1
             self.excused |= {"replica_lost", "group_halted"}
+            self.untold.append((log.group_id, log.log_id, end, spoiled.page))
         inside = spoiled.entries
         self.holed += [(log.group_id, log.log_id, index) for index in inside]
         # Whoever has a copy may be down for long.
@@ -508,7 +514,7 @@ class Machine:
     def open_hole(self, group_id: int, log_id: int, index: int, rng: Random) -> None:
         """An entry, which a segment holds, and its log's checkpoint lose a bit. Nothing runs."""
         assert self.life is None, f"{self.name} runs"
-        files = log_files(self.disk, log_id, group_id, self.config.store.index_segment_entries)
+        files = self._log_files(log_id, group_id)
         if open_hole(self.disk, files, index, rng):
             self.note(f"a bit flips in entry {index} of group {group_id}")
             self.holed.append((group_id, log_id, index))
@@ -519,16 +525,27 @@ class Machine:
             self.excused.add("entries_unrecoverable")
 
     def unhealed(self) -> str:
-        """An entry that was damaged here and is needed, empty when there is none."""
+        """An entry that was damaged here and is needed, or a log that a power cut would take;
+        empty when there is none."""
+        logs = self.life.store.logs if self.life is not None else None
         for group_id, log_id, index in self.holed:
-            if self.life is not None:
-                log = self.life.store.logs.get(log_id)
+            if logs is not None:
+                log = logs.get(log_id)
                 if log is None or log.lost or index < log.first_index:
                     continue
-            index_entries = self.config.store.index_segment_entries
-            if is_hole(log_files(self.disk, log_id, group_id, index_entries), index):
+            if is_hole(self._log_files(log_id, group_id), index):
                 return f"{self.name}: entry {index} of group {group_id} is damaged"
+        for group_id, log_id, end, page in self.untold:
+            if page not in self.disk.bad_pages:
+                continue
+            if logs is not None and (log_id not in logs or logs[log_id].lost):
+                continue
+            if not is_index_durable(self.disk, self._log_files(log_id, group_id), end):
+                return f"{self.name}: only an index in memory tells of a log of group {group_id}"
         return ""
+
+    def _log_files(self, log_id: int, group_id: int) -> LogFiles:
+        return log_files(self.disk, log_id, group_id, self.config.store.index_segment_entries)
 
     def failed(self, error: BaseException) -> None:
         """The process ends itself because of its disk."""
