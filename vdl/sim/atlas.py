@@ -10,7 +10,8 @@ effect when they are applied, so who is left behind with a promotion that only t
 to be committed has the members of before, and perhaps no majority of them.
 
 A damaged entry is less: its replica is not lost. But each entry needs one good copy, so none is
-damaged twice, and nothing else is taken away while some are not healed.
+damaged twice, and nothing else is taken away while some are not healed, nor while a power cut could
+still cost a log what a bad page left of it.
 
 Must not know: how anything is broken or made good.
 """
@@ -42,8 +43,8 @@ def why_not(machines: Sequence[Machine], watch: RaftWatch) -> str:
         if reason:
             return f"group {group_id}: {reason}"
     for machine in machines:
-        if damaged := machine.unhealed():
-            return damaged
+        if reason := machine.unhealed() or machine.exposed():
+            return reason
         if machine.bereft and not _has_recovered(machine, groups, newest, watch):
             return f"{machine.name} has not recovered"
         machine.bereft = False

@@ -525,8 +525,7 @@ class Machine:
             self.excused.add("entries_unrecoverable")
 
     def unhealed(self) -> str:
-        """An entry that was damaged here and is needed, or a log that a power cut would take;
-        empty when there is none."""
+        """An entry that was damaged here and is needed, empty when there is none."""
         logs = self.life.store.logs if self.life is not None else None
         for group_id, log_id, index in self.holed:
             if logs is not None:
@@ -535,6 +534,11 @@ class Machine:
                     continue
             if is_hole(self._log_files(log_id, group_id), index):
                 return f"{self.name}: entry {index} of group {group_id} is damaged"
+        return ""
+
+    def exposed(self) -> str:
+        """A log that a power cut would take, empty when there is none."""
+        logs = self.life.store.logs if self.life is not None else None
         for group_id, log_id, end, page in self.untold:
             if page not in self.disk.bad_pages:
                 continue
