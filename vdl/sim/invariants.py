@@ -17,7 +17,7 @@ Must not know: which faults happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
@@ -64,11 +64,13 @@ class Watch:
         """The most that any server held for its clients, by what."""
         self.sent_bytes_max = 0
         """What all producers together may have on its way to one leader."""
+        self.raft.on_voter_gone = self._voter_gone
         self._machines = machines
         self._values: dict[int, set[int]] = {}
         """By server id: values of records that are in the durable image of its disk."""
         self._safe: dict[int, int] = {}
-        """Value → how many disks held it when one of them was lost, if it was a majority."""
+        """Value → how many disks held it when one of them was lost, or its replica was no voter any
+        more, if it was a majority."""
         self._lost: dict[tuple[int, NodeId], set[int]] = {}
         """By (group, replica) whose disk was lost: what that held until then."""
         for machine in machines:
@@ -157,13 +159,22 @@ class Watch:
         for key in self.raft.log_ids:
             if server_of(key[1]) == machine.server_id:
                 self._lost[key] = mine
-        majority = min(3, len(self._machines)) // 2 + 1
-        for value in mine:
-            copies = sum(value in other for other in self._values.values())
-            if copies >= majority:
-                self._safe[value] = max(copies, self._safe.get(value, 0))
+        self._keep_safe(mine, list(self._values.values()))
         self._listen(machine)
         self.raft.disk_lost(machine.server_id)
+
+    def _voter_gone(self, group_id: int, voters: Collection[NodeId]) -> None:
+        """What its replica held was rightly counted, though the answer may still be on its way."""
+        disks = [self._held(group_id, replica) for replica in voters]
+        self._keep_safe(set().union(*disks), disks)
+
+    def _keep_safe(self, values: set[int], disks: list[set[int]]) -> None:
+        """Remember those that a majority of the disks holds."""
+        majority = min(3, len(self._machines)) // 2 + 1
+        for value in values:
+            copies = sum(value in on_disk for on_disk in disks)
+            if copies >= majority:
+                self._safe[value] = max(copies, self._safe.get(value, 0))
 
     def _listen(self, machine: Machine) -> None:
         """Be told what becomes durable on the machine's disk, which holds nothing yet."""
