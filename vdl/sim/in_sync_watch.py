@@ -4,7 +4,8 @@ Every half second of virtual time each server is asked what it would tell a clie
 wrongly told of when its disk lacks entries that were committed longer ago than the lag bound and
 the time that looking and telling takes, look after look. Only servers that hear from the leader are
 held to it: one that is cut off tells what it heard last, and so does a leader that others have
-deposed and that does not know.
+deposed and that does not know. A leader is in sync with itself, as in Kafka, also while its own
+disk is behind those of its followers.
 
 Must not know: faults, clients.
 """
@@ -88,6 +89,8 @@ class InSyncWatch:
                     continue
                 self.checked += 1
                 for server in sorted(set(host.in_sync_of(group_id))):
+                    if server == server_of(leader.replica_id):
+                        continue
                     if not self._holds(leader, server, settled):
                         place = (host.server_id, group_id, leader.node.term, server)
                         wrong[place] = self._wrong.get(place, 0) + 1
