@@ -243,6 +243,14 @@ class RawNode:
         elif raft.state is LEADER:
             leader.entries_ready(raft, peer, entries)
 
+    def know_committed(self, *, index: Index, term: Term) -> None:
+        """Somebody who applied the entry of this index and term says so: it is committed, and here
+        it is in the log and durable."""
+        log = self.raft.log
+        assert index <= log.stable, (index, log.stable)
+        assert log.matches(index=index, term=term), (index, term)
+        log.commit_to(index)
+
     def take_state(self, snapshot: Snapshot) -> None:
         """The state machine was given what another replica made of entries up to the snapshot's,
         which are in this log and durable: go on behind them, with its members. Use: on a replica

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from typing import Protocol
 
 import segments.api as storage
@@ -24,7 +25,16 @@ from raft.errors import SnapshotTemporarilyUnavailable
 from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
-from raft.types import CONF_CHANGE_KINDS, ColdRead, ConfState, Entry, NodeId, Snapshot, StateType
+from raft.types import (
+    CONF_CHANGE_KINDS,
+    LOCAL_APPLY_THREAD,
+    ColdRead,
+    ConfState,
+    Entry,
+    NodeId,
+    Snapshot,
+    StateType,
+)
 from vdl.clock import MS
 from vdl.logstream.encodings import Encodings
 from vdl.logstream.options import HostOptions
@@ -35,6 +45,7 @@ from vdl.logstream.snapshots import (
     SNAPSHOT_BYTES_MAX,
     Items,
     Members,
+    SnapshotState,
     decode_snapshot,
     encode_members,
     encode_snapshot,
@@ -110,11 +121,21 @@ class Owner(Protocol):
         """Applied state that changed since the last call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A state that another replica gave, and who hears when it is taken."""
+
+    snapshot: Snapshot
+    state: SnapshotState
+    taken: Callable[[], None]
+
+
 class Group:
     """One replica. `dirty` means the host's next turn pumps it."""
 
     __slots__ = (
         "_clear_meta",
+        "_coming",
         "_gone_tick",
         "_held",
         "_members_stored",
@@ -242,6 +263,8 @@ class Group:
         self._pace = pace
         self._held = 0
         """Applications that wait for the disk; while there are any, all wait."""
+        self._coming: Coming | None = None
+        """A state from elsewhere that is taken once what it stands on is durable here."""
         self.reads = ReadRounds()
         self.awaits_copies = False
         """Set by the owner: it waits for copies of committed entries, which `pump` tells it of."""
@@ -290,6 +313,7 @@ class Group:
             self.node.has_ready()
             or (self.was_leader and (self.owner.holds_proposals or not self.serving))
             or self.awaits_copies
+            or self._coming is not None
             or bool(self.reads)
         )
 
@@ -409,6 +433,8 @@ class Group:
                 self.reads.applied(self.applied)
             for want in ready.cold_reads:
                 self._read_cold(want, turn)
+        if self._coming is not None and not self._held:
+            self._await_state(turn)
         if self.awaits_copies:
             self.owner.committed(self.commit)
         self._note_role()
@@ -453,25 +479,50 @@ class Group:
         self.encodings.forget_size()
         self._note_whole()
 
-    def take_state(self, snapshot: Snapshot) -> bool:
+    def take_state(self, snapshot: Snapshot, taken: Callable[[], None]) -> bool:
         """Take the state that another replica made of entries which this one has and cannot read,
         while nobody else has them any more either; the log stays as it is. False when that is not
         possible now. Until the next checkpoint it is in memory only: a crash in between leaves
-        what there was. Raises DecodeError."""
+        what there was, and a commit index that tells how much was acted on. Hence it is taken, and
+        `taken` called, only once that is durable. Raises DecodeError."""
+        state = decode_snapshot(snapshot.data)
+        if not self._may_take(snapshot, state):
+            return False
+        if self._coming is None:
+            self._coming = Coming(snapshot, state, taken)
+            self.node.know_committed(index=snapshot.index, term=snapshot.term)
+        return True
+
+    def _may_take(self, snapshot: Snapshot, state: SnapshotState) -> bool:
         node, log, index = self.node, self.node.raft.log, snapshot.index
         is_idle = not self._held and log.applying == self.applied
         if node.is_leader or not is_idle or not self.applied < index <= node.stable:
             return False
         if log.snapshot is not None or not log.matches(index=index, term=snapshot.term):
             return False
-        state = decode_snapshot(snapshot.data)
-        if state.members.reflects < self.reflects:
-            return False
-        node.take_state(snapshot)
-        self.applied = index
-        self.reflects = state.members.reflects
-        self._take_items(state.items)
-        return True
+        return state.members.reflects >= self.reflects
+
+    def _await_state(self, turn: Turn) -> None:
+        """Have the commit index that a coming state stands on made durable. Members may reflect
+        more than the state's index: the news of that comes by itself."""
+        coming = self._coming
+        assert coming is not None, self.group_id
+        members = coming.state.members
+        is_same = members.conf_state == self.node.membership.conf_state()
+        if not self._may_take(coming.snapshot, coming.state):
+            self._coming = None  # the entries could be read after all, or a snapshot came
+        elif is_same or self.commit >= members.reflects:
+            self._hold(MsgStorageApply(LOCAL_APPLY_THREAD, self.replica_id, 0, [], []), turn)
+
+    def _take_coming(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is None or not self._may_take(coming.snapshot, coming.state):
+            return
+        self.node.take_state(coming.snapshot)
+        self.applied = coming.snapshot.index
+        self.reflects = coming.state.members.reflects
+        self._take_items(coming.state.items)
+        coming.taken()
 
     def retry_apply(self) -> bool:
         """Read again what is to be applied next, if that failed: a hole may have been healed, or
@@ -564,10 +615,13 @@ class Group:
         turn.after_append.append((self, True, [message]))
 
     def apply_held(self, message: MsgStorageApply) -> None:
-        """`apply` what waited for the disk."""
+        """`apply` what waited for the disk; without entries it is a state from elsewhere."""
         self._held -= 1
         assert self._held >= 0, self.group_id
-        self.apply(message)
+        if message.entries:
+            self.apply(message)
+        else:
+            self._take_coming()
 
     def apply(self, message: MsgStorageApply) -> None:
         """Apply committed entries, in order; not those that waited until a snapshot, which always

@@ -208,14 +208,17 @@ class Healing:
         return True
 
     def _takes_state(self, group: Group, state: Snapshot) -> bool:
-        try:
-            is_taken = group.take_state(state)
-        except DecodeError:  # of another version
-            return False
-        if is_taken:
+        def taken() -> None:
             self._log.info("state_taken", **_named(group), applied=group.applied)
             self._healed(group)
-        return is_taken
+
+        try:
+            is_coming = group.take_state(state, taken)
+        except DecodeError:  # of another version
+            return False
+        if is_coming:
+            self._staged(group)
+        return is_coming
 
     def _note_damaged(self, group: Group, hole: tuple[int, int]) -> None:
         """Tell of a group once, until it is whole again."""

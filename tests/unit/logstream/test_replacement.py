@@ -19,6 +19,7 @@ from vdl.logstream.turn import replica_id_of, server_of
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
 from vdl.state.commands import (
     CreateTopics,
+    DeleteTopics,
     LostReplica,
     NewTopic,
     RegisterServer,
@@ -770,8 +771,8 @@ def test_state_of_the_past_that_was_taken_is_not_acted_on(
     host = cluster.nodes[3].host
     group = host.groups[CATALOG_GROUP]
     assert not group.is_whole
-    assert group.take_state(past)
-    host._healed(group)
+    assert group.take_state(past, lambda: host._healed(group))
+    host._staged(group)
     cluster.run(300)
     patch.undo()
     assert not group.is_whole
@@ -798,4 +799,46 @@ def test_state_that_comes_in_the_turn_of_a_snapshot_is_refused(
     far = Snapshot(node.last_index + 50, node.term, past.conf_state, past.next_offset, past.data)
     node.step(MsgSnap(node.id, node.lead, node.term, far))
     assert node.raft.log.snapshot is not None
-    assert not group.take_state(past)
+    assert not group.take_state(past, lambda: None)
+
+
+def test_state_that_was_taken_is_acted_on_once_its_commit_index_is_durable(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut would forget how much was acted on: what a taken catalog has deleted would
+    be made again, with no memory of its votes."""
+    group_id = cluster.create_topic("doomed")
+    cluster.run(300)
+    node = cluster.nodes[3]
+    log = node.host.groups[CATALOG_GROUP].log
+    stored = node.store.image.logs[log.log_id]
+    last = log.last_index
+    cluster.nodes[1].host.propose_catalog(
+        DeleteTopics(["doomed"]), deadline_ns=cluster.deadline(), done=lambda _: None
+    )
+    while stored.last_index == last:
+        cluster.run(0.05)
+    node.crash()
+    assert stored.hard.commit < stored.last_index, "the entry is durable, not that it is committed"
+    cluster.run(300)
+    present = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    for other in (1, 2):
+        cluster.nodes[other].crash()
+    patch = unreadable(monkeypatch, CATALOG_GROUP)
+    node.start()
+    cluster.run(300)
+    host = node.host
+    group = host.groups[CATALOG_GROUP]
+    assert not group.is_whole
+    assert group.take_state(present, lambda: None)
+    host._staged(group)
+    while not group.is_whole:
+        cluster.run(0.05)
+    node.crash()
+    assert stored.hard.commit >= present.index
+    patch.undo()
+    node.start()
+    cluster.run(300)
+    assert host is not node.host
+    assert node.host.groups[CATALOG_GROUP].is_whole
+    assert group_id not in node.host.groups
