@@ -11,6 +11,9 @@ restart forgot would make the deleted replica again, with no memory. And because
 new, or its catalog replica may be made anew and begin in the past:
 
 * nothing is made unless the catalog knows this server by this very data directory;
+* nor before the catalog replica here has applied the command that gave out its own number. One
+  whose predecessor was lost goes through all of the past, in a directory that has acted on that
+  before; the predecessor was lost before its successor was asked for, so it acted on less;
 * a number is made only above every number this directory has held of that group;
 * a new replica is made, durably, before the one it takes the place of is deleted, and that one is
   kept until a leader of the group feeds the new one (`fed`): only then does a majority have what
@@ -104,8 +107,12 @@ class Replicas:
 
     @property
     def is_known(self) -> bool:
-        """Whether the applied catalog knows this server by this data directory."""
-        return self._catalog.directory_of(self._server_id) == self._store.directory_id
+        """Whether the applied catalog knows this server by this data directory, and the catalog
+        replica that applied it by its number. Before that it is one of the past."""
+        catalog, server_id = self._catalog, self._server_id
+        number = catalog.replica_number(CATALOG_GROUP, server_id)
+        is_present = number >= self.number_of(CATALOG_GROUP)
+        return is_present and catalog.directory_of(server_id) == self._store.directory_id
 
     def number_of(self, group_id: int) -> int:
         """Number of the newest replica here, lost ones too; 0 when there was never one."""

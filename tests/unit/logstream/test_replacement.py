@@ -7,8 +7,9 @@ import pytest
 
 from raft.messages import MsgApp, MsgCommit, MsgHeartbeat, MsgSnap
 from raft.types import Snapshot, StateType
-from segments.api import EntriesDamaged, NotInMemory
+from segments.api import CorruptRecord, EntriesDamaged, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
+from tests.unit.logstream.conftest import Cluster
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
 from vdl.logstream.incoming import Incoming
@@ -842,3 +843,65 @@ def test_state_that_was_taken_is_acted_on_once_its_commit_index_is_durable(
     assert host is not node.host
     assert node.host.groups[CATALOG_GROUP].is_whole
     assert group_id not in node.host.groups
+
+
+def note_logs_made(monkeypatch: pytest.MonkeyPatch, made: list[tuple[int, int]]) -> None:
+    """(group, replica number) of each log that is made from now on."""
+    create_log = MemoryStore.create_log
+
+    def noted(store: Any, group_id: int, number: int, **rest: Any) -> None:
+        made.append((group_id, number))
+        create_log(store, group_id, number, **rest)
+
+    monkeypatch.setattr(MemoryStore, "create_log", noted)
+
+
+def test_catalog_rebuilt_from_its_logs_start_does_not_make_what_was_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its checkpoint cannot be read; its commit index tells how much was acted on."""
+    cluster: Any = Cluster(apply_bytes_max=1, cold_read_bytes=1)
+    doomed = cluster.create_topic("doomed")
+    cluster.run(300)
+    cluster.delete_topic("doomed")
+    cluster.run(500)
+    made: list[tuple[int, int]] = []
+    note_logs_made(monkeypatch, made)
+    node = cluster.nodes[3]
+    node.store.checkpoint()
+    cluster.run(500)
+    load_meta = MemoryStore.load_meta
+
+    def damaged(store: Any, log: Any) -> Any:
+        if log.group_id == CATALOG_GROUP:
+            raise CorruptRecord("a checkpoint", 0)
+        return load_meta(store, log)
+
+    monkeypatch.setattr(MemoryStore, "load_meta", damaged)
+    restart(cluster, 3)
+    cluster.run(2_000)
+    assert node.host.is_known
+    assert numbers(cluster, 3)[CATALOG_GROUP] == 1
+    assert doomed not in node.host.groups
+    assert made == []
+
+
+def test_catalog_replica_made_anew_does_not_make_what_was_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes through all of the past, in a directory that held replicas then and deleted them:
+    one that is made again has no memory of its votes."""
+    cluster: Any = Cluster(apply_bytes_max=1)
+    doomed = cluster.create_topic("doomed")
+    kept = cluster.create_topic("kept")
+    cluster.run(300)
+    cluster.delete_topic("doomed")
+    cluster.run(500)
+    made: list[tuple[int, int]] = []
+    note_logs_made(monkeypatch, made)
+    lose(cluster, 3, CATALOG_GROUP)
+    cluster.run(8_000)
+    assert numbers(cluster, 3)[CATALOG_GROUP] == 2
+    assert numbers(cluster, 3)[kept] == 1
+    assert cluster.nodes[3].host.is_known
+    assert doomed not in {group_id for group_id, _ in made}
