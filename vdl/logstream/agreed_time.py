@@ -28,8 +28,11 @@ Hence after any correction, sleep or start both are right within a hold (and a t
 the moment since which a majority of right clocks is linked.
 
 For a hold after a start, and after each move of more than `AWAY_MS`, `now_ms` is at least what the
-cluster has noted of earlier times (`remember`): a server alone that starts in 1970 does not stamp
-offsets that would be decades old as soon as its clock is right.
+cluster has noted of earlier times (`remember`): servers that start in 1970 do not stamp offsets that
+would be decades old as soon as their clocks are right. Hence only what a majority agrees on is
+noted (`is_sure`): of two clocks that are days apart beside a server that is away, one is wrong, and
+a note of it would move the stamps for a hold when all three agree again. And a move forward is noted
+at once (`moves_forward`): who slept for days may start with a wrong clock next.
 
 A peer's clock counts as what it told, when that arrived: too old by its way, never too new. If the
 own wall clock runs ahead of the monotonic clock, it was set, or the machine slept: what was told
@@ -99,6 +102,7 @@ class AgreedTime:
         "_settled_ms",
         "_since_ns",
         "_sure_ns",
+        "moves_forward",
     )
 
     def __init__(self, servers: int, *, hold_ms: int) -> None:
@@ -121,6 +125,8 @@ class AgreedTime:
         """When the evidence in `_buckets` began."""
         self._sure_ns: int | None = None
         """Since when stamps are sure; None before the first look."""
+        self.moves_forward = 0
+        """How often `now_ms` has leapt ahead by more than `AWAY_MS`."""
 
     # --- what is learned ----------------------------------------------------------------------
     def linked(self, peer: int) -> None:
@@ -174,6 +180,7 @@ class AgreedTime:
         self._best_ms = high if before is None else min(max(before, low), high)
         if before is not None and abs(self._best_ms - before) > AWAY_MS:
             self._sure_ns = now_ns + self._hold_ns
+            self.moves_forward += self._best_ms > before
         stood = self._stood(low, now_ns)
         if stood is not None and (self._settled_ms is None or self._settled_ms < stood):
             self._settled_ms = stood
@@ -191,6 +198,7 @@ class AgreedTime:
             self._best_ms += gained_ms
             if gained_ms > AWAY_MS:
                 self._sure_ns = now_ns + self._hold_ns
+                self.moves_forward += 1
 
     def _clocks_changed(self) -> None:
         """Another clock is known, or one less, or one moved: what follows from them does, too."""
@@ -242,6 +250,11 @@ class AgreedTime:
         if self._settled_ms is None:
             return NOTHING_IS_OLD
         return max(NOTHING_IS_OLD, self._settled_ms + now_ns // MS)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a majority's clocks are known and agree."""
+        return self._bounds is not None and self._bounds[1] - self._bounds[0] <= AWAY_MS
 
     @property
     def ahead_ms(self) -> int:

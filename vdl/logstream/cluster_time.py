@@ -39,6 +39,16 @@ class ClusterTime:
         """How far the own wall clock is ahead of the agreed time."""
         return self._agreed.ahead_ms
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether a majority's clocks are known and agree."""
+        return self._agreed.is_sure
+
+    @property
+    def moves_forward(self) -> int:
+        """See `AgreedTime.moves_forward`."""
+        return self._agreed.moves_forward
+
     def linked(self, server_id: int) -> None:
         """A session with the server begins."""
         self._agreed.linked(server_id)
@@ -62,7 +72,9 @@ class ClusterTime:
         """See what the clocks say now: ten times a second."""
         self._agreed.look(self._clock.wall_ms(), self._clock.now_ns())
         ahead_ms = self._agreed.ahead_ms
-        disagrees = abs(ahead_ms) > AWAY_MS
+        # A clock that stands at the limit is not told of again and again.
+        limit_ms = AWAY_MS // 2 if self._disagrees else AWAY_MS
+        disagrees = abs(ahead_ms) > limit_ms
         if disagrees and not self._disagrees:
             self._log.warning(
                 "clock_disagrees",

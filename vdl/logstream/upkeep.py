@@ -87,6 +87,7 @@ class Upkeep:
         self._clock = clock
         self._time = time
         self._noted_ns = -NEVER
+        self._noted_moves = 0
         self._log = log
         self._staged = staged
         self._retry = retry
@@ -169,15 +170,18 @@ class Upkeep:
             self._cut_deleted(stream.group, stream.state.log_start_offset)
 
     def _note_time(self) -> None:
-        """Have the catalog remember what time it is, once in each hold: see `AgreedTime.remember`.
-        Not on a full disk, which has room for more important commands."""
-        now_ns = self._clock.now_ns()
+        """Have the catalog remember what time it is, once in each hold and when it leapt ahead: see
+        `AgreedTime.remember`. Not while clocks disagree, and not on a full disk, which has room for
+        more important commands."""
+        now_ns, time = self._clock.now_ns(), self._time
         catalog_group = self._catalog_group
-        if not catalog_group.serving or self._conditions.is_full:
+        if not catalog_group.serving or self._conditions.is_full or not time.is_sure:
             return
-        if now_ns - self._noted_ns < self._options.clock_hold_ms * MS:
+        is_noted = now_ns - self._noted_ns < self._options.clock_hold_ms * MS
+        if is_noted and self._noted_moves == time.moves_forward:
             return
         self._noted_ns = now_ns
+        self._noted_moves = time.moves_forward
         deadline_ns = now_ns + SECOND_NS
         catalog_group.propose(NoteTime(), deadline_ns=deadline_ns, done=_ignore)
 

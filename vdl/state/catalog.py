@@ -267,9 +267,10 @@ class Catalog:
     def apply(self, command: Any, now_ms: int, index: int) -> Any:
         """Apply one committed command; the answer's type goes with the command's."""
         is_note = type(command) is commands.NoteTime
-        if is_note or (not self.noted_ms and now_ms):
+        is_alone = len(self.founders) == 1
+        if is_note or (is_alone and not self.noted_ms and now_ms):
             # Until there is a note any command's time is one: a server alone may be killed before
-            # the first, and come back in 1970.
+            # the first, and come back in 1970. Several may not agree at that time.
             self.noted_ms = now_ms
             self._dirty.add(_KEY_COUNTERS)
         if is_note:

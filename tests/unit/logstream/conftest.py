@@ -195,6 +195,10 @@ class Cluster:
     def run(self, ms: float) -> None:
         self.time.run_until(self.time.now_ns + int(ms * MS))
 
+    def true_ms(self) -> int:
+        """What a wall clock says that nobody has set."""
+        return Node.wall_base_ms + self.time.now_ns // MS
+
     def deadline(self, ms: int = 1_000) -> int:
         return self.time.now_ns + ms * MS
 

@@ -220,6 +220,36 @@ def test_only_clock_set_back_decades_does_not_stamp_them() -> None:
     assert clocks.late == -YEARS_BEHIND
 
 
+@pytest.mark.parametrize("error", [-8 * DAY, 8 * DAY])
+def test_clocks_of_two_that_disagree_beside_one_that_is_away_are_not_sure(error: int) -> None:
+    """One of them is wrong, and nobody can know which: what time it is must not be noted."""
+    clocks = Clocks(3, 2, errors={2: error})
+    assert not clocks.agreed.is_sure
+    clocks.run(HOLD)
+    assert not clocks.agreed.is_sure
+    clocks.link(3)
+    clocks.run(BEAT)
+    assert clocks.agreed.is_sure
+    assert clocks.late == 0
+    clocks.unlink(3)
+    clocks.unlink(2)
+    assert not clocks.agreed.is_sure
+
+
+def test_leap_ahead_is_counted_and_a_step_back_is_not() -> None:
+    """It is noted at once: a start with a clock that is behind may be next."""
+    for clocks in (Clocks(1), Clocks(3, 2, 3)):
+        clocks.run(2 * HOLD)
+        assert clocks.agreed.moves_forward == 0
+        clocks.sleep(8 * DAY)
+        clocks.run(BEAT)
+        assert clocks.agreed.moves_forward == 1
+        assert clocks.agreed.is_sure
+        clocks.errors = dict.fromkeys(clocks.errors, -8 * DAY)
+        clocks.run(HOLD)
+        assert clocks.agreed.moves_forward == 1
+
+
 def test_agreed_time_random_walk_keeps_its_bounds() -> None:
     """Against the whole past, kept and looked through: stamps lie between the bounds, deletions at
     or below the least `low` of the last hold unless they were right before."""
@@ -315,3 +345,11 @@ def test_disagreeing_clock_is_logged_once_by_how_much() -> None:
         ("clock_disagrees", 61_000),
     ]
     assert time.ahead_ms == 61_000
+    del log.lines[:]
+    for error in (59_999, 60_001, 59_999, 60_001, 31_000):
+        clocks.errors[1] = error
+        beat()
+    assert log.lines == [], "it stands at the limit, or nearly"
+    clocks.errors[1] = 29_000
+    beat()
+    assert log.lines == [("clock_agrees", 29_000)]

@@ -9,6 +9,7 @@ import pytest
 from raft.messages import MsgHeartbeat, MsgSnap
 from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
+from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
@@ -480,3 +481,40 @@ def test_hand_over_that_did_not_leave_is_over(
     monkeypatch.undo()
     cluster.run(500)
     assert [fate.error for fate in fates] == [ErrorCode.NONE]
+
+
+DAY_MS = 86_400_000
+
+
+def late_ms(cluster: Any, server_id: int) -> int:
+    """How far what a server stamps is behind the clocks that are right."""
+    node = cluster.nodes[server_id]
+    return int(cluster.true_ms() - node.host.agreed_ms())
+
+
+@pytest.mark.parametrize("error_ms", [-8 * DAY_MS, 8 * DAY_MS])
+def test_wrong_clock_beside_a_server_that_is_away_is_not_noted(error_ms: int) -> None:
+    """The note is the least that is stamped for a hold after a start: with the third server back it
+    would be days too late."""
+    cluster: Any = Cluster(clock_hold_ms=3_000)
+    cluster.run(2_000)
+    for node in cluster.nodes.values():
+        node.crash()
+    cluster.nodes[2].wall_base_ms += error_ms
+    for server_id in (1, 2):
+        cluster.nodes[server_id].start()
+    cluster.run(9_000)
+    assert abs(cluster.nodes[1].host.catalog.noted_ms - cluster.true_ms()) < 20_000
+    assert max(late_ms(cluster, 1), late_ms(cluster, 2)) <= 1, "too new is the smaller mistake"
+    cluster.nodes[3].start()
+    cluster.run(1_000)
+    assert [abs(late_ms(cluster, i)) <= 1 for i in SERVERS] == [True] * 3
+
+
+def test_time_that_all_slept_is_noted_at_once(cluster: Any) -> None:
+    """Whoever starts next with a clock that is behind stamps nothing that old."""
+    cluster.run(2_000)
+    for node in cluster.nodes.values():
+        node.clock.jump_wall(8 * DAY_MS)
+    cluster.run(2_500)
+    assert cluster.nodes[1].host.catalog.noted_ms >= cluster.true_ms() + 8 * DAY_MS - 2_500
