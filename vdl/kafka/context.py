@@ -175,6 +175,13 @@ class LogStream(Protocol):
         """Leader, and the first entry of its own term is applied."""
 
     @property
+    def is_proved(self) -> bool:
+        """Whether a read needs no `prove` before it."""
+
+    def prove(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        """True: a quorum says that this replica leads."""
+
+    @property
     def term(self) -> int:
         """Kafka's leader epoch of the partition."""
 

@@ -28,11 +28,11 @@ Hence after any correction, sleep or start both are right within a hold (and a t
 the moment since which a majority of right clocks is linked.
 
 For a hold after a start, and after each move of more than `AWAY_MS`, `now_ms` is at least what the
-cluster has noted of earlier times (`remember`): servers that start in 1970 do not stamp offsets that
-would be decades old as soon as their clocks are right. Hence only what a majority agrees on is
+cluster has noted of earlier times (`remember`): servers that start in 1970 do not stamp offsets
+that would be decades old as soon as their clocks are right. Hence only what a majority agrees on is
 noted (`is_sure`): of two clocks that are days apart beside a server that is away, one is wrong, and
-a note of it would move the stamps for a hold when all three agree again. And a move forward is noted
-at once (`moves_forward`): who slept for days may start with a wrong clock next.
+a note of it would move the stamps for a hold when all three agree again. And a move forward is
+noted at once (`moves_forward`): who slept for days may start with a wrong clock next.
 
 A peer's clock counts as what it told, when that arrived: too old by its way, never too new. If the
 own wall clock runs ahead of the monotonic clock, it was set, or the machine slept: what was told

@@ -44,8 +44,9 @@ from vdl.logstream.healing import Healing
 from vdl.logstream.in_sync import InSyncReplicas
 from vdl.logstream.incoming import Incoming
 from vdl.logstream.leadership import Leadership
+from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.opening import Opening
-from vdl.logstream.options import HostOptions
+from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.logstream.proofs import Proofs
 from vdl.logstream.replacement import Replacement
 from vdl.logstream.replicas import (
@@ -120,6 +121,7 @@ class Host:
         self._catalog_changed = False
         self._to_wake: dict[int, LogStream] = {}
         self._due = DueGroups(clock, self._fall_due)
+        self._gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
         self._alive: dict[int, Hello] = {}
         self._boot = rng.getrandbits(62)
         self.catalog = Catalog(
@@ -238,6 +240,7 @@ class Host:
             options=options,
             clock=clock,
             time=self.time,
+            gaps=self._gaps,
             log=log,
             staged=self._staged,
             retry=self._healed,
@@ -666,6 +669,7 @@ class Host:
             mark_dirty=self.mark_dirty,
             wake=self.wake,
             may_reach=self._may_reach,
+            gaps=self._gaps,
         )
 
         def opened(group: Group) -> None:

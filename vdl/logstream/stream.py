@@ -25,6 +25,7 @@ from vdl.clock import NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
 from vdl.logstream.in_sync import copied
+from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.options import HostOptions
 from vdl.logstream.retention import RetentionPolicy, UntimedSegments, retention_start
 from vdl.logstream.snapshots import Items
@@ -143,11 +144,13 @@ class LogStream:
     __slots__ = (
         "_asked",
         "_deletions",
+        "_gaps",
         "_held",
         "_mark_dirty",
         "_may_reach",
         "_options",
         "_overlay",
+        "_proved",
         "_uncopied",
         "_untimed",
         "_waiters",
@@ -172,8 +175,10 @@ class LogStream:
         mark_dirty: Callable[[Group], None],
         wake: Callable[[LogStream], None],
         may_reach: Callable[[Group, int], bool],
+        gaps: LoopGaps,
     ) -> None:
-        """`may_reach`: whether so many replicas are in sync here, where this replica leads."""
+        """`may_reach`: whether so many replicas are in sync here, where this replica leads; `gaps`:
+        the server's."""
         self.topic = topic
         self.partition = partition
         self.state = state
@@ -182,6 +187,9 @@ class LogStream:
         self._mark_dirty = mark_dirty
         self._wake = wake
         self._may_reach = may_reach
+        self._gaps = gaps
+        self._proved = gaps.count
+        """After so many gaps a quorum has answered here, or nobody led before the last of them."""
         self._overlay = Overlay()
         self._uncopied: list[Waiter] = []
         """Waiters whose entries are committed, but not on as many disks as was asked for."""
@@ -205,6 +213,23 @@ class LogStream:
     def serving(self) -> bool:
         """Leads and has applied its own term's first entry."""
         return self.group.serving
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the loop has run without a gap since a quorum last proved who leads: else `prove`
+        comes before a read."""
+        return self._proved == self._gaps.look()
+
+    def prove(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        """Have a quorum say that this replica still leads, as `read_index` does."""
+        gap = self._gaps.count
+
+        def proved(passed: bool) -> None:
+            if passed:
+                self._proved = max(self._proved, gap)
+            done(passed)
+
+        self.read_index(deadline_ns=deadline_ns, done=proved)
 
     @property
     def term(self) -> int:

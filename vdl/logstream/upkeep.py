@@ -25,6 +25,7 @@ from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
 from vdl.logstream.healing import Healing
 from vdl.logstream.in_sync import LOOK_NS, InSyncReplicas
+from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.options import HostOptions
 from vdl.logstream.replacement import Replacement
 from vdl.logstream.retention import KEEP, RetentionPolicy
@@ -65,6 +66,7 @@ class Upkeep:
         options: HostOptions,
         clock: Clock,
         time: ClusterTime,
+        gaps: LoopGaps,
         log: Log,
         staged: Callable[[Group], None],
         retry: Callable[[Group], None],
@@ -86,6 +88,7 @@ class Upkeep:
         self._options = options
         self._clock = clock
         self._time = time
+        self._gaps = gaps
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._log = log
@@ -124,6 +127,7 @@ class Upkeep:
             return
         self._clock.call_later(SWEEP_NS, self._sweep)
         now_ns = self._clock.now_ns()
+        self._gaps.look()
         self._time.look()
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()

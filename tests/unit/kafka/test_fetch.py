@@ -272,6 +272,22 @@ def test_fetch_before_the_leader_serves_is_held() -> None:
     assert counts(client.answers()[0]) == [1]
 
 
+def test_fetch_after_a_gap_in_the_loop_asks_a_quorum_first() -> None:
+    """Meanwhile another may have been elected, and what is known here be long ago (§8)."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    world.run(1)
+    stream.is_proved = False
+    client = world.client()
+    assert counts(client.ask(FETCH, 11, fetch(0))) == [1]
+    assert stream.is_proved
+    stream.is_proved = stream.quorum = False
+    response = client.ask(FETCH, 11, fetch(0))
+    assert error_of(response) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert counts(response) == [0]
+
+
 def test_fetch_from_a_follower_names_the_leader() -> None:
     """KIP-951: the hint and, from v16 on, the address."""
     world = World()

@@ -80,6 +80,7 @@ class TwinStream:
         self.group_id = group_id
         self.is_leader = True
         self.serving = True
+        self.is_proved = True
         self.term = 5
         self.leader_server = 1
         self.log_start_offset = 0
@@ -215,6 +216,13 @@ class TwinStream:
         wait = TwinWait(offset, callback)
         self.waits.append(wait)
         return wait
+
+    def prove(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        def proved(passed: bool) -> None:
+            self.is_proved = passed
+            done(passed)
+
+        self.read_index(deadline_ns=deadline_ns, done=proved)
 
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
         quorum = self.quorum and self.is_leader

@@ -228,6 +228,12 @@ class Cluster:
                 return stream
         raise AssertionError("nobody serves")
 
+    def new_leader(self, group_id: int, old: LogStream) -> LogStream:
+        """The serving stream that is not the old leader's."""
+        streams = [node.host.stream(group_id) for node in self.nodes.values()]
+        (found,) = [s for s in streams if s is not None and s is not old and s.serving]
+        return found
+
     def append(
         self,
         stream: LogStream,

@@ -6,10 +6,11 @@
   v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
 
 A fetch is a `_Poll`: it makes attempts until it can answer. An attempt first passes the gates: this
-replica leads, its leader has committed an entry of its own term, an offset above the high watermark
-is confirmed to be out of range by a quorum. Then it reads. Too little and no error: it subscribes
-and comes back, at most once a turn, when a high watermark or a leader changes. Reading and
-subscribing happen in one call, so nothing can slip between them.
+replica leads, its leader has committed an entry of its own term, a quorum has answered since the
+loop last stood still, an offset above the high watermark is confirmed to be out of range by a
+quorum. Then it reads. Too little and no error: it subscribes and comes back, at most once a turn,
+when a high watermark or a leader changes. Reading and subscribing happen in one call, so nothing
+can slip between them.
 
 There are no transactions, so everything committed is stable: the last stable offset is the high
 watermark and no aborted transaction is listed, under either isolation level.
@@ -273,6 +274,13 @@ class _Poll:
         if not stream.serving:
             self.gates += 1
             stream.when_serving(
+                deadline_ns=self._gate_deadline_ns(), done=partial(self._gate_passed, target)
+            )
+            return
+        if not stream.is_proved:
+            # After a gap in the loop it may have been deposed long ago, and not know.
+            self.gates += 1
+            stream.prove(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._gate_passed, target)
             )
             return
