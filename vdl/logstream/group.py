@@ -135,6 +135,7 @@ class Group:
 
     __slots__ = (
         "_clear_meta",
+        "_cold_first",
         "_coming",
         "_gone_tick",
         "_held",
@@ -261,6 +262,8 @@ class Group:
         """Where the log would have been cut when the state was last found too large for that."""
         self.encodings = Encodings()
         self._pace = pace
+        self._cold_first: dict[NodeId, int] = {}
+        """From where on each peer was last to be fed from disk, until that has been read."""
         self._held = 0
         """Applications that wait for the disk; while there are any, all wait."""
         self._coming: Coming | None = None
@@ -435,6 +438,8 @@ class Group:
                 self._read_cold(want, turn)
         if self._coming is not None and not self._held:
             self._await_state(turn)
+        if self._cold_first:
+            self._withdraw_unwanted()
         if self.awaits_copies:
             self.owner.committed(self.commit)
         self._note_role()
@@ -651,26 +656,60 @@ class Group:
     def _read_cold(self, want: ColdRead, turn: Turn) -> None:
         """Entries a peer, or this replica's own applier, needs that left memory."""
         wake = turn.wake
+        if want.peer != self.replica_id:
+            self._feed(want, wake)
+            return
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
             if isinstance(found, storage.StorageError):
-                if want.peer == self.replica_id:
-                    # At once it would fail again: it waits until that may have changed.
-                    self.apply_stalled = True
-                    return
-                found = []  # asked again at the peer's next sign of life
-            if want.peer != self.replica_id:
-                self._pace.found_less(want.bytes_max - sum(len(stored.data) for stored in found))
+                # At once it would fail again: it waits until that may have changed.
+                self.apply_stalled = True
+                return
             self.node.entries_ready(want.peer, [as_entry(stored) for stored in found])
             wake(self)
 
-        def read() -> None:
-            self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
+        self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
 
-        if want.peer == self.replica_id:
-            read()
-        else:
-            self._pace.run(want.bytes_max, read)
+    def _feed(self, want: ColdRead, wake: Callable[[Group], None]) -> None:
+        """Read what a peer needs, when it is its turn, if it needs it then."""
+        peer = want.peer
+        key = (self, peer)
+
+        def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
+            if isinstance(found, storage.StorageError):
+                found = []  # asked again at the peer's next sign of life
+            self.node.entries_ready(peer, [as_entry(stored) for stored in found])
+            self._withdraw_unwanted()
+            self._pace.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
+            wake(self)
+
+        def read() -> None:
+            if self._is_wanted(peer, want.first):
+                self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
+            else:
+                self._cold_first.pop(peer, None)
+                self._pace.ended(key, want.bytes_max)
+
+        self._cold_first[peer] = want.first
+        self._pace.run(key, want.bytes_max, read)
+
+    def _is_wanted(self, peer: NodeId, first: int) -> bool:
+        """Whether the core still waits for these entries: a peer that is probed anew, as after the
+        reset of its link, is not sent them, nor does one who leads no more send any."""
+        progress = self.node.raft.progress.get(peer)
+        return self.node.is_leader and progress is not None and progress.cold_read_first == first
+
+    def _withdraw_unwanted(self) -> None:
+        for peer, first in list(self._cold_first.items()):
+            if not self._is_wanted(peer, first):
+                self._pace.withdraw((self, peer))
+                del self._cold_first[peer]
+
+    def withdraw_reads(self) -> None:
+        """The replica is taken out of service: nobody is to be fed by it."""
+        for peer in self._cold_first:
+            self._pace.withdraw((self, peer))
+        self._cold_first.clear()
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:

@@ -739,6 +739,7 @@ class Host:
             stream.close()
         if group is not None:
             group.reads.fail()
+            group.withdraw_reads()
             group.owner.stopped()
             group.serving = False
 

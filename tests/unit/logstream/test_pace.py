@@ -13,7 +13,7 @@ def test_reads_beyond_the_rate_wait_their_turn() -> None:
     pace = Pace(NodeClock(time), RATE)
     done: list[tuple[int, float]] = []
     for number in range(40):
-        pace.run(RATE // 20, lambda n=number: done.append((n, time.now_ns)))
+        pace.run(number, RATE // 20, lambda n=number: done.append((n, time.now_ns)))
     time.run_until(3_000 * MS)
     assert [number for number, _ in done] == list(range(40))
     for number, at_ns in done:
@@ -28,12 +28,12 @@ def test_reads_that_find_little_leave_their_time_to_others() -> None:
     pace = Pace(clock, RATE)
     done: list[int] = []
 
-    def ended() -> None:
+    def ended(number: int) -> None:
         done.append(time.now_ns)
-        pace.found_less(RATE - 100)
+        pace.ended(number, RATE - 100)
 
-    for _ in range(1_000):
-        pace.run(RATE, lambda: clock.call_later(MS, ended))
+    for key in range(1_000):
+        pace.run(key, RATE, lambda key=key: clock.call_later(MS, lambda: ended(key)))
     time.run_until(2_000 * MS)
     assert len(done) == 1_000
 
@@ -43,9 +43,9 @@ def test_read_that_finds_more_makes_others_wait() -> None:
     time = VirtualTime()
     pace = Pace(NodeClock(time), RATE)
     done: list[int] = []
-    pace.run(100, lambda: None)
-    pace.found_less(100 - RATE)
-    pace.run(100, lambda: done.append(time.now_ns))
+    pace.run(1, 100, lambda: None)
+    pace.ended(1, 100 - RATE)
+    pace.run(2, 100, lambda: done.append(time.now_ns))
     time.run_until(500 * MS)
     assert done == []
     time.run_until(2_000 * MS)
@@ -58,7 +58,60 @@ def test_idle_time_is_not_saved_up() -> None:
     pace = Pace(NodeClock(time), RATE)
     time.run_until(3_600_000 * MS)
     done: list[int] = []
-    for _ in range(20):
-        pace.run(RATE // 10, lambda: done.append(time.now_ns))
+    for number in range(20):
+        pace.run(number, RATE // 10, lambda: done.append(time.now_ns))
     time.run_until(time.now_ns + 1_000 * MS)
     assert 10 <= len(done) <= 12
+
+
+def test_job_that_waits_gives_way_to_the_next_of_its_key_and_can_be_withdrawn() -> None:
+    """It keeps its place in the queue; what has been withdrawn takes nobody's time."""
+    time = VirtualTime()
+    pace = Pace(NodeClock(time), RATE)
+    done: list[str] = []
+    pace.run("running", RATE, lambda: done.append("running"))
+    for key in ("a", "b", "c"):
+        pace.run(key, RATE // 2, lambda key=key: done.append(key))
+    pace.run("a", RATE // 2, lambda: done.append("a again"))
+    pace.withdraw("b")
+    time.run_until(999 * MS - BURST_NS)
+    assert done == ["running"]
+    time.run_until(1_000 * MS)
+    assert done == ["running", "a again"]
+    time.run_until(10_000 * MS)
+    assert done == ["running", "a again", "c"]
+
+
+def test_of_each_key_one_job_runs_at_a_time() -> None:
+    """A disk that hangs is not asked again and again for the same follower."""
+    time = VirtualTime()
+    pace = Pace(NodeClock(time), RATE)
+    done: list[int] = []
+    for number in range(30):
+        pace.run("key", 100, lambda number=number: done.append(number))
+        time.run_until(time.now_ns + 1_000 * MS)
+    assert done == [0]
+    pace.ended("key", 0)
+    assert done == [0, 29]
+    pace.run("key", 100, lambda: done.append(30))
+    pace.withdraw("key")
+    pace.ended("key", 0)
+    time.run_until(time.now_ns + 1_000 * MS)
+    assert done == [0, 29]
+
+
+def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
+    """Not one within the other: there may be more than Python calls deep."""
+    time = VirtualTime()
+    pace = Pace(NodeClock(time), RATE)
+    done: list[int] = []
+
+    def read(number: int) -> None:
+        done.append(number)
+        pace.ended(number, 0 if number < 0 else 100)
+
+    pace.run(-1, RATE, lambda: read(-1))
+    for number in range(5_000):
+        pace.run(number, 100, lambda number=number: read(number))
+    time.run_until(2_000 * MS)
+    assert done == list(range(-1, 5_000))

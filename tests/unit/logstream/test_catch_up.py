@@ -1,0 +1,136 @@
+"""Followers far behind are fed from disk: what they no longer wait for is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from segments.api import NotInMemory
+from segments.memory import MemoryLog, MemoryStore
+from vdl.logstream.options import HostOptions
+
+RESETS = 30
+ENTRIES = 20
+
+
+class FarBehind:
+    """A follower that returns to a leader whose log has left memory, and whose disk hangs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: int) -> None:
+        from tests.unit.logstream.conftest import Cluster
+
+        self.cluster = cluster = Cluster(**options)
+        self.group_id = cluster.create_topic()
+        stream = cluster.leader(self.group_id)
+        self.leader = stream.leader_server
+        self.behind = self.leader % 3 + 1
+        cluster.nodes[self.behind].crash()
+        cluster.run(50)
+        for _ in range(ENTRIES):
+            cluster.append(stream)
+            cluster.run(2)
+        self.begun = 0
+        self.hanging: list[Callable[[], None]] | None = []
+        self.group = cluster.nodes[self.leader].host.groups[self.group_id]
+        entries = MemoryLog.entries
+
+        def from_memory(log: MemoryLog, first: int, end: int, bytes_max: int) -> Any:
+            if log is self.group.log:
+                raise NotInMemory(first, end)
+            return entries(log, first, end, bytes_max)
+
+        def from_disk(
+            _store: Any, log: MemoryLog, first: int, end: int, bytes_max: int, done: Any
+        ) -> None:
+            assert log is self.group.log
+
+            def answer() -> None:
+                done(entries(log, first, end, bytes_max))
+
+            self.begun += 1
+            if self.hanging is None:
+                cluster.nodes[self.leader].clock.call_later(1_000, answer)
+            else:
+                self.hanging.append(answer)
+
+        monkeypatch.setattr(MemoryLog, "entries", from_memory)
+        monkeypatch.setattr(MemoryStore, "entries_cold", from_disk)
+        cluster.nodes[self.behind].start()
+        cluster.run(400)
+
+    def reset(self) -> None:
+        """The link of the two is reset, and made anew."""
+        self.cluster.network.reset(self.leader, self.behind)
+        self.cluster.run(400)
+
+    @property
+    def waiting(self) -> int:
+        """Reads that have not begun, for all the leader's groups."""
+        pace = self.group._pace
+        return len(pace._waiting) + len(pace._behind)
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the follower has everything."""
+        stream = self.cluster.nodes[self.behind].host.stream(self.group_id)
+        return bool(stream is not None and stream.high_watermark == ENTRIES)
+
+
+def test_resets_of_a_link_do_not_ask_a_disk_that_hangs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One read is under way for a follower, however often it is asked for."""
+    world = FarBehind(monkeypatch)
+    assert world.begun == 1
+    for _ in range(RESETS):
+        world.reset()
+        assert world.waiting <= 1
+    assert world.begun == 1
+    hanging, world.hanging = world.hanging or [], None
+    for answer in hanging:
+        answer()
+    world.cluster.run(1_000)
+    assert world.is_back
+    assert world.begun <= 3
+    assert world.waiting == 0
+
+
+def test_resets_of_a_link_leave_no_reads_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While feeding is slow: each read of the greatest size takes a minute, one runs."""
+    world = FarBehind(monkeypatch, catch_up_bytes_per_second=HostOptions().message_bytes_max // 60)
+    world.hanging, hanging = None, world.hanging or []
+    counts = []
+    for _ in range(RESETS):
+        world.reset()
+        counts.append(world.begun + world.waiting)
+    assert max(counts) <= 2
+    for answer in hanging:
+        answer()
+    world.cluster.run(70_000)
+    assert world.is_back
+    assert world.begun <= 3
+
+
+def test_leader_that_lost_its_office_feeds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits to be read is withdrawn."""
+    world = FarBehind(monkeypatch, catch_up_bytes_per_second=1)
+    world.reset()
+    assert world.waiting == 1
+    other = 6 - world.leader - world.behind
+    for server in (other, world.behind):
+        world.cluster.network.cut(world.leader, server)
+        world.cluster.network.cut(server, world.leader)
+    world.cluster.run(5_000)
+    assert not world.group.node.is_leader
+    assert world.waiting == 0
+
+
+def test_replica_taken_out_of_service_feeds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is about to be deleted."""
+    world = FarBehind(monkeypatch, catch_up_bytes_per_second=1)
+    world.reset()
+    assert world.waiting == 1
+    world.cluster.nodes[world.leader].host.stop_group(world.group_id, deleted=True)
+    assert world.waiting == 0
