@@ -533,6 +533,10 @@ def membership_changed(raft: Raft) -> None:
     if not moved or raft.commit_apart:
         for node, progress in raft.peers:
             _maybe_send_append(raft, node, progress, send_if_empty=False)
+    if raft.commit_apart:
+        # At once, not in the host's time: with this leader gone, who has not heard of the new
+        # members would ask for the votes of the old ones, and there may be too few of those.
+        raft.msgs.extend(tell_commit(raft))
     if raft.lead_transferee not in raft.membership.voters():
         raft.lead_transferee = NONE
 

@@ -126,6 +126,24 @@ def test_wiped_server_takes_part_again_under_new_numbers(cluster: Any) -> None:
     assert [fate.error for fate in fates] == [ErrorCode.NONE]
 
 
+def test_leader_that_dies_after_a_change_of_members_leaves_a_majority(cluster: Any) -> None:
+    """Who hears that the third replica votes again only with the other news of commits, some time
+    later, would need the dead leader's vote: the one of two that are left cannot elect itself."""
+    group_id = cluster.create_topic()
+    old = transfer(cluster, group_id, 1)
+    wipe(cluster, 3)
+    for _ in range(8_000):
+        cluster.run(1)
+        if old.group.node.membership.incoming == THIRD_REPLACED:
+            break
+    else:
+        raise AssertionError("server 3 was not replaced")
+    cluster.run(2)
+    cluster.nodes[1].crash()
+    cluster.run(3_000)
+    assert cluster.leader(group_id).leader_server in {2, 3}
+
+
 def test_every_server_wiped_in_turn_keeps_the_records(cluster: Any) -> None:
     """In the end no directory of the beginning is left, and nothing is lost."""
     group_id = cluster.create_topic()

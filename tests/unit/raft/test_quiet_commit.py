@@ -8,7 +8,16 @@ from raft.config import Config
 from raft.memory import MemoryStorage
 from raft.messages import Message, MsgApp, MsgAppResp, MsgCommit, MsgHeartbeat, MsgVoteResp
 from raft.node import RawNode
-from raft.types import ConfState, Entry, HardState, Snapshot, StateType
+from raft.types import (
+    ConfChange,
+    ConfChangeSingle,
+    ConfChangeType,
+    ConfState,
+    Entry,
+    HardState,
+    Snapshot,
+    StateType,
+)
 from tests.unit.raft.network import Network
 
 
@@ -95,6 +104,17 @@ def test_commit_told_apart_travels_with_entries_where_some_follow() -> None:
     appends = [message for message in network.messages if isinstance(message, MsgApp)]
     assert [message.commit for message in appends] == [leader.commit] * 2
     assert leader.tell_commit() == []
+
+
+def test_change_of_members_is_told_at_once() -> None:
+    """`commit_apart`: who does not hear of it would ask the wrong voters once the leader is gone."""
+    network = Network(batch_appends=True, async_storage_writes=True, commit_apart=True)
+    leader = network.elect(1)
+    change = ConfChange(changes=(ConfChangeSingle(ConfChangeType.REMOVE_NODE, 3),))
+    leader.propose_conf_change(change)
+    work_until_acknowledged(network)
+    assert leader.membership.incoming == {1, 2}
+    assert network.node(2).membership.incoming == {1, 2}
 
 
 def test_commit_from_an_older_term_is_answered_with_the_newer_one() -> None:
