@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from raft.errors import Compacted, NotInMemory
 from raft.node import RawNode
 from raft.progress import ProgressState
 from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType, NodeId
@@ -23,6 +24,8 @@ from vdl.logstream.turn import server_of
 CAUGHT_UP_ENTRIES = 100
 """A replica that misses no more than this of what is committed takes part without a noticeable
 pause. What is under way counts for nobody: under load that is always more."""
+CAUGHT_UP_BYTES = 1 << 20
+"""Nor more than this, unless it is one entry."""
 
 
 def next_change(node: RawNode, wanted: Collection[NodeId]) -> ConfChangeSingle | None:
@@ -50,11 +53,16 @@ def next_change(node: RawNode, wanted: Collection[NodeId]) -> ConfChangeSingle |
 def is_caught_up(node: RawNode, member: NodeId) -> bool:
     """Whether a led group's member has shown, to this leader, that it misses little."""
     progress = node.progress(member)
-    return (
-        progress is not None
-        and progress.state is ProgressState.REPLICATE
-        and progress.match + CAUGHT_UP_ENTRIES >= node.commit
-    )
+    if progress is None or progress.state is not ProgressState.REPLICATE:
+        return False
+    missing = node.commit - progress.match
+    if not 0 < missing <= CAUGHT_UP_ENTRIES:
+        return missing <= 0
+    try:
+        little = node.raft.log.slice(progress.match + 1, node.commit + 1, CAUGHT_UP_BYTES)
+    except (Compacted, NotInMemory):
+        return False
+    return len(little) == missing
 
 
 def as_change(single: ConfChangeSingle) -> ConfChange:

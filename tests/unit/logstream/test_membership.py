@@ -9,8 +9,8 @@ from raft.membership import Membership
 from raft.memory import MemoryStorage
 from raft.node import RawNode
 from raft.progress import ProgressState
-from raft.types import ConfChangeSingle, ConfChangeType, ConfState, Snapshot
-from vdl.logstream.membership import CAUGHT_UP_ENTRIES, next_change
+from raft.types import ConfChangeSingle, ConfChangeType, ConfState, Entry, Snapshot
+from vdl.logstream.membership import CAUGHT_UP_BYTES, CAUGHT_UP_ENTRIES, next_change
 from vdl.logstream.turn import replica_id_of
 
 ONE, TWO, OLD, NEW = (replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 1), (3, 2)))
@@ -69,6 +69,20 @@ def test_learner_becomes_voter_only_once_it_has_caught_up() -> None:
     node.raft.log.committed += CAUGHT_UP_ENTRIES + 1
     assert next_change(node, WANTED) is None
     assert progress.state is ProgressState.REPLICATE
+
+
+def test_learner_that_misses_few_but_large_entries_has_not_caught_up() -> None:
+    """A hundred of the largest would be a hundred megabytes: producers would wait for them."""
+    node = leader({ONE, TWO}, {NEW})
+    progress = node.raft.progress[NEW]
+    before = node.last_index
+    node.propose([Entry(data=bytes(CAUGHT_UP_BYTES // 2)) for _ in range(3)])
+    node.raft.log.committed = node.last_index
+    progress.become_replicate()
+    progress.match = before
+    assert next_change(node, WANTED) is None
+    progress.match = node.last_index - 1
+    assert next_change(node, WANTED) is not None
 
 
 def test_catalog_older_than_the_members_changes_nothing() -> None:
