@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raft.messages import MsgApp, MsgCommit, MsgHeartbeat, PeerMessage
+from raft.messages import MsgApp, MsgCommit, MsgHeartbeat, MsgSnap, PeerMessage
 
 
 class EarlyMessages:
-    """Messages by group, in the order they came; at most `messages_max` in all."""
+    """Messages by group, in the order they came; at most `messages_max` in all, with snapshots of
+    `snapshot_bytes_max` in all."""
 
-    __slots__ = ("_by_group", "_count", "_messages_max")
+    __slots__ = ("_by_group", "_count", "_messages_max", "_snapshot_bytes", "_snapshot_bytes_max")
 
-    def __init__(self, messages_max: int) -> None:
+    def __init__(self, messages_max: int, snapshot_bytes_max: int) -> None:
         self._messages_max = messages_max
+        self._snapshot_bytes_max = snapshot_bytes_max
         self._by_group: dict[int, list[PeerMessage]] = {}
         self._count = 0
+        self._snapshot_bytes = 0
 
     def __len__(self) -> int:
         return self._count
@@ -35,6 +38,10 @@ class EarlyMessages:
         )
         if self._count >= self._messages_max or is_repeated:
             return False
+        size = _snapshot_bytes(message)
+        if size and self._snapshot_bytes + size > self._snapshot_bytes_max:
+            return False
+        self._snapshot_bytes += size
         self._count += 1
         self._by_group.setdefault(group_id, []).append(message)
         return True
@@ -43,9 +50,15 @@ class EarlyMessages:
         """The group is here, or never will be."""
         messages = self._by_group.pop(group_id, [])
         self._count -= len(messages)
+        self._snapshot_bytes -= sum(map(_snapshot_bytes, messages))
         return messages
 
     def drop_unless(self, is_expected: Callable[[int], bool]) -> None:
         """Forget the messages of groups that turned out not to be for this server."""
         for group_id in [group_id for group_id in self._by_group if not is_expected(group_id)]:
             self.take(group_id)
+
+
+def _snapshot_bytes(message: PeerMessage) -> int:
+    """What else there is in a message is small."""
+    return len(message.snapshot.data) if type(message) is MsgSnap else 0

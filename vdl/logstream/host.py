@@ -38,6 +38,7 @@ from vdl.logstream.cluster_time import ClusterTime
 from vdl.logstream.commit_news import CommitNews
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
+from vdl.logstream.early import EarlyMessages
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
 from vdl.logstream.healing import Healing
@@ -220,7 +221,7 @@ class Host:
             proofs=self._proofs,
             stats=self.stats,
             stepped=self._stepped,
-            early_messages_max=options.early_messages_max,
+            early=EarlyMessages(options.early_messages_max, options.early_snapshot_bytes_max),
             store=store,
             unflushed_bytes_max=self.unflushed_bytes_max,
         )

@@ -106,7 +106,7 @@ class Incoming:
         proofs: Proofs,
         stats: HostStats,
         stepped: Callable[[Group], None],
-        early_messages_max: int,
+        early: EarlyMessages,
         store: storage.Store,
         unflushed_bytes_max: int,
     ) -> None:
@@ -119,7 +119,7 @@ class Incoming:
         self._proofs = proofs
         self._stats = stats
         self._stepped = stepped
-        self._early = EarlyMessages(early_messages_max)
+        self._early = early
         self._granted_bytes = 0
         """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
         self._granted_turn = 0

@@ -27,6 +27,9 @@ class HostOptions:
     early_messages_max: int = 4_096
     """Raft messages kept for groups the catalog has not told this server of yet."""
 
+    early_snapshot_bytes_max: int = 16 << 20
+    """Snapshots among them: two of the largest."""
+
     cold_read_bytes: int = 1 << 20
     command_entries_kept: int = 10_000
     """Entries behind the last checkpoint that the catalog's and the coordinators' logs keep, for

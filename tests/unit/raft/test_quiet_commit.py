@@ -107,7 +107,7 @@ def test_commit_told_apart_travels_with_entries_where_some_follow() -> None:
 
 
 def test_change_of_members_is_told_at_once() -> None:
-    """`commit_apart`: who does not hear of it would ask the wrong voters once the leader is gone."""
+    """`commit_apart`: who does not hear of it asks the wrong voters once the leader is gone."""
     network = Network(batch_appends=True, async_storage_writes=True, commit_apart=True)
     leader = network.elect(1)
     change = ConfChange(changes=(ConfChangeSingle(ConfChangeType.REMOVE_NODE, 3),))
