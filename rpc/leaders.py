@@ -334,6 +334,11 @@ class LeaderListReceiver:
         """The freshest leader known, by term."""
         return self._leaders.get(group)
 
+    def count(self, peer: int) -> int:
+        """How many groups `peer` leads, as it has last said."""
+        held = self._held.get(peer)
+        return 0 if held is None else len(held.listed)
+
     def confirmed_ns(self, peer: int) -> int:
         """When `peer` last confirmed its whole list, on our clock; -1: not since its link is up."""
         held = self._held.get(peer)

@@ -194,6 +194,7 @@ class Host:
         self._transfers = Transfers(
             groups=self._groups,
             can_lead=self._conditions.can_lead,
+            led_by=self.leadership.count,
             tick=self._due.tick,
             mark_dirty=self.mark_dirty,
         )
@@ -268,7 +269,7 @@ class Host:
         return self._replacement.halted_groups
 
     def transfer_leaderships(self) -> int:
-        """Hand every leadership to the live voter that has most of its log; how many are left."""
+        """Hand out every leadership that somebody can take; how many of those are left."""
         self.upkeep.stopping()
         return self._transfers.hand_over_all()
 

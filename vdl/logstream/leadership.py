@@ -126,6 +126,10 @@ class Leadership:
         leader = self._lists.receiver.leader(group_id)
         return () if leader is None else leader.in_sync
 
+    def count(self, server_id: int) -> int:
+        """How many groups another server leads, as its list says."""
+        return self._lists.receiver.count(server_id)
+
     def leader_of(self, group_id: int) -> tuple[int, int]:
         """(server id, term) as the other servers' lists have it; (-1, term) when it is known that
         the term's leader gave up, (-1, -1) when nothing is known."""

@@ -160,7 +160,7 @@ class Upkeep:
         if self._conditions.should_not_lead:
             self._transfers.hand_over_all()
         else:
-            self._transfers.return_one()
+            self._transfers.return_some()
         self._note_time()
         self._replacement.look_around()
         self._healing.look_around()

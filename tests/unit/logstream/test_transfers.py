@@ -1,0 +1,81 @@
+"""To whom leaderships go, and how many at a time."""
+
+from collections import Counter
+from typing import Any
+
+from vdl.logstream.group import Group
+from vdl.logstream.transfers import RETURN_WITHIN_ROUNDS, Transfers
+from vdl.state.commands import CreateTopics, NewTopic
+
+TOPICS = 90
+
+
+def create_topics(cluster: Any, count: int, *, first: int, name: str = "t") -> list[int]:
+    """Topics of one partition whose first replica is a server's; their group ids."""
+    rest = [server for server in cluster.nodes if server != first]
+    groups: list[int] = []
+    for number in range(count):
+        placement = [first, *(rest if number % 2 else rest[::-1])]
+        topic_id = f"{name}{number}".encode().ljust(16)
+        new = NewTopic(f"{name}{number}", topic_id, assignments=[placement])
+        outcome: list[Any] = []
+        cluster.nodes[1].host.propose_catalog(
+            CreateTopics([new]), deadline_ns=cluster.deadline(), done=outcome.append
+        )
+        cluster.run(20)
+        groups.append(int(outcome[0].result.topics[0].group_ids[0]))
+    cluster.run(1_000)
+    return groups
+
+
+def led(cluster: Any, groups: list[int]) -> Counter[int]:
+    """How many of the groups each server leads."""
+    found: Counter[int] = Counter()
+    for server_id, node in cluster.nodes.items():
+        if not node.clock.stopped:
+            found[server_id] = sum(node.host.groups[group].node.is_leader for group in groups)
+    return found
+
+
+def test_others_share_what_a_server_led_that_stops(cluster: Any) -> None:
+    """Not all of it goes to the lowest id, though both have all of each log."""
+    groups = create_topics(cluster, TOPICS, first=1)
+    assert led(cluster, groups) == {1: TOPICS, 2: 0, 3: 0}
+    assert cluster.nodes[1].host.transfer_leaderships() >= TOPICS
+    cluster.run(500)
+    after = led(cluster, groups)
+    assert after[1] == 0
+    assert abs(after[2] - after[3]) <= 4, after
+
+
+def test_server_that_leads_much_is_given_less(cluster: Any) -> None:
+    """What others lead already counts, not only what goes to them now."""
+    create_topics(cluster, 30, first=2)
+    more = create_topics(cluster, 30, first=1, name="more")
+    cluster.nodes[1].host.transfer_leaderships()
+    cluster.run(500)
+    after = led(cluster, more)
+    assert after[1] == 0
+    assert after[3] >= 26, after
+
+
+def test_many_leaderships_return_in_batches(cluster: Any, monkeypatch: Any) -> None:
+    """A server that was away has them again after a time that does not grow with their number, and
+    not all in one second."""
+    groups = create_topics(cluster, TOPICS, first=3)
+    cluster.nodes[3].crash()
+    cluster.run(3_000)
+    assert led(cluster, groups).total() == TOPICS
+    at: Counter[int] = Counter()
+    hand_over = Transfers._hand_over
+
+    def noted(self: Transfers, group: Group, heir: int) -> None:
+        at[cluster.time.now_ns // 10**9] += 1
+        hand_over(self, group, heir)
+
+    monkeypatch.setattr(Transfers, "_hand_over", noted)
+    cluster.nodes[3].start()
+    cluster.run(RETURN_WITHIN_ROUNDS * 2_000)
+    assert led(cluster, groups)[3] >= TOPICS * 9 // 10
+    # Two servers return theirs, each a thirtieth of the rest or one.
+    assert max(at.values()) <= 2 * -(-TOPICS // RETURN_WITHIN_ROUNDS)
