@@ -5,6 +5,11 @@ then: vote for me), in one without, or when the old leader hands over. A candida
 is a message like the others: it counts once its own disk holds it. With `durable_campaign` nobody
 else is asked before.
 
+A vote that is on its way to the disk is not given up for another term: whoever asked for it has
+waited for nothing, and on a disk that needs as long as an election timeout nobody would ever win.
+So with `durable_campaign` nobody stands before the own vote, for whomever, is durable; and then for
+twice as long as that took, because the others' disks need their time, too.
+
 Voting is here too, because granting and counting votes are two sides of one rule; every role votes.
 """
 
@@ -37,7 +42,10 @@ from raft.messages import (
 )
 from raft.quorum import VoteResult, joint_vote
 from raft.state import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE, Raft
-from raft.types import CONF_CHANGE_KINDS, NONE, Index
+from raft.types import CONF_CHANGE_KINDS, NONE, Index, NodeId
+
+VOTE_TICKS_MAX: Final = 1_000
+"""A disk that needs longer for a vote is waited for no longer than this, in ticks."""
 
 
 class Campaign(Enum):
@@ -55,6 +63,8 @@ def tick(raft: Raft, ticks: int) -> None:
     if raft.campaign_due:
         raft.campaign_due = max(raft.campaign_due - ticks, 0)
         due = due or raft.campaign_due == 0
+    if raft.vote_pending:
+        raft.vote_ticks += ticks
     if due and raft.is_promotable:
         raft.election_elapsed = 0
         stand(raft)
@@ -62,7 +72,8 @@ def tick(raft: Raft, ticks: int) -> None:
 
 def stand(raft: Raft) -> None:
     """Campaign in the configured way, if this replica may."""
-    hup(raft, Campaign.PRE_ELECTION if raft.pre_vote else Campaign.ELECTION)
+    if not raft.vote_pending:
+        hup(raft, Campaign.PRE_ELECTION if raft.pre_vote else Campaign.ELECTION)
 
 
 def hup(raft: Raft, how: Campaign) -> None:
@@ -74,6 +85,29 @@ def hup(raft: Raft, how: Campaign) -> None:
         campaign(raft, how)
 
 
+def stand_soon(raft: Raft, ticks: int) -> None:
+    """Campaign in so many ticks, or when those who were asked have had their time."""
+    raft.campaign_due = max(ticks, _patience(raft))
+
+
+def vote_is_durable(raft: Raft) -> None:
+    """The vote of this term is on the disk: whoever asked for it has all of the election timeout
+    from now on, a candidate at least as long as two more disks need that are like this one."""
+    if not raft.vote_pending:
+        return
+    raft.vote_pending = False
+    raft.election_elapsed = 0
+    raft.campaign_due = 0
+    patience = _patience(raft)
+    if patience > raft.randomized_election_timeout:
+        raft.randomized_election_timeout = patience + raft.rng.randrange(raft.election_ticks)
+
+
+def _patience(raft: Raft) -> int:
+    """Ticks that the others' disks may need for their votes, by what this one has needed."""
+    return min(2 * raft.vote_ticks, VOTE_TICKS_MAX)
+
+
 def campaign(raft: Raft, how: Campaign) -> None:
     """Ask all voters for their vote, or whether they would give it."""
     match how:
@@ -81,6 +115,8 @@ def campaign(raft: Raft, how: Campaign) -> None:
             _become_pre_candidate(raft)
             # A grant is for the term after this one, a rejection for ours: see MsgPreVoteResp.
             _request_votes(raft, MsgPreVote, MsgPreVoteResp, raft.term + 1, transfer=False)
+            if raft.durable_campaign:
+                _on_pre_vote_answer(raft, MsgPreVoteResp(raft.id, raft.id, raft.term + 1))
         case Campaign.ELECTION | Campaign.TRANSFER:
             _become_candidate(raft)
             transfer = how is Campaign.TRANSFER
@@ -101,7 +137,7 @@ def _become_pre_candidate(raft: Raft) -> None:
 def _become_candidate(raft: Raft) -> None:
     assert raft.state is not LEADER
     raft.reset(raft.term + 1)
-    raft.vote = raft.id
+    _vote(raft, raft.id)
     raft.state = CANDIDATE
 
 
@@ -119,7 +155,8 @@ def _request_votes(
     queue = raft.msgs_after_append if waits else raft.msgs
     for voter in sorted(raft.membership.voters()):
         if voter == raft.id:
-            raft.msgs_after_append.append(response(voter, raft.id, term))
+            if waits or not raft.durable_campaign:
+                raft.msgs_after_append.append(response(voter, raft.id, term))
         else:
             queue.append(request(voter, raft.id, term, log.last_term, log.last_index, transfer))
 
@@ -173,6 +210,12 @@ def _has_unapplied_conf_change(raft: Raft) -> bool:
 # --- Voting ------------------------------------------------------------------------------------
 
 
+def _vote(raft: Raft, candidate: NodeId) -> None:
+    raft.vote = candidate
+    raft.vote_pending = raft.durable_campaign
+    raft.vote_ticks = 0
+
+
 def handle_vote(raft: Raft, msg: MsgVote) -> None:
     """RequestVote, receiver (Figure 2). Learners vote too: the asker may know better (thesis)."""
     may_vote = raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
@@ -180,7 +223,8 @@ def handle_vote(raft: Raft, msg: MsgVote) -> None:
         raft.msgs_after_append.append(MsgVoteResp(msg.from_, raft.id, msg.term))
         raft.election_elapsed = 0
         raft.campaign_due = 0
-        raft.vote = msg.from_
+        if raft.vote != msg.from_:
+            _vote(raft, msg.from_)
     else:
         raft.msgs_after_append.append(MsgVoteResp(msg.from_, raft.id, raft.term, reject=True))
 
@@ -190,11 +234,22 @@ def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
     may_vote = (
         msg.term > raft.term or raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
     )
-    if may_vote and raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
+    queue = raft.msgs if raft.durable_campaign else raft.msgs_after_append
+    if (
+        may_vote
+        and not _awaits_votes(raft)
+        and raft.log.is_up_to_date(index=msg.index, term=msg.log_term)
+    ):
         # The asked term, not ours: the asker is still in an older one and would drop the answer.
-        raft.msgs_after_append.append(MsgPreVoteResp(msg.from_, raft.id, msg.term))
+        queue.append(MsgPreVoteResp(msg.from_, raft.id, msg.term))
     else:
-        raft.msgs_after_append.append(MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True))
+        queue.append(MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True))
+
+
+def _awaits_votes(raft: Raft) -> bool:
+    """Whether an election that this replica has a vote in may still come to an end: it is not
+    disturbed by another one while disks need their time."""
+    return raft.vote_pending or (raft.lead == NONE and raft.election_elapsed < _patience(raft))
 
 
 def _count(raft: Raft, voter: int, *, granted: bool) -> VoteResult:

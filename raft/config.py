@@ -78,6 +78,11 @@ class Config:
             "election_ticks",
             "must be above heartbeat_ticks",
         )
+        _require(
+            self.async_storage_writes or not self.durable_campaign,
+            "durable_campaign",
+            "needs asynchronous storage writes",
+        )
         _require(self.max_size_per_msg >= 0, "max_size_per_msg", "must not be negative")
         _require(
             self.max_committed_size_per_ready >= 0,

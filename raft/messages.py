@@ -238,6 +238,8 @@ class MsgStorageAppendResp:
     index: Index = 0
     """0 when it vouches for no entries."""
     snapshot: Snapshot | None = None
+    vote: NodeId = 0
+    """Whom the node has voted for in `term`: that is durable, too. 0 when nobody waits for it."""
 
 
 @dataclass(slots=True)

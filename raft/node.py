@@ -223,7 +223,7 @@ class RawNode:
         """Stand for leader in `ticks` ticks, unless a leader is heard or a vote cast before."""
         assert ticks > 0, ticks
         if self.raft.state is not LEADER:
-            self.raft.campaign_due = ticks
+            candidate.stand_soon(self.raft, ticks)
 
     def set_election_timeout(self, ticks: int) -> None:
         """Replace the drawn election timeout. Use: scripted elections in tests and tools."""

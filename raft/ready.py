@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from raft import leader
+from raft import candidate, leader
 from raft.errors import NotInMemory
 from raft.log import payload_bytes
 from raft.messages import (
@@ -209,7 +209,7 @@ class ReadyMaker:
                 append.vote = hard_state.vote
                 append.commit = hard_state.commit
             # After the acknowledgements: they are handled while the entries are still here.
-            if raft.log.has_unstable or ready.snapshot is not None:
+            if raft.log.has_unstable or ready.snapshot is not None or raft.vote_pending:
                 responses.append(_stable_answer(raft, ready))
             ready.messages.append(append)
         if ready.committed_entries:
@@ -243,6 +243,8 @@ def _stable_answer(raft: Raft, ready: Ready) -> MsgStorageAppendResp:
         answer.index = raft.log.last_index
         answer.log_term = raft.log.last_term
     answer.snapshot = ready.snapshot
+    if raft.vote_pending:
+        answer.vote = raft.vote
     return answer
 
 
@@ -257,6 +259,8 @@ def handle_storage_append_resp(raft: Raft, msg: MsgStorageAppendResp) -> None:
     """A write is durable."""
     if msg.index and msg.term == raft.term:
         raft.log.stable_to(index=msg.index, term=msg.log_term)
+    if msg.vote and msg.term == raft.term:
+        candidate.vote_is_durable(raft)
     if msg.snapshot is not None:
         # Committed state does not depend on a term.
         applied_snapshot(raft, msg.snapshot)

@@ -90,6 +90,8 @@ class Raft:
         "term_start",
         "uncommitted_bytes",
         "vote",
+        "vote_pending",
+        "vote_ticks",
         "votes",
     )
 
@@ -137,6 +139,10 @@ class Raft:
         """Ticks, in [election_ticks, 2 * election_ticks) (§5.2)."""
         self.campaign_due = 0
         """Ticks until a campaign the host asked for; 0: none asked for."""
+        self.vote_pending = False
+        """The vote, for whomever, is on its way to the disk (`durable_campaign`)."""
+        self.vote_ticks = 0
+        """How long the vote took to be durable, or has taken so far."""
 
         self.msgs: list[Message] = []
         self.msgs_after_append: list[Message] = []
@@ -209,6 +215,8 @@ class Raft:
             # Only a new term frees the vote: clearing it on every step-down would let one
             # voter elect two leaders.
             self.vote = NONE
+            self.vote_pending = False
+            self.vote_ticks = 0
         self.lead = NONE
         self.votes = {}
         self.election_elapsed = 0

@@ -435,6 +435,8 @@ class Host:
         """What waited for the disk may be said now: to this node itself, or to its peers."""
         if self._groups.get(group.group_id) is not group:
             return
+        if group.node.raft.vote_pending:
+            group.catch_up(self._due.tick())  # it is told how long the disk took
         for message in responses:
             if message.to == group.replica_id:
                 group.node.step(message)

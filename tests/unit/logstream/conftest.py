@@ -33,11 +33,13 @@ CLOCK_HOLD_MS = 30_000
 
 
 class DelayWorkers:
-    """Jobs take `SYNC_NS` each, the journal's one after the other; `hold` stops the journal."""
+    """Jobs take `SYNC_NS` each, the journal's one after the other and `sync_ns`; `hold` stops the
+    journal."""
 
     def __init__(self, clock: NodeClock) -> None:
         self._clock = clock
         self._free_at = 0
+        self.sync_ns = SYNC_NS
         self.held: list[Callable[[], None]] | None = None
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
@@ -45,7 +47,7 @@ class DelayWorkers:
             self.held.append(lambda: self.journal(job, done))
             return
         now_ns = self._clock.now_ns()
-        self._free_at = max(self._free_at, now_ns) + SYNC_NS
+        self._free_at = max(self._free_at, now_ns) + self.sync_ns
         self._clock.call_later(self._free_at - now_ns, lambda: done(job()))
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:

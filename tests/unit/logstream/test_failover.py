@@ -87,6 +87,31 @@ def test_split_vote_after_a_death_costs_no_election_timeout(tied: Any) -> None:
     assert max(gaps) > 60, "no vote was split"
 
 
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("sync_ms", [100, 300, 500, 700, 1_500, 2_000])
+def test_slow_disks_cost_their_syncs_and_no_second_election(
+    cluster: Any, sync_ms: int, is_busy: bool
+) -> None:
+    """The candidate's vote, another one and the first entry, in series, and what was being written
+    before. A timer that begins an election anew meanwhile would cost all of it again, for ever."""
+    groups = [cluster.create_topic(f"t{n}") for n in range(6)]
+    cluster.run(1_000)
+    leader, _ = survivors(cluster, groups[0])
+    terms = [leader.host.groups[group_id].node.term for group_id in groups]
+    for node in cluster.nodes.values():
+        node.workers.sync_ns = sync_ms * MS
+    cluster.run(3_000)
+    if is_busy:
+        for group_id in groups:
+            cluster.append(leader.host.stream(group_id), ms=60_000)
+        cluster.run(sync_ms * 0.7)
+    died_ns = cluster.time.now_ns
+    leader.crash()
+    gaps = [gap_ms(cluster, group_id, died_ns) for group_id in groups]
+    assert max(gaps) < (4 if is_busy else 3) * sync_ms + 100
+    assert [cluster.leader(group_id).group.node.term - 1 for group_id in groups] == terms
+
+
 def test_survivor_without_a_majority_soon_stops_asking(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

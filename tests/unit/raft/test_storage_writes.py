@@ -10,6 +10,7 @@ from raft.messages import (
     MsgAppResp,
     MsgHeartbeat,
     MsgPreVote,
+    MsgPreVoteResp,
     MsgStorageAppend,
     MsgStorageAppendResp,
     MsgStorageApplyResp,
@@ -17,8 +18,8 @@ from raft.messages import (
     MsgVote,
     MsgVoteResp,
 )
-from raft.types import ENTRY_OVERHEAD_BYTES, Entry
-from tests.unit.raft.network import Network
+from raft.types import ENTRY_OVERHEAD_BYTES, Entry, StateType
+from tests.unit.raft.network import ELECTION_TICKS, Network
 
 
 def test_node_that_wants_nothing_is_not_ready() -> None:
@@ -64,8 +65,8 @@ def test_request_for_votes_leaves_only_after_its_write() -> None:
     assert network.hosts[1].take_ready() == []
     [work] = network.hosts[1].append_work
     assert (work.term, work.vote, work.must_sync) == (1, 1, True)
-    assert [message.to for message in work.responses] == [1, 2, 3]
-    assert work.responses[1:] == [MsgVote(2, 1, 1, 1, 1), MsgVote(3, 1, 1, 1, 1)]
+    assert [message.to for message in work.responses] == [1, 2, 3, 1]
+    assert work.responses[1:3] == [MsgVote(2, 1, 1, 1, 1), MsgVote(3, 1, 1, 1, 1)]
 
 
 def test_pre_vote_request_does_not_wait_for_the_disk() -> None:
@@ -73,6 +74,73 @@ def test_pre_vote_request_does_not_wait_for_the_disk() -> None:
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.node(1).campaign()
     assert [type(message) for message in network.hosts[1].take_ready()] == [MsgPreVote, MsgPreVote]
+
+
+def test_candidate_does_not_stand_again_before_its_vote_is_durable() -> None:
+    """The next term would begin the write anew: on a slow disk nobody would ever win."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    node = network.node(1)
+    network.step(MsgPreVoteResp(1, 2, 1))  # nobody asked: it counts for nothing
+    node.campaign()
+    network.step(MsgPreVoteResp(1, 2, 1))
+    network.collect(1)
+    assert (node.term, node.vote) == (1, 1)
+    node.tick(10 * ELECTION_TICKS)
+    node.campaign()
+    node.campaign_soon(1)
+    node.tick(1)
+    network.collect(1)
+    assert node.term == 1
+    assert not [message for message in network.messages if isinstance(message, MsgVote)]
+    network.storage_step(1)
+    asked = [message for message in network.messages if isinstance(message, MsgVote)]
+    assert [message.to for message in asked] == [2, 3]
+    # The others' disks may need as long, one after the other write: it waits for twice its own.
+    node.campaign_soon(1)
+    node.tick(20 * ELECTION_TICKS - 1)
+    network.collect(1)
+    assert (node.term, node.state) == (1, StateType.CANDIDATE)
+    node.tick(3 * ELECTION_TICKS)
+    network.collect(1)
+    assert node.state is StateType.PRE_CANDIDATE
+
+
+def test_voter_refuses_another_election_while_its_vote_is_on_its_way() -> None:
+    """A grant would make the asker a candidate of a later term, and the vote worth nothing."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.step(MsgVote(2, 1, 1, 1, 1))
+    network.collect(2)
+    network.messages.clear()
+    node = network.node(2)
+    node.tick(5 * ELECTION_TICKS)
+    assert (node.term, node.vote, node.state) == (1, 1, StateType.FOLLOWER)
+
+    def asked() -> list[bool]:
+        network.step(MsgPreVote(2, 3, 2, 1, 1))
+        network.collect(2)
+        answers = [m.reject for m in network.messages if isinstance(m, MsgPreVoteResp)]
+        network.messages.clear()
+        return answers
+
+    assert asked() == [True]
+    network.storage_step(2)
+    network.messages.clear()
+    assert asked() == [True]
+    node.tick(9 * ELECTION_TICKS)
+    assert asked() == [True]
+    node.tick(ELECTION_TICKS)
+    assert asked() == [False]
+
+
+def test_answer_to_a_pre_vote_does_not_wait_for_the_disk() -> None:
+    """Nor does the own one: nothing is promised."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.step(MsgPreVote(2, 1, 1, 1, 1))
+    assert network.hosts[2].take_ready() == [MsgPreVoteResp(1, 2, 1)]
+    network.node(1).campaign()
+    network.hosts[1].take_ready()
+    network.step(MsgPreVoteResp(1, 2, 1))
+    assert network.node(1).state is StateType.CANDIDATE
 
 
 def test_handed_over_leadership_is_asked_for_only_after_its_write() -> None:
