@@ -187,6 +187,12 @@ KEYS: dict[str, Key] = {
     "kafka.log.segment.bytes": Key("kafka.segment_bytes", size(64 * KIB, 2 * GIB - 1)),
     "kafka.min.insync.replicas": Key("kafka.min_insync_replicas", integer(1, 7)),
     "kafka.replica.lag.time.max.ms": Key("host.replica_lag_max_ms", milliseconds(1_000, DAY_MS)),
+    "kafka.producer.id.expiration.ms": Key(
+        "host.producer_expiration_ms", milliseconds(1_000, INT32_MAX)
+    ),
+    "kafka.producer.id.expiration.check.interval.ms": Key(
+        "host.producer_expiration_check_ms", milliseconds(1_000, DAY_MS)
+    ),
     "kafka.log.retention.ms": Key("kafka.retention_ms", milliseconds(-1, INT64_MAX)),
     "request.check_on_loop_bytes": Key("kafka.record_check_loop_bytes", size(0, 16 * MIB)),
     "kafka.max.partitions.per.request": Key(

@@ -48,6 +48,7 @@ from vdl.logstream.leadership import Leadership
 from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.opening import Opening
 from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.logstream.producer_expiry import ProducerExpiry
 from vdl.logstream.proofs import Proofs
 from vdl.logstream.replacement import Replacement
 from vdl.logstream.replicas import (
@@ -239,6 +240,9 @@ class Host:
             transfers=self._transfers,
             replacement=self._replacement,
             forwarding=self._forwarding,
+            producer_expiry=ProducerExpiry(
+                self._streams, alive=self._alive, server_id=server_id, options=options
+            ),
             options=options,
             clock=clock,
             time=self.time,

@@ -51,6 +51,13 @@ class HostOptions:
     retention_check_ms: int = 30_000
     """How often a leader looks for records that retention no longer keeps."""
 
+    producer_expiration_ms: int = 86_400_000
+    """`producer.id.expiration.ms`: how long an idle producer's sequence numbers are remembered."""
+
+    producer_expiration_check_ms: int = 600_000
+    """`producer.id.expiration.check.interval.ms`: how often idle producers are looked for. A
+    partition's log gets at most one command in each."""
+
     clock_hold_ms: int = 3_600_000
     """How long the clocks of a majority must have agreed on a time before anything is deleted by
     it: after a start, after clocks were set forward together, after the machines slept."""

@@ -21,18 +21,25 @@ from struct import Struct
 import segments.api as storage
 from raft.errors import DropReason, ProposalDropped
 from raft.types import Entry
-from vdl.clock import NEVER
+from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
 from vdl.logstream.in_sync import copied
 from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.options import HostOptions
+from vdl.logstream.producer_expiry import ProducerMarks
 from vdl.logstream.retention import RetentionPolicy, UntimedSegments, retention_start
 from vdl.logstream.snapshots import Items
 from vdl.logstream.times import TimedOffset, find_offset_for_time
 from vdl.logstream.turn import server_of
 from vdl.records import BatchHeader, patch_position
-from vdl.state.partition import AdvanceLogStart, PartitionState, encode_command
+from vdl.state.partition import (
+    AdvanceLogStart,
+    ExpireProducers,
+    PartitionCommand,
+    PartitionState,
+    encode_command,
+)
 from vdl.state.producers import Duplicate, Overlay
 
 DELETIONS_MAX = 100
@@ -144,12 +151,14 @@ class LogStream:
     __slots__ = (
         "_asked",
         "_deletions",
+        "_expiry_index",
         "_gaps",
         "_held",
         "_mark_dirty",
         "_may_reach",
         "_options",
         "_overlay",
+        "_producer_marks",
         "_proved",
         "_uncopied",
         "_untimed",
@@ -199,6 +208,9 @@ class LogStream:
         self._asked: list[Asked] = []
         self._deletions: deque[Deletion] = deque()
         self._untimed = UntimedSegments()
+        self._producer_marks = ProducerMarks(options.producer_expiration_ms * MS)
+        self._expiry_index = 0
+        """The entry of the newest `ExpireProducers` that was appended here."""
 
     # --- what the front end reads ------------------------------------------------------------
     @property
@@ -526,8 +538,26 @@ class LogStream:
         if self.serving and not self._deletions and offset > self.log_start_offset:
             self._advance_log_start(offset)
 
+    def expire_producers(self, now_ns: int, *, may_append: bool) -> None:
+        """Have producers forgotten that have been idle for long enough. Called on every replica, so
+        that whoever leads next knows for how long; decided by the leader, if it `may_append`."""
+        producers = self.state.producers
+        self._producer_marks.note(producers.newest_index, now_ns)
+        idle_index = self._producer_marks.idle_index(now_ns)
+        oldest = producers.oldest_index
+        if oldest is None or oldest > idle_index or not may_append or not self.serving:
+            return
+        is_under_way = self._expiry_index > self.group.applied
+        if is_under_way or not self.group.store.accepts_appends:
+            return
+        if self._propose(ExpireProducers(idle_index)):
+            self._expiry_index = self.group.node.last_index
+
     def _advance_log_start(self, offset: int) -> bool:
-        entry = Entry(data=encode_command(AdvanceLogStart(offset)))
+        return self._propose(AdvanceLogStart(offset))
+
+    def _propose(self, command: PartitionCommand) -> bool:
+        entry = Entry(data=encode_command(command))
         try:
             self.group.propose(entry)
         except ProposalDropped:
@@ -691,11 +721,12 @@ class LogStream:
                 self._overlay.committed(producer_id, entry.index)
 
     def _apply_command(self, entry: Entry) -> None:
+        log_start = self.state.log_start_offset
         self.state.apply(entry.data, end_offset=entry.base_offset)
         while self._deletions and self._deletions[0].index <= entry.index:
             self._deletions.popleft().done(ErrorCode.NONE)
-        if self._waits:
-            self.leader_changed()  # the log may begin elsewhere: who waits has to be told
+        if self._waits and self.state.log_start_offset != log_start:
+            self.leader_changed()  # the log begins elsewhere: who waits has to be told
 
     def serving_started(self) -> None:
         self._append_held()
@@ -728,6 +759,7 @@ class LogStream:
         waiters, self._waiters = [*self._uncopied, *self._waiters], deque()
         self._uncopied = []
         self.group.awaits_copies = False
+        self._expiry_index = 0
         asked, self._asked = self._asked, []
         deletions, self._deletions = self._deletions, deque()
         for deletion in deletions:

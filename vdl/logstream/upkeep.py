@@ -3,8 +3,8 @@
 Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes
 that are under way, and whether the own disk hangs or is full. Twice a second: whether members have
 to change. Once a second, without haste: leaderships that should move, replicas that should be
-replaced, entries to be had from others, logs that can be cut. Rarely: retention, and a note of what
-time it is.
+replaced, entries to be had from others, logs that can be cut. Rarely: retention, producers that are
+idle, and a note of what time it is.
 
 Must not know: messages, the network, how any of it is done.
 """
@@ -27,6 +27,7 @@ from vdl.logstream.healing import Healing
 from vdl.logstream.in_sync import LOOK_NS, InSyncReplicas
 from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.options import HostOptions
+from vdl.logstream.producer_expiry import ProducerExpiry
 from vdl.logstream.replacement import Replacement
 from vdl.logstream.retention import KEEP, RetentionPolicy
 from vdl.logstream.state_group import StateGroup
@@ -63,6 +64,7 @@ class Upkeep:
         transfers: Transfers,
         replacement: Replacement,
         forwarding: Forwarding,
+        producer_expiry: ProducerExpiry,
         options: HostOptions,
         clock: Clock,
         time: ClusterTime,
@@ -85,6 +87,7 @@ class Upkeep:
         self._transfers = transfers
         self._replacement = replacement
         self._forwarding = forwarding
+        self._producer_expiry = producer_expiry
         self._options = options
         self._clock = clock
         self._time = time
@@ -170,6 +173,7 @@ class Upkeep:
         kept = self._options.command_entries_kept
         for state_group in self._state_groups.values():
             self._cut(state_group.group, partial(trim_commands, entries_kept=kept))
+        self._producer_expiry.look(self._clock.now_ns())
         for stream in self._streams.values():
             self._cut_deleted(stream.group, stream.state.log_start_offset)
 

@@ -2,8 +2,9 @@
 
 The windows follow from the committed batches. The log start offset is moved by commands, which
 stand in the partition's own log between the batches (entries without records): what was deleted
-stays deleted whoever leads next. Both are the same on every replica; a snapshot of a partition is
-this and a few numbers about its log.
+stays deleted whoever leads next. Idle producers are forgotten by commands too, because the log has
+no times that a server may go by. All of it is the same on every replica; a snapshot of a partition
+is this and a few numbers about its log.
 
 Must not know: records, leadership, the log itself.
 """
@@ -26,10 +27,20 @@ class AdvanceLogStart(
     offset: int
 
 
-_COMMAND = msgspec.msgpack.Decoder(AdvanceLogStart)
+class ExpireProducers(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2
+):
+    """Producers are forgotten whose newest batch is in the entry at `index` or before it: they have
+    been idle for `producer.id.expiration.ms` (KIP-98). Peers of protocol version 4 know it."""
+
+    index: int
 
 
-def encode_command(command: AdvanceLogStart) -> bytes:
+PartitionCommand = AdvanceLogStart | ExpireProducers
+_COMMAND: msgspec.msgpack.Decoder[PartitionCommand] = msgspec.msgpack.Decoder(PartitionCommand)
+
+
+def encode_command(command: PartitionCommand) -> bytes:
     """The payload of an entry without records."""
     return encode_value(command)
 
@@ -49,6 +60,9 @@ class PartitionState:
         """Apply a command that is committed behind `end_offset` records. Raises
         msgspec.DecodeError: a replica that does not understand one stops rather than diverge."""
         command = _COMMAND.decode(data)
+        if isinstance(command, ExpireProducers):
+            self.producers.expire(command.index)
+            return
         start = min(command.offset, end_offset)
         if start > self.log_start_offset:
             self.log_start_offset = start

@@ -20,9 +20,10 @@ Rules, and where they are stricter than Kafka's:
   DUPLICATE_SEQUENCE_NUMBER, which clients take as success without an offset. OUT_OF_ORDER_SEQUENCE
   would be taken as "not appended", and a batch whose fate the client does not know would be
   appended twice.
-* Producers that were quiet longest go when there are more than `PRODUCERS_MAX`. Not by time
-  (`producer.id.expiration.ms`): the only times in a partition's log are its clients' own, and who
-  was quiet for a day would meet the error above where Kafka, which forgot it, takes its batch.
+* A producer that was idle for `producer.id.expiration.ms` is forgotten by a command in the log
+  (`expire`), because the only times in a partition's log are its clients' own. Kafka goes by those.
+* Beyond `PRODUCERS_MAX` the producer that was idle longest is forgotten, however long that is.
+* A forgotten producer is one that nobody knows: see the first rule. Kafka would take its batch.
 
 On the path of every idempotent batch: plain attributes, no allocation beyond the window's entry.
 """
@@ -146,11 +147,24 @@ class Producers:
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
-        """Least recently heard of first: the order they are forgotten in."""
+        """Idle longest first: the order they are forgotten in. Invariant: by the index of the
+        newest batch, which no two share."""
         self._dirty: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    @property
+    def oldest_index(self) -> int | None:
+        """Entry of the newest batch of the producer that is idle longest; None: no producers."""
+        producer = next(iter(self._producers.values()), None)
+        return None if producer is None else producer.window[-1].index
+
+    @property
+    def newest_index(self) -> int | None:
+        """Entry of the newest batch of any producer; None: no producers."""
+        producer = next(reversed(self._producers.values()), None)
+        return None if producer is None else producer.window[-1].index
 
     def get(self, producer_id: int) -> Producer | None:
         """The producer as committed, for descriptions; not to be changed."""
@@ -226,6 +240,19 @@ class Producers:
         if len(window) > WINDOW_BATCHES:
             del window[0]
         self._dirty.add(producer_id)
+
+    def expire(self, index: int) -> None:
+        """Forget the producers that have no batch in an entry behind `index`."""
+        expired: list[int] = []
+        for producer_id, producer in self._producers.items():
+            if producer.window[-1].index > index:
+                break
+            expired.append(producer_id)
+        for producer_id in expired:
+            del self._producers[producer_id]
+        self._dirty.update(expired)
+        # A dictionary keeps the room of what was deleted; a copy has what it needs.
+        self._producers = dict(self._producers)
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdl.errors import ErrorCode
-from vdl.state.partition import PartitionState
+from vdl.state.partition import (
+    AdvanceLogStart,
+    ExpireProducers,
+    PartitionState,
+    encode_command,
+)
 from vdl.state.producers import (
     PRODUCERS_MAX,
     SEQUENCE_END,
@@ -230,6 +238,103 @@ def test_dirty_keys_merged_give_the_whole_state() -> None:
         assert value is not None
         stored[key] = value
     assert sorted(stored.items()) == leader.state.items()
+
+
+def expire(state: PartitionState, index: int) -> None:
+    state.apply(encode_command(ExpireProducers(index)), end_offset=0)
+
+
+def test_producers_without_a_newer_batch_expire() -> None:
+    """By the entry of the newest batch, whatever older ones there are: a live one stays."""
+    leader = Leader()
+    for pid in (1, 2, 3, 1, 4):
+        leader.send(COUNT if pid in leader.overlay.producers else 0, pid=pid)
+    leader.apply()
+    leader.state.take_dirty()
+    expire(leader.state, 3)
+    assert [pid for pid in (1, 2, 3, 4) if leader.producers.get(pid)] == [1, 4]
+    assert [value for _, value in leader.state.take_dirty()] == [None, None]
+    expire(leader.state, 3)
+    assert leader.state.take_dirty() == []
+
+
+def test_expired_producer_is_one_that_nobody_knows() -> None:
+    """Nobody can tell what came before its next batch, unless that is the first of an epoch."""
+    leader = Leader()
+    leader.send(0, epoch=3)
+    leader.apply()
+    expire(leader.state, 1)
+    assert len(leader.producers) == 0
+    assert leader.send(10, epoch=3) is ErrorCode.UNKNOWN_PRODUCER_ID
+    assert leader.send(0, epoch=4) is ErrorCode.NONE
+
+
+def test_batch_appended_before_its_producer_expires_keeps_it_known() -> None:
+    """The leader took the batch while the command was under way: what follows is in order, a batch
+    sent again is recognised, and what is below was appended."""
+    leader = Leader()
+    leader.send(0)
+    leader.apply()
+    assert leader.send(10) is ErrorCode.NONE
+    expire(leader.state, 1)
+    assert leader.send(20) is ErrorCode.NONE
+    assert leader.send(10) == original(10, 2)
+    leader.apply()
+    assert leader.send(20) == original(20, 3)
+    assert leader.send(30) is ErrorCode.NONE
+    assert leader.send(0) is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+
+
+def test_state_after_an_expiry_is_the_state_stored() -> None:
+    """A checkpoint of what changed deletes who expired; a snapshot does not have them; whoever
+    loads either forgets the same ones next."""
+    leader = Leader()
+    stored: dict[bytes, bytes] = {}
+
+    def checkpoint() -> None:
+        for key, value in leader.state.take_dirty():
+            if value is None:
+                del stored[key]
+            else:
+                stored[key] = value
+
+    for n in range(12):
+        leader.send((n // 4) * COUNT, pid=n % 4)
+    leader.apply()
+    checkpoint()
+    expire(leader.state, 10)
+    leader.state.apply(encode_command(AdvanceLogStart(7)), end_offset=120)
+    checkpoint()
+    assert sorted(stored.items()) == leader.state.items()
+    copy = PartitionState()
+    copy.load(sorted(stored.items()))
+    assert copy.items() == leader.state.items()
+    for state in (copy, leader.state):
+        expire(state, 11)
+    assert copy.items() == leader.state.items()
+    assert (leader.producers.oldest_index, leader.producers.newest_index) == (12, 12)
+    assert copy.log_start_offset == 7
+
+
+def test_producers_that_come_and_go_leave_nothing() -> None:
+    """Memory goes back once they have expired, also that of the table they were in."""
+    producers = Producers()
+    empty = sys.getsizeof(producers._producers)
+    for pid in range(PRODUCERS_MAX):
+        producers.apply(pid, 0, 0, 1, pid, pid + 1, -1)
+    producers.expire(PRODUCERS_MAX)
+    assert (len(producers), producers.oldest_index, producers.newest_index) == (0, None, None)
+    assert producers.items() == []
+    assert len(producers.take_dirty()) == PRODUCERS_MAX
+    assert sys.getsizeof(producers._producers) <= empty
+
+
+def test_command_of_another_version_is_not_skipped() -> None:
+    """A replica that skipped it would differ from the others."""
+    state = PartitionState()
+    for data in ([3, 1], [2, 1, 1], [2]):
+        with pytest.raises(msgspec.DecodeError):
+            state.apply(msgspec.msgpack.encode(data), end_offset=0)
 
 
 @settings(max_examples=150, deadline=None)

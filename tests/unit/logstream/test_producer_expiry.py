@@ -1,0 +1,261 @@
+"""Idle producers are forgotten on all replicas alike, by no wall clock (KIP-98)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from segments.memory import MemoryStore
+from tests.unit.logstream.conftest import Cluster
+from vdl.errors import ErrorCode
+from vdl.logstream.options import HostOptions
+from vdl.logstream.producer_expiry import PARTS, ProducerExpiry, ProducerMarks
+
+DAY_MS = 86_400_000
+EXPIRATION_MS = 10_000
+CHECK_MS = 1_000
+LATE_MS = EXPIRATION_MS // PARTS + 2 * CHECK_MS + 1_000
+"""By how much a producer may be kept for longer: what marks are apart, and two looks."""
+
+
+@pytest.fixture
+def forgetting() -> Cluster:
+    """Hosts that forget producers after ten seconds, by clocks that have stood for one."""
+    return Cluster(
+        producer_expiration_ms=EXPIRATION_MS,
+        producer_expiration_check_ms=CHECK_MS,
+        clock_hold_ms=1_000,
+    )
+
+
+def send(cluster: Any, group_id: int, pid: int, sequence: int) -> ErrorCode:
+    """What the leader answers to one batch of one record."""
+    fates = cluster.append(
+        cluster.leader(group_id), producer_id=pid, producer_epoch=0, base_sequence=sequence
+    )
+    cluster.run(200)
+    (fate,) = fates
+    return ErrorCode(fate.error)
+
+
+def states(cluster: Any, group_id: int) -> list[Any]:
+    streams = (n.host.stream(group_id) for n in cluster.nodes.values() if not n.clock.stopped)
+    return [stream.items() for stream in streams]
+
+
+def known(cluster: Any, group_id: int, pid: int) -> set[bool]:
+    """Whether the producer is known, on all replicas together."""
+    streams = (n.host.stream(group_id) for n in cluster.nodes.values() if not n.clock.stopped)
+    return {stream.state.producers.get(pid) is not None for stream in streams}
+
+
+def test_idle_producer_is_forgotten_everywhere_and_the_live_one_is_not(forgetting: Any) -> None:
+    """And not before its time is over. All replicas stay equal."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    assert send(cluster, group_id, 7, 0) is ErrorCode.NONE
+    sent = 0
+    for _ in range(EXPIRATION_MS // 500 - 1):
+        assert send(cluster, group_id, 8, sent) is ErrorCode.NONE
+        sent += 1
+        cluster.run(300)
+    assert known(cluster, group_id, 7) == {True}
+    for _ in range(LATE_MS // 500 + 1):
+        assert send(cluster, group_id, 8, sent) is ErrorCode.NONE
+        sent += 1
+        cluster.run(300)
+    assert known(cluster, group_id, 7) == {False}
+    assert known(cluster, group_id, 8) == {True}
+    first, *others = states(cluster, group_id)
+    assert others == [first, first]
+    assert send(cluster, group_id, 7, 1) is ErrorCode.UNKNOWN_PRODUCER_ID
+    assert send(cluster, group_id, 8, sent) is ErrorCode.NONE
+
+
+def test_one_command_forgets_all_and_none_follows(forgetting: Any) -> None:
+    """A log does not grow by producers that are idle, nor by none."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    for pid in range(5):
+        send(cluster, group_id, pid, 0)
+    last = cluster.leader(group_id).group.node.last_index
+    cluster.run(3 * EXPIRATION_MS)
+    assert known(cluster, group_id, 4) == {False}
+    assert cluster.leader(group_id).group.node.last_index - last <= 2
+    assert states(cluster, group_id) == [[]] * 3
+
+
+@pytest.mark.parametrize("days", [8, 40_000, -8])
+@pytest.mark.parametrize("clocks", [1, 3])
+def test_wall_clocks_expire_nothing(forgetting: Any, days: int, clocks: int) -> None:
+    """Not the leader's, nor all of them together, for longer than a hold."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    send(cluster, group_id, 7, 0)
+    cluster.run(2_000)
+    leader = cluster.leader(group_id).leader_server
+    for server in [leader, *(other for other in (1, 2, 3) if other != leader)][:clocks]:
+        cluster.nodes[server].clock.jump_wall(days * DAY_MS)
+    cluster.run(EXPIRATION_MS - 3_000)
+    assert known(cluster, group_id, 7) == {True}
+    assert send(cluster, group_id, 7, 1) is ErrorCode.NONE
+
+
+def test_server_started_days_ahead_expires_nothing(forgetting: Any) -> None:
+    """Nor when it leads."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    send(cluster, group_id, 7, 0)
+    node = cluster.nodes[cluster.leader(group_id).leader_server]
+    node.crash()
+    node.wall_base_ms += 8 * DAY_MS
+    node.start()
+    cluster.run(5_000)
+    assert cluster.leader(group_id).leader_server == node.id
+    assert known(cluster, group_id, 7) == {True}
+    assert send(cluster, group_id, 7, 1) is ErrorCode.NONE
+
+
+def test_next_leader_knows_how_long_producers_were_idle(forgetting: Any) -> None:
+    """Else a partition whose leader changes more often would never forget."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    send(cluster, group_id, 7, 0)
+    cluster.run(EXPIRATION_MS - 3_000)
+    old = cluster.leader(group_id).leader_server
+    cluster.nodes[old].crash()
+    cluster.run(1_000)
+    cluster.nodes[old].start()
+    cluster.run(3_000 - 1_000 + LATE_MS)
+    assert known(cluster, group_id, 7) == {False}
+
+
+def test_servers_that_restart_reckon_anew(forgetting: Any) -> None:
+    """What is remembered comes back with the log; for how long nobody knows, so for longer."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    send(cluster, group_id, 7, 0)
+    for _ in range(2):
+        cluster.run(EXPIRATION_MS - 3_000)
+        for node in cluster.nodes.values():
+            node.crash()
+            node.start()
+    cluster.run(5_000)
+    assert known(cluster, group_id, 7) == {True}
+    cluster.run(EXPIRATION_MS - 5_000 + LATE_MS)
+    assert known(cluster, group_id, 7) == {False}
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_restart_finds_what_was_forgotten_forgotten(forgetting: Any, checkpoints: bool) -> None:
+    """Whether it replays the batches and the command, or loads what a checkpoint kept."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    for pid in (7, 8):
+        send(cluster, group_id, pid, 0)
+    if checkpoints:
+        for node in cluster.nodes.values():
+            node.store.checkpoint()
+    for sequence in range(1, (EXPIRATION_MS + LATE_MS) // 200):
+        send(cluster, group_id, 8, sequence)
+    before = states(cluster, group_id)
+    assert known(cluster, group_id, 7) == {False}
+    if checkpoints:
+        for node in cluster.nodes.values():
+            node.store.checkpoint()
+        cluster.run(100)
+    for node in cluster.nodes.values():
+        node.crash()
+        node.start()
+    cluster.run(3_000)
+    assert states(cluster, group_id) == before
+    assert known(cluster, group_id, 7) == {False}
+
+
+@pytest.mark.parametrize("missing", ["old", "away"])
+def test_nothing_expires_while_a_member_may_not_know_the_command(
+    forgetting: Any, missing: str
+) -> None:
+    """A replica stops at a command that its version does not know."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    send(cluster, group_id, 7, 0)
+    other = cluster.leader(group_id).leader_server % 3 + 1
+    alive = cluster.nodes[cluster.leader(group_id).leader_server].host._alive
+    present = alive[other]
+    if missing == "old":
+        alive[other] = replace(present, version=3)
+    else:
+        cluster.nodes[other].crash()
+    cluster.run(EXPIRATION_MS + LATE_MS)
+    assert known(cluster, group_id, 7) == {True}
+    if missing == "old":
+        alive[other] = present
+    else:
+        cluster.nodes[other].start()
+    cluster.run(LATE_MS)
+    assert not cluster.leader(group_id).state.producers.get(7)
+
+
+def test_full_disk_takes_no_such_command(forgetting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room for more important ones."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    send(cluster, group_id, 7, 0)
+    stream = cluster.leader(group_id)
+    cluster.run(EXPIRATION_MS - 2_000)
+    for node in cluster.nodes.values():
+        node.host.upkeep._producer_expiry._streams = {}
+    monkeypatch.setattr(MemoryStore, "accepts_appends", False)
+    now_ns = cluster.time.now_ns + 10 * EXPIRATION_MS * 1_000_000
+    last = stream.group.node.last_index
+    stream.expire_producers(now_ns, may_append=True)
+    assert stream.group.node.last_index == last
+    monkeypatch.undo()
+    stream.expire_producers(now_ns, may_append=True)
+    stream.expire_producers(now_ns, may_append=True)
+    assert stream.group.node.last_index == last + 1, "one is under way"
+
+
+def test_thousands_of_partitions_are_not_looked_at_together() -> None:
+    """Each once in a check interval."""
+    looked: list[int] = []
+
+    def stream(group_id: int) -> Any:
+        def expire_producers(now_ns: int, *, may_append: bool) -> None:
+            looked.append(group_id)
+
+        return SimpleNamespace(group=SimpleNamespace(members=[]), expire_producers=expire_producers)
+
+    options = HostOptions(producer_expiration_check_ms=60_000)
+    streams = {i: stream(i) for i in range(10, 1_210)}
+    expiry = ProducerExpiry(streams, alive={}, server_id=1, options=options)
+    for second in range(60):
+        expiry.look(second)
+        assert len(looked) == 20 * (second + 1)
+    assert sorted(looked) == sorted(streams)
+
+
+def test_marks_are_bounded_and_never_early() -> None:
+    """Whatever is written between two looks."""
+    marks = ProducerMarks(2_400)
+    for now in range(0, 50_000, 7):
+        marks.note(now + 1, now)
+        idle = marks.idle_index(now)
+        assert idle <= max(0, now - 2_400 + 1)
+        assert now < 2_600 or idle >= now - 2_400 - 100 - 14
+        assert len(marks._marks) <= PARTS + 2
+
+
+def test_marks_of_nothing_new_are_not_made() -> None:
+    """A partition where nobody writes has one mark, of when its newest batch was first seen."""
+    marks = ProducerMarks(2_400)
+    for now in range(0, 2_400, 100):
+        marks.note(5, now)
+        assert marks.idle_index(now) == 0
+    assert marks.idle_index(2_400) == 5
+    marks.note(None, 2_500)
+    assert marks.idle_index(9_000) == 0
