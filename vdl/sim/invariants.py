@@ -8,6 +8,7 @@
   that many disks, too, for clients that asked for it.
 * What servers tell of in-sync replicas is so, and at the end all are (`in_sync_watch`).
 * At the end all replicas of a group hold equal entries and equal state.
+* Where producers expire, no live one is forgotten, and in the end none is remembered.
 * What a server holds in memory because no segment has it yet stays within its bound, whatever its
   disk does and whoever sends it entries.
 * No process ends by an exception, reports an error or fails to answer a request.
@@ -206,6 +207,16 @@ class Watch:
                 if set(host.in_sync_of(group_id)) != servers:
                     told = host.in_sync_of(group_id)
                     return f"group {group_id}: server {host.server_id} tells {told} in sync"
+        return ""
+
+    def remembered(self) -> str:
+        """A partition whose replica remembers a producer, empty when there is none."""
+        for host in self._hosts():
+            for group_id in sorted(host.groups):
+                stream = host.stream(group_id)
+                if stream is not None and len(stream.state.producers):
+                    count = len(stream.state.producers)
+                    return f"group {group_id}: server {host.server_id} remembers {count} producers"
         return ""
 
     def unled(self, core: Sequence[Machine]) -> str:

@@ -14,6 +14,9 @@ from random import Random
 OFF = 0.2
 """Chance that a knob is off."""
 
+PRODUCER_EXPIRY_MS = (8_000, 12_000)
+"""Longer than a batch's retries and a pause of the server they wait at: see `ProducerLoad`."""
+
 INTENSITY_MIN = 0.4
 """All rates of faults of a seed are multiplied by one number between this and 1, log-uniform."""
 
@@ -127,6 +130,8 @@ class Options:
     deaf_clients: int = 0
     """Each makes one server after another hold memory."""
     fetch_sessions: bool = False
+    producer_expiry_ms: int = 0
+    """Not 0: servers forget producers that were idle for so long, of which there are some."""
 
     @property
     def ages(self) -> bool:
@@ -227,4 +232,5 @@ def draw(rng: Random) -> Options:
         small_cache_kib=0 if rng.random() < 0.5 else spread(8, 64),
         bad_pages=fault(0.1, 0.5),
         bad_blocks=fault(0.1, 0.4),
+        producer_expiry_ms=0 if rng.random() < 0.6 else spread(*PRODUCER_EXPIRY_MS),
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from vdl.clock import MS
+from vdl.clock import MS, NEVER
 from vdl.compression import Compression
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import init_producer_id, produce
@@ -55,6 +55,8 @@ RETRIABLE = frozenset(
 )  # fmt: skip
 
 EXPIRY_PAUSE_NS = 100 * MS
+EXPIRY_MARGIN = 0.9
+"""How much of a server's time is left of it if its clock runs too fast."""
 _RESET = frozenset(
     (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.PRODUCER_FENCED)
 )
@@ -92,6 +94,8 @@ class ProducerOptions:
     delivery_timeout_ms: int = 10_000
     request_timeout_ms: int = 2_000
     compression: Compression = Compression.NONE
+    expiry_ms: int = 86_400_000
+    """How long an idle producer is remembered by the servers (`producer.id.expiration.ms`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +106,7 @@ class _Batch:
     sequence: int = NO_SEQUENCE
     producer_id: int = NO_PRODUCER_ID
     attempts: int = 0
+    first_sent_ns: int = 0
     in_flight: bool = False
     sent_to: int = -1
     """The server of the newest attempt."""
@@ -116,6 +121,8 @@ class _Partition:
 
     batches: list[_Batch] = field(default_factory=list)
     next_sequence: int = 0
+    appended_ns: int = -NEVER
+    """When at the earliest the newest acknowledged batch of this producer id was appended."""
     failures: int = 0
     muted: bool = False
     """Waiting out a back-off."""
@@ -133,6 +140,8 @@ class Producer:
         self.order_lost: list[TopicPartition] = []
         """Partitions where the oldest batch was called out of order without an earlier one having
         failed: a server either has that batch, or expects it."""
+        self.forgotten_early: list[str] = []
+        """Partitions that did not know this producer although it was there just before."""
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._asking = False
         self._resetting = False
@@ -198,6 +207,7 @@ class Producer:
         for tp in sorted(self._partitions):
             partition = self._partitions[tp]
             partition.next_sequence = 0
+            partition.appended_ns = -NEVER
             for batch in list(partition.batches):
                 if batch.uncertain:
                     self._finish(partition, batch, self._given_up(batch))
@@ -265,6 +275,8 @@ class Producer:
             batch.in_flight = True
             batch.sent_to = leader
             batch.attempts += 1
+            if batch.attempts == 1:
+                batch.first_sent_ns = self.client.clock.now_ns()
             if idempotent and batch.sequence == NO_SEQUENCE:
                 batch.sequence = partition.next_sequence
                 batch.producer_id = self.producer_id
@@ -329,6 +341,7 @@ class Producer:
                 )
             elif row.error_code in {0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER}:
                 partition.failures = 0
+                partition.appended_ns = max(partition.appended_ns, batch.first_sent_ns)
                 offset = row.base_offset if row.error_code == 0 else -1
                 delivery = Delivery(Fate.DELIVERED, offset, 0, batch.attempts, node)
                 delivery.log_append_time_ms = row.log_append_time_ms
@@ -346,6 +359,8 @@ class Producer:
         partition = self._partitions[tp]
         batch.last_error = error
         batch.uncertain |= not definite
+        if error == ErrorCode.UNKNOWN_PRODUCER_ID:
+            self._note_forgotten(tp, partition)
         # Behind a batch that is being retried, "out of order" is what the server must say.
         waits_for_earlier = (
             error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and partition.batches[0] is not batch
@@ -372,6 +387,13 @@ class Producer:
             partition.muted = True
             partition.failures += 1
             self.client.backoff(partition.failures, lambda: self._unmute(partition))
+
+    def _note_forgotten(self, tp: TopicPartition, partition: _Partition) -> None:
+        """It may be only if the producer was idle for so long, by clocks that drift."""
+        idle_ms = (self.client.clock.now_ns() - partition.appended_ns) // MS
+        if idle_ms < self.options.expiry_ms * EXPIRY_MARGIN:
+            what = f"{tp} forgot producer {self.producer_id}, idle for {idle_ms} ms at most"
+            self.forgotten_early.append(what)
 
     def _unmute(self, partition: _Partition) -> None:
         # A batch is sent again only when those behind it have been answered too: on a new

@@ -9,6 +9,7 @@ Must not know: faults, what the checks make of the history.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from rpc.streams import Address
@@ -35,6 +36,8 @@ GROUP = "readers"
 BACKLOG_MAX = 40
 """A producer whose batches do not end waits, as one whose buffer is full: what piles up in an
 outage would otherwise be most of what a world does."""
+QUIET = 0.01
+"""Chance that a producer that can be forgotten is quiet, for about as long as that takes."""
 _KINDS = {Fate.DELIVERED: "ok", Fate.FAILED: "fail", Fate.UNKNOWN: "info"}
 
 OLD_CLIENT = {0: 8, 1: 11, 2: 5, 3: 8, 8: 7, 9: 5, 10: 2, 11: 5, 12: 3, 13: 2, 14: 3, 22: 1}
@@ -107,26 +110,44 @@ class ProducerLoad:
             acks=-1 if idempotent else rng.choice((-1, -1, 1, 0)),
             compression=rng.choice(tuple(Compression)) if rng.random() < 0.2 else Compression.NONE,
         )
+        self._expiry_ms = env.options.producer_expiry_ms if idempotent else 0
+        if self._expiry_ms:
+            # A first batch sent again by a producer that is forgotten would be there twice. So
+            # retries end long before: there remains what a batch may lie unread in a server.
+            options = replace(options, delivery_timeout_ms=3_000, expiry_ms=self._expiry_ms)
         self.producer = Producer(self._client, options)
         env.producers.append(self.producer)
+        self.refused: list[str] = []
+        """Batches sent when it came back that were certainly not appended."""
+        self._is_back = False
         self._sending = True
         self._schedule()
 
     def stop(self) -> None:
         self._sending = False
 
+    def come_back(self) -> None:
+        """Send one batch to each partition: a producer that was forgotten must get them through."""
+        if self.producer.options.idempotent:
+            self._is_back = True
+            for tp in self._env.partitions:
+                self._send_batch(tp)
+
     def _schedule(self) -> None:
         delay_ns = int(self._rng.expovariate(self._env.options.sends_per_second) * S)
+        if self._expiry_ms and self._rng.random() < QUIET:
+            delay_ns += int(self._rng.uniform(0.3, 1.3) * self._expiry_ms * MS)
         self._client.clock.call_later(delay_ns, self._send)
 
     def _send(self) -> None:
         if not self._sending:
             return
         self._schedule()
-        if self.producer.unfinished >= BACKLOG_MAX:
-            return
+        if self.producer.unfinished < BACKLOG_MAX:
+            self._send_batch(self._rng.choice(self._env.partitions))
+
+    def _send_batch(self, tp: TopicPartition) -> None:
         env, rng = self._env, self._rng
-        tp = rng.choice(env.partitions)
         values = [env.recorder.new_value() for _ in range(rng.randint(1, env.options.records_max))]
         now_ms = self._client.clock.wall_ms()
         env.recorder.sent_at(now_ms)
@@ -142,6 +163,8 @@ class ProducerLoad:
             op.pid = delivery.producer_id
             if delivery.attempts > 1:
                 op.note = RETRIED
+            if self._is_back and delivery.fate is Fate.FAILED:
+                self.refused.append(f"{tp} refused {self.name}: error {delivery.error}")
             for i, value in enumerate(values):
                 known = delivery.fate is Fate.DELIVERED and delivery.offset >= 0
                 op.sends.append(Send(str(tp), delivery.offset + i if known else None, value))

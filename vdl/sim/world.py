@@ -33,7 +33,7 @@ from vdl.kafka.wire import list_offsets
 from vdl.logstream.options import HostOptions
 from vdl.logstream.stream import LogStream
 from vdl.server import ServerState
-from vdl.sim.ageing import OFFSETS_KEPT_MINUTES, Ageing
+from vdl.sim.ageing import DAY_MS, OFFSETS_KEPT_MINUTES, Ageing
 from vdl.sim.atlas import why_not
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
@@ -252,6 +252,8 @@ class World:
         for producer in self.env.producers:
             for tp in producer.order_lost:
                 watch.violate("order-lost", f"oldest batch of {tp} called out of order")
+            for text in producer.forgotten_early:
+                watch.violate("forgotten-early", text)
         for liar in self.liars:
             for text in liar.believed:
                 watch.violate("lie-believed", text)
@@ -483,8 +485,7 @@ class World:
                 consumer.close()
         for reader in self._readers:
             reader.settle()
-        if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
-            self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
+        if not self._producers_end():
             return False
         if not self.wait(SETTLE_NS, lambda: not self._behind()):
             self.watch.violate("reader-behind", f"{self._behind()}, a minute after the last batch")
@@ -492,6 +493,8 @@ class World:
         for consumer in settling:
             consumer.close()
         if self._ageing is not None and not self._aged(self._ageing):
+            return False
+        if self.options.producer_expiry_ms and not self._forgotten():
             return False
         if not self.wait(SETTLE_NS, lambda: not self.watch.settled()):
             self.watch.violate("not-settled", self.watch.settled())
@@ -507,6 +510,29 @@ class World:
             return False
         for text in ageing.deleted_early(self.machines):
             self.watch.violate("deleted-early", text)
+        return True
+
+    def _forgotten(self) -> bool:
+        """All producers are idle: none may be remembered. When they come back, and do not
+        know of it, what they send must get through."""
+        if not self.wait(SETTLE_NS, lambda: not self.watch.remembered()):
+            self.watch.violate("producers-kept", self.watch.remembered())
+            return False
+        loads = [load for load in self._loads if isinstance(load, ProducerLoad)]
+        for load in loads:
+            load.come_back()
+        if not self._producers_end():
+            return False
+        for load in loads:
+            for text in load.refused:
+                self.watch.violate("producer-refused", text)
+        return True
+
+    def _producers_end(self) -> bool:
+        """Every batch must come to an end."""
+        if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
+            self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
+            return False
         return True
 
     def _behind(self) -> str:
@@ -676,6 +702,8 @@ def server_config(server_id: int, options: Options) -> Config:
             clock_hold_ms=CLOCK_HOLD_MS,
             retention_check_ms=500,
             replica_lag_max_ms=LAG_MAX_MS,
+            producer_expiration_ms=options.producer_expiry_ms or DAY_MS,
+            producer_expiration_check_ms=1_000 if options.producer_expiry_ms else DAY_MS // 144,
         ),
         store=StoreOptions(
             journal_file_bytes=options.journal_kib << 10,
