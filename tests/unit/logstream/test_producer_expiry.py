@@ -200,6 +200,22 @@ def test_nothing_expires_while_a_member_may_not_know_the_command(
     assert not cluster.leader(group_id).state.producers.get(7)
 
 
+def test_long_polls_are_not_woken(forgetting: Any) -> None:
+    """Nothing that a consumer could see has changed."""
+    cluster = forgetting
+    group_id = cluster.create_topic()
+    send(cluster, group_id, 7, 0)
+    stream = cluster.leader(group_id)
+    woken: list[int] = []
+    stream.wait_for(stream.high_watermark, lambda: woken.append(1))
+    cluster.run(EXPIRATION_MS + LATE_MS)
+    assert known(cluster, group_id, 7) == {False}
+    assert woken == []
+    stream.delete_records(-1, deadline_ns=cluster.deadline(), done=lambda error: None)
+    cluster.run(200)
+    assert woken == [1], "the log begins elsewhere"
+
+
 def test_full_disk_takes_no_such_command(forgetting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has room for more important ones."""
     cluster = forgetting

@@ -203,6 +203,8 @@ def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
     assert len(producers) == PRODUCERS_MAX
     assert producers.get(0) is not None
     assert producers.get(1) is None
+    assert producers.check(Overlay(), 1, 0, 1, 1) is ErrorCode.UNKNOWN_PRODUCER_ID
+    assert producers.check(Overlay(), 0, 0, 2, 1) is ErrorCode.NONE
     deleted = [key for key, value in producers.take_dirty() if value is None]
     assert len(deleted) == 1
 
