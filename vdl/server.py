@@ -463,6 +463,7 @@ class Server:
             "record_walk_native": int(IS_NATIVE),
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
             "record_checks_refused_total": frontend.context.record_checks.refused,
+            "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,
             "topics_refused_total": frontend.context.topics_refused,
             "request_memory_bytes": frontend.context.requests.used,

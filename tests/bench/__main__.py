@@ -31,6 +31,7 @@ MEASUREMENTS = (
     "cold_reader",
     "catch_up",
     "idle",
+    "many_partitions",
     "memory",
     "recovery",
     "limit",

@@ -35,16 +35,20 @@ SETTLE_SECONDS = 12.0
 
 
 class Servers:
-    """Built stopped, on no data. `variant`: one of tests/bench/variants.py."""
+    """Built stopped, on no data. `variant`: one of tests/bench/variants.py; `settings`: lines that
+    each server's configuration has besides."""
 
     name = "vdl"
 
-    def __init__(self, variant: str = "") -> None:
+    def __init__(self, variant: str = "", settings: str = "") -> None:
         self.replica_set = ReplicaSet(COUNT)
         layout = make_replica_set(
             self.replica_set.directory, count=COUNT, base_port=self.replica_set.base_port
         )
         write_configs(layout)
+        for server in layout.servers:
+            with server.config_file.open("a", encoding="utf-8") as file:
+                file.write(f"\n{settings}")
         self.variant = variant
         self._servers = {server.id: server for server in layout.servers}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -76,6 +80,10 @@ class Servers:
             self._processes[server.id] = self._start(server)
         return started
 
+    def start_one(self, server_id: int) -> None:
+        """Start a server that does not run."""
+        self._processes[server_id] = self._start(self._servers[server_id])
+
     def _start(self, server: LocalServer) -> subprocess.Popen[bytes]:
         if not self.variant:
             return start_server(server)
@@ -92,6 +100,10 @@ class Servers:
         assert process.poll() is None, f"server {server_id} ended: {self.log(server_id)[-2_000:]}"
         return process.pid
 
+    def running(self) -> list[int]:
+        """The ids of the servers whose process was started and not ended by us."""
+        return list(self._processes)
+
     def pids(self) -> list[int]:
         return [self.pid(server_id) for server_id in self._servers]
 
@@ -105,6 +117,11 @@ class Servers:
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         self._reap()
+
+    def kill_one(self, server_id: int) -> None:
+        """SIGKILL to one; returns when it is gone."""
+        os.kill(self.pid(server_id), signal.SIGKILL)
+        self._processes.pop(server_id).wait(STOP_SECONDS_MAX)
 
     def _reap(self) -> None:
         for process in self._processes.values():

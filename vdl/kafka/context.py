@@ -68,9 +68,10 @@ class KafkaOptions:
     """Partitions one CreateTopics may ask for in all (`max.request.partition.size.limit`
     is a response limit in Kafka; this bounds the work of one command)."""
 
-    replicas_per_server_max: int = 10_000
+    replicas_per_server_max: int = 4_000
     """Replicas of partitions that one server may have. Each has a log, and what it needs of memory,
-    files and start is paid also when nothing is written to it."""
+    files and start is paid also when nothing is written to it; and when a server dies, all it led
+    is elected anew. What three servers on two cores come back from within seconds."""
 
     # --- connections -------------------------------------------------------------------------
     request_bytes_max: int = 100 << 20

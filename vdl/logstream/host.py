@@ -790,6 +790,11 @@ class Host:
         return self.store.unflushed_bytes * 2 > self._cache_bytes_max
 
     @property
+    def partition_count(self) -> int:
+        """How many replicas of partitions run here."""
+        return len(self._streams)
+
+    @property
     def groups(self) -> dict[int, Group]:
         """The running replicas by group id; read only."""
         return self._groups

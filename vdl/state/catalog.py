@@ -421,7 +421,7 @@ class Catalog:
         for new in command.topics:
             created = self._plan(new, command)
             if created.error is ErrorCode.NONE and (
-                complaint := self._crowded(new, created, load, command.replicas_per_server_max)
+                complaint := self._crowded(new, created, load, command)
             ):
                 created = CreatedTopic(new.name, ErrorCode.POLICY_VIOLATION, complaint)
             answer.topics.append(created)
@@ -431,25 +431,47 @@ class Catalog:
         return answer
 
     def _crowded(
-        self, new: commands.NewTopic, created: CreatedTopic, load: Load, replicas_max: int
+        self,
+        new: commands.NewTopic,
+        created: CreatedTopic,
+        load: Load,
+        command: commands.CreateTopics,
     ) -> str:
         """Why the topic would give a server more replicas than it may have; empty if it would not.
-        Placements are even, so it is the sum that counts where they are not given."""
+        `load` stays as it is."""
+        replicas_max = command.replicas_per_server_max
         if not replicas_max:
             return ""
-        if new.assignments is not None:
-            wanted = Counter(server for replicas in new.assignments for server in replicas)
-            for server, more in sorted(wanted.items()):
-                if load.replicas[server] + more > replicas_max:
-                    return f"server {server} may have {replicas_max} replicas of partitions at most"
-            return ""
-        room = sum(max(0, replicas_max - count) for count in load.replicas.values())
-        wanted_in_all = created.partitions * created.replication_factor
-        if wanted_in_all <= room:
-            return ""
-        return (
-            f"{wanted_in_all} replicas are asked for, and there is room for {room}: a server may "
-            f"have {replicas_max} at most"
+        if new.assignments is None and not command.counts_each_server:
+            # As it was decided when such commands were made: by the sum.
+            room = sum(max(0, replicas_max - count) for count in load.replicas.values())
+            wanted_in_all = created.partitions * created.replication_factor
+            if wanted_in_all <= room:
+                return ""
+            return (
+                f"{wanted_in_all} replicas are asked for, and there is room for {room}: a server "
+                f"may have {replicas_max} at most"
+            )
+        placements = new.assignments
+        if placements is None:
+            placements = self._place(created, load.copy(), frozenset(command.alive))
+        wanted = Counter(server for replicas in placements for server in replicas)
+        for server, more in sorted(wanted.items()):
+            held = load.replicas[server]
+            if held + more > replicas_max:
+                return (
+                    f"server {server} would have {held + more} replicas of partitions, and may "
+                    f"have {replicas_max} at most (cluster.replicas_per_server)"
+                )
+        return ""
+
+    def _place(self, created: CreatedTopic, load: Load, alive: frozenset[int]) -> list[list[int]]:
+        return place(
+            load,
+            {server.server_id: server.rack for server in self.servers.values()},
+            partitions=created.partitions,
+            replication_factor=created.replication_factor,
+            alive=alive,
         )
 
     def _plan(self, new: commands.NewTopic, command: commands.CreateTopics) -> CreatedTopic:
@@ -542,13 +564,7 @@ class Catalog:
     ) -> None:
         placements = new.assignments
         if placements is None:
-            placements = place(
-                load,
-                {server.server_id: server.rack for server in self.servers.values()},
-                partitions=created.partitions,
-                replication_factor=created.replication_factor,
-                alive=alive,
-            )
+            placements = self._place(created, load, alive)
         else:
             for replicas in placements:
                 load.add(replicas)

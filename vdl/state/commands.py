@@ -77,6 +77,9 @@ class CreateTopics(Command, frozen=True, tag=2):
     """Servers the proposer has a link to: they come first in placements. Empty: all."""
     replicas_per_server_max: int = 0
     """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
+    counts_each_server: bool = False
+    """Whether that holds for each server by itself, wherever partitions are placed, and not for
+    the sum over them. Commands of an older version, which are applied again, do not say so."""
 
 
 class DeleteTopics(Command, frozen=True, tag=3):

@@ -22,6 +22,12 @@ class Load:
         self.leaders = dict.fromkeys(servers, 0)
         self.replicas = dict(self.leaders)
 
+    def copy(self) -> Load:
+        """Another one that stands where this one does."""
+        copied = Load(())
+        copied.leaders, copied.replicas = dict(self.leaders), dict(self.replicas)
+        return copied
+
     def add(self, replicas: Sequence[int]) -> None:
         """Count one partition, preferred leader first; servers that are gone do not count."""
         for server in replicas:

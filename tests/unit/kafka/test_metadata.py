@@ -125,6 +125,16 @@ def test_metadata_creates_no_more_than_one_command_may() -> None:
         assert unknown == names[known:]
 
 
+def test_metadata_creates_no_more_than_a_server_may_have() -> None:
+    """POLICY_VIOLATION, which no client asks again for; what there is stays, and is counted."""
+    world = World(KafkaOptions(num_partitions=4, replicas_per_server_max=9))
+    client = world.client()
+    codes = [client.ask(METADATA, 9, named(f"t{n}")).topics[0].error_code for n in range(4)]
+    assert codes == [0, 0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION]
+    assert set(world.host.catalog.topics) == {"t0", "t1"}
+    assert client.ask(METADATA, 9, named("t0")).topics[0].error_code == 0
+
+
 @pytest.mark.parametrize("kind", [OutcomeKind.NOT_APPENDED, OutcomeKind.UNKNOWN])
 def test_metadata_whose_creation_is_not_decided_says_ask_again(kind: OutcomeKind) -> None:
     """LEADER_NOT_AVAILABLE is what clients wait for; the topic may come."""

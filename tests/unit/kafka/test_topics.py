@@ -350,3 +350,17 @@ def test_topic_settings_are_kept_without_blanks_around_them() -> None:
     world = World()
     create(world, topic(configs={"message.timestamp.type": " LogAppendTime "}))
     assert world.host.catalog.topics["t"].configs == {"message.timestamp.type": "LogAppendTime"}
+
+
+def test_create_topics_beyond_what_a_server_may_have_by_default_is_refused_with_the_reason() -> (
+    None
+):
+    """POLICY_VIOLATION at one past the limit, and the text names what to change."""
+    world = World()
+    limit = KafkaOptions().replicas_per_server_max
+    (fits, beyond) = create(world, topic("fits", limit), topic("beyond", 1))
+    assert fits.error_code == ErrorCode.NONE
+    assert beyond.error_code == ErrorCode.POLICY_VIOLATION
+    assert beyond.error_message is not None
+    assert "cluster.replicas_per_server" in beyond.error_message
+    assert str(limit) in beyond.error_message

@@ -302,7 +302,9 @@ def catalog() -> Catalog:
 
 
 def create(catalog: Catalog, *topics: commands.NewTopic) -> list[ErrorCode]:
-    command = commands.CreateTopics(list(topics), replicas_per_server_max=10)
+    command = commands.CreateTopics(
+        list(topics), replicas_per_server_max=10, counts_each_server=True
+    )
     return [topic.error for topic in catalog.apply(command, 0, 9).topics]
 
 
@@ -329,6 +331,35 @@ def test_replicas_that_are_placed_by_hand_count_where_they_are(catalog: Catalog)
     assert create(catalog, topic("a", assignments=[[1]] * 10)) == [ErrorCode.NONE]
     assert create(catalog, topic("b", assignments=[[2, 1]])) == [ErrorCode.POLICY_VIOLATION]
     assert create(catalog, topic("b", assignments=[[2, 3]])) == [ErrorCode.NONE]
+
+
+def test_no_server_gets_more_replicas_than_it_may_have_while_others_have_few(
+    catalog: Catalog,
+) -> None:
+    """Copies on all three need room on all three; the sum over them says nothing."""
+    assert create(catalog, topic("by-hand", assignments=[[1]] * 8)) == [ErrorCode.NONE]
+    assert create(catalog, topic("a", 3)) == [ErrorCode.POLICY_VIOLATION]
+    assert create(catalog, topic("a", 2)) == [ErrorCode.NONE]
+    command = commands.CreateTopics(
+        [topic("b", 9, replication_factor=1)],
+        alive=[2],
+        replicas_per_server_max=10,
+        counts_each_server=True,
+    )
+    (refused,) = catalog.apply(command, 0, 9).topics
+    assert refused.error is ErrorCode.POLICY_VIOLATION
+    assert "server 2 would have 11 replicas" in refused.message
+    assert "10 at most" in refused.message
+
+
+def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) -> None:
+    """It is applied again at a start, and by replicas that were away: all of them by the sum."""
+    assert create(catalog, topic("a", assignments=[[1]] * 9)) == [ErrorCode.NONE]
+    old = commands.CreateTopics([topic("b", 6)], replicas_per_server_max=10)
+    assert [topic.error for topic in catalog.apply(old, 0, 9).topics] == [ErrorCode.NONE]
+    beyond = commands.CreateTopics([topic("c", 3)], replicas_per_server_max=10)
+    (refused,) = catalog.apply(beyond, 0, 10).topics
+    assert refused.error is ErrorCode.POLICY_VIOLATION
 
 
 def test_settings_of_a_topic_are_bounded(catalog: Catalog) -> None:

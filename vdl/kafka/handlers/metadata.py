@@ -238,6 +238,7 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
         default_replication_factor=server.config.default_replication_factor,
         alive=sorted(server.host.alive_servers()),
         replicas_per_server_max=server.config.replicas_per_server_max,
+        counts_each_server=True,
     )
     refused: dict[str, ErrorCode] = {}
 

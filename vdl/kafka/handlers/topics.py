@@ -142,6 +142,7 @@ def _propose_creation(
             validate_only=request.validate_only,
             alive=sorted(server.host.alive_servers()),
             replicas_per_server_max=server.config.replicas_per_server_max,
+            counts_each_server=True,
         ),
         deadline_ns=deadline_ns,
         done=lambda outcome: later.run(lambda: decided(outcome)),

@@ -1,0 +1,193 @@
+"""Whether a replica set with as many partitions as it may have lives, and comes back.
+
+A run is three new servers. Topics are made one after the other, until there are as many partitions
+as `cluster.replicas_per_server` allows (each has a replica on every server): seconds for each step,
+the longest of them, and until all are led. A further topic must be refused. Then seconds until each
+partition has acknowledged a record; what the servers use when nobody asks them for anything; and,
+each time until every group is led again, seconds from: the SIGKILL of one server (the other two
+lead); its next start (until it has all its replicas); a planned stop of all and their next start;
+the SIGKILL of all and their next start. `..._elections_per_group` counts the elections that were
+won meanwhile: one is what a group needs, more were for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.bench.load import latency_producer
+from tests.bench.rounds import Comparison, Figures
+from tests.bench.servers import SETTLE_SECONDS, Servers
+from tests.bench.topics import CALL_SECONDS_MAX, create_topic
+from vdl.kafka.context import KafkaOptions
+
+POLL_SECONDS = 0.1
+"""Between two looks at the servers; a look costs them a millisecond for some thousand groups."""
+WAIT_SECONDS_MAX = 180.0
+KILLED = 1
+RECORD_BYTES = 100
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--partitions",
+        type=int,
+        default=KafkaOptions().replicas_per_server_max,
+        help="the most a server may have, unless told otherwise",
+    )
+    parser.add_argument("--step", type=int, default=1_000, help="partitions of one topic")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of idleness")
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
+    yield Comparison({"vdl": partial(run, options.partitions, options.step, options.seconds)})
+
+
+def run(partitions: int, step: int, seconds: float) -> Figures:
+    servers = Servers(settings=f"[cluster]\nreplicas_per_server = {partitions}\n")
+    try:
+        servers.up()
+        groups = servers.groups() + partitions
+        figures = _make(servers, partitions, step, groups)
+        figures["refused_beyond"] = _refused(servers)
+        figures |= _record_to_each(servers, partitions, step)
+        time.sleep(SETTLE_SECONDS)
+        figures |= _idleness(servers, partitions, seconds)
+        figures |= _kill_one(servers, groups)
+        servers.stop()
+        figures |= _until_led(servers, groups, "planned_stop", servers.start)
+        servers.kill()
+        figures |= _until_led(servers, groups, "kill_of_all", servers.start)
+    finally:
+        servers.down()
+    return figures
+
+
+def _topics(partitions: int, step: int) -> Iterator[tuple[str, int]]:
+    for first in range(0, partitions, step):
+        yield f"many-{first}", min(step, partitions - first)
+
+
+def _make(servers: Servers, partitions: int, step: int, groups: int) -> Figures:
+    longest, began = 0.0, time.monotonic()
+    for topic, count in _topics(partitions, step):
+        before = time.monotonic()
+        create_topic(servers.bootstrap, topic, count)
+        longest = max(longest, time.monotonic() - before)
+        _say(f"{topic}: {time.monotonic() - before:.2f} s")
+    created = time.monotonic()
+    led = _wait_led(servers, groups)
+    return {
+        "create_seconds": created - began,
+        "create_slowest_topic_seconds": longest,
+        "create_to_all_led_seconds": led - began,
+        "create_elections_per_group": _elections(servers) / groups,
+    }
+
+
+def _refused(servers: Servers) -> float:
+    """1 when a topic beyond the limit is refused as it should be."""
+    admin = AdminClient({"bootstrap.servers": servers.bootstrap, "log_level": 0})
+    topic = NewTopic("beyond", num_partitions=1, replication_factor=3)
+    try:
+        admin.create_topics([topic])["beyond"].result(timeout=CALL_SECONDS_MAX)
+    except KafkaException as error:
+        _say(f"beyond: {error}")
+        return float(error.args[0].code() == KafkaError.POLICY_VIOLATION)
+    return 0.0
+
+
+def _record_to_each(servers: Servers, partitions: int, step: int) -> Figures:
+    producer = latency_producer(servers.bootstrap)
+    value, acknowledged, failed = os.urandom(RECORD_BYTES), 0, 0
+
+    def delivered(error: KafkaError | None, message: object) -> None:
+        nonlocal acknowledged, failed
+        acknowledged += error is None
+        failed += error is not None
+
+    began = time.monotonic()
+    for topic, count in _topics(partitions, step):
+        for partition in range(count):
+            producer.produce(topic, value, partition=partition, on_delivery=delivered)
+            producer.poll(0)
+    producer.flush(WAIT_SECONDS_MAX)
+    return {
+        "record_to_each_seconds": time.monotonic() - began,
+        "record_to_each_failed": float(failed + partitions - acknowledged - failed),
+    }
+
+
+def _idleness(servers: Servers, partitions: int, seconds: float) -> Figures:
+    before, began = servers.cpu_seconds(), time.monotonic()
+    time.sleep(seconds)
+    elapsed, after = time.monotonic() - began, servers.cpu_seconds()
+    used = [(after[number] - before[number]) / elapsed * 100 for number in servers.ids]
+    thousands = partitions / 1_000
+    return {
+        "idle_cpu_percent_of_the_busiest": max(used),
+        "idle_cpu_percent_per_thousand": sum(used) / len(used) / thousands,
+        "rss_mb_of_the_largest": max(servers.rss_mb().values()),
+    }
+
+
+def _kill_one(servers: Servers, groups: int) -> Figures:
+    figures = _until_led(servers, groups, "kill_of_one", lambda: servers.kill_one(KILLED))
+    began = time.monotonic()
+    servers.start_one(KILLED)
+    while int(servers.health(KILLED).get("groups", 0)) < groups:
+        assert time.monotonic() - began < WAIT_SECONDS_MAX, "the killed server does not come back"
+        time.sleep(POLL_SECONDS)
+    figures["kill_of_one_back_seconds"] = time.monotonic() - began
+    _say(f"back after {time.monotonic() - began:.2f} s")
+    _wait_led(servers, groups)
+    time.sleep(SETTLE_SECONDS)
+    return figures
+
+
+def _until_led(servers: Servers, groups: int, name: str, act: object) -> Figures:
+    assert callable(act)
+    before, began = _elections(servers), time.monotonic()
+    act()
+    led = _wait_led(servers, groups)
+    # Counters of a process begin with it: those that were started again count for themselves.
+    elections = _elections(servers)
+    if elections >= before and name == "kill_of_one":
+        elections -= before
+    return {
+        f"{name}_to_all_led_seconds": led - began,
+        f"{name}_elections_per_group": elections / groups,
+    }
+
+
+def _wait_led(servers: Servers, groups: int) -> float:
+    """When the servers that run lead so many groups between them (monotonic)."""
+    deadline, told = time.monotonic() + WAIT_SECONDS_MAX, 0.0
+    while True:
+        states = {number: servers.health(number) for number in servers.running()}
+        leading = sum(int(state.get("leading", 0)) for state in states.values())
+        now = time.monotonic()
+        if leading >= groups:
+            return now
+        if now - told > 1.0:
+            told = now
+            _say(f"{leading} of {groups} are led; {states}")
+        assert now < deadline, f"{leading} of {groups} groups are led; {states}"
+        time.sleep(POLL_SECONDS)
+
+
+def _elections(servers: Servers) -> float:
+    name = "vdl_server_leaderships_won_total"
+    return sum(servers.metrics(number).get(name, 0.0) for number in servers.running())
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", flush=True)
