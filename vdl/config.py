@@ -248,6 +248,8 @@ KEYS: dict[str, Key] = {
     "raft.election_timeout": Key("host.election_ticks", ticks(20, 60_000)),
     "raft.failover_delay_min": Key("host.failover_ticks_min", ticks(10, 10_000)),
     "raft.failover_delay_max": Key("host.failover_ticks_max", ticks(10, 10_000)),
+    "raft.elections": Key("host.elections_max", integer(1, 1_000_000)),
+    "raft.openings_per_turn": Key("host.openings_per_turn", integer(1, 1_000_000)),
     "raft.message_bytes": Key("host.message_bytes_max", size(4 * KIB, 16 * MIB)),
     "raft.apply_bytes": Key("host.apply_bytes_max", size(64 * KIB, GIB)),
     "raft.uncommitted_bytes": Key("host.uncommitted_bytes_max", size(MIB, 4 * GIB)),

@@ -352,16 +352,17 @@ class Group:
         node.tick(1)
         return node.ticks_until_due(), True
 
-    def stood_unled(self, servers: Set[int], tick: int) -> bool:
-        """Campaign if nobody leads and most voters are on these servers. Returns whether it did."""
+    def is_unled(self, servers: Set[int]) -> bool:
+        """Whether nobody leads, though most voters are on these servers."""
         node = self.node
         voters = node.membership.incoming
         reachable = [replica for replica in voters if server_of(replica) in servers]
-        if node.lead or node.is_leader or len(reachable) * 2 <= len(voters):
-            return False
+        return not (node.lead or node.is_leader or len(reachable) * 2 <= len(voters))
+
+    def is_due_to_stand(self, tick: int) -> bool:
+        """Whether its timer says that it should campaign now, and it does not lead."""
         self.catch_up(tick)
-        node.campaign()
-        return True
+        return not self.node.is_leader and self.node.ticks_until_due() <= 1
 
     def stand_in_turn(self, servers: Set[int], tick: int) -> None:
         """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on

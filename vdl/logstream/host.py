@@ -39,6 +39,7 @@ from vdl.logstream.commit_news import CommitNews
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
 from vdl.logstream.early import EarlyMessages
+from vdl.logstream.elections import Elections
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
 from vdl.logstream.healing import Healing
@@ -124,6 +125,12 @@ class Host:
         self._to_wake: dict[int, LogStream] = {}
         self._due = DueGroups(clock, self._fall_due)
         self._gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
+        self.elections = Elections(
+            stand=self._stand,
+            system_last=record.coordinator_groups,
+            elections_max=options.elections_max,
+            timeout_ns=options.election_ticks * TICK_NS,
+        )
         self._alive: dict[int, Hello] = {}
         self._boot = rng.getrandbits(62)
         self.catalog = Catalog(
@@ -247,6 +254,7 @@ class Host:
             clock=clock,
             time=self.time,
             gaps=self._gaps,
+            elections=self.elections,
             log=log,
             staged=self._staged,
             retry=self._healed,
@@ -423,6 +431,7 @@ class Host:
         for group in touched.values():
             if self._groups.get(group.group_id) is group:  # else it was deleted in this turn
                 self._after_pump(group, tick)
+        self.elections.turn_ended(self.clock.now_ns())
         if self._to_wake:
             to_wake, self._to_wake = self._to_wake, {}
             for stream in to_wake.values():
@@ -476,6 +485,7 @@ class Host:
     def _after_pump(self, group: Group, tick: int) -> None:
         """Leadership news and the next due tick."""
         node = group.node
+        self.elections.noted(group)
         raft = node.raft
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
@@ -535,12 +545,30 @@ class Host:
                 # Quiet for an election timeout, yet not all is committed here.
                 self._turn.send(group.group_id, group.asks_for_news())
                 self.mark_dirty(group)
+            if group.is_due_to_stand(tick):
+                if is_told and group.has_news:
+                    self.mark_dirty(group)
+                self.elections.ask(group, self.clock.now_ns())
+                return
         due, was_due = group.fall_due(tick)
         # A follower that is told nothing new and waits on has none: most of them, most of the time.
         if (is_leader or is_told or was_due) and group.has_news:
             self.mark_dirty(group)
         elif not group.dirty:
             self._schedule(group, tick, due)  # the common case of a group at rest
+
+    def _stand(self, group: Group) -> None:
+        """It is the group's turn to campaign: if nobody leads it by now, nor was given its vote."""
+        if self._groups.get(group.group_id) is not group or group.node.is_leader:
+            return
+        tick = self._due.tick()
+        group.catch_up(tick)
+        self._proofs.tell_follower(group)
+        due, _ = group.fall_due(tick)
+        if group.has_news:
+            self.mark_dirty(group)
+        elif not group.dirty:
+            self._schedule(group, tick, due)
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:
@@ -728,8 +756,9 @@ class Host:
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
         may_lead = group.preferred and self._conditions.may_lead
-        if may_lead and group.stood_unled({self.server_id, *self._alive}, self._due.tick()):
-            self.mark_dirty(group)
+        if may_lead and group.is_unled({self.server_id, *self._alive}):
+            group.node.campaign_soon(1)
+            self.elections.ask(group, self.clock.now_ns())
 
     def stop_group(self, group_id: int, *, deleted: bool) -> None:
         """See `Hosting`."""
@@ -746,6 +775,7 @@ class Host:
         if stream is not None:
             stream.close()
         if group is not None:
+            self.elections.forget(group)
             group.reads.fail()
             group.withdraw_reads()
             group.owner.stopped()

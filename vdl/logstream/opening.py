@@ -9,12 +9,16 @@ Entries that cannot be read end the replay early: the replica starts with the st
 them. Its vote, its place in the log and all other entries are in one piece, so it takes part, and
 the rest is applied once the hole is healed (`Group.is_whole`, `healing`).
 
+A server may have thousands of partitions. They are opened a few in a turn, in the order they came
+in, so that it goes on hearing and answering; the catalog and the coordinators do not wait.
+
 Must not know: which replicas there are, messages, who leads.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -64,6 +68,11 @@ class Opening:
         self._server_id = server_id
         self._store = store
         self._options = options
+        self._clock = clock
+        self._in_line: deque[Callable[[], None]] = deque()
+        self._left = options.openings_per_turn
+        """How many partitions may still be opened in this turn."""
+        self._is_armed = False
         self._pace = Pace(clock, options.catch_up_bytes_per_second)
         self._rng = rng
         self._tick = tick
@@ -100,23 +109,47 @@ class Opening:
                 )
             )
 
-        if not wanted():
-            return
-        found = load_state(self._store, log, placement.founding)
-        if found is None:
-            lost(log)
-            return
-        applied, members, items = found
-        owner.load(items)
-        Replay(
-            self._store,
-            log,
-            owner,
-            members,
-            bytes_max=self._options.cold_read_bytes,
-            then=make,
-            wanted=wanted,
-        ).run(applied)
+        def begin() -> None:
+            if not wanted():
+                return
+            found = load_state(self._store, log, placement.founding)
+            if found is None:
+                lost(log)
+                return
+            applied, members, items = found
+            owner.load(items)
+            Replay(
+                self._store,
+                log,
+                owner,
+                members,
+                bytes_max=self._options.cold_read_bytes,
+                then=make,
+                wanted=wanted,
+            ).run(applied)
+
+        if isinstance(owner, StateGroup):
+            begin()
+        elif self._left > 0:
+            self._left -= 1
+            self._arm()
+            begin()
+        else:
+            self._in_line.append(begin)
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            self._clock.call_later(0, self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_armed = False
+        self._left = self._options.openings_per_turn
+        while self._in_line and self._left > 0:
+            self._left -= 1
+            self._in_line.popleft()()
+        if self._left < self._options.openings_per_turn:
+            self._arm()
 
 
 def load_state(

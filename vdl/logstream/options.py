@@ -67,6 +67,12 @@ class HostOptions:
     """A refused link makes the first follower campaign after the one, the last after the other:
     further apart than a round of messages and a sync, or both are candidates."""
 
+    elections_max: int = 256
+    """Campaigns of partitions that this server has under way at a time; others wait their turn."""
+
+    openings_per_turn: int = 64
+    """Replicas of partitions that are opened in one turn of the loop."""
+
     disk_patience_ms: int = 3_000
     """A leader whose journal write takes longer hands its leaderships over."""
 

@@ -21,6 +21,7 @@ from vdl.logstream.cluster_time import ClusterTime
 from vdl.logstream.compaction import find_deleted, trim_commands, trim_records
 from vdl.logstream.conditions import Conditions
 from vdl.logstream.disk_watch import DiskWatch
+from vdl.logstream.elections import Elections
 from vdl.logstream.forwarding import Forwarding
 from vdl.logstream.group import Group
 from vdl.logstream.healing import Healing
@@ -69,6 +70,7 @@ class Upkeep:
         clock: Clock,
         time: ClusterTime,
         gaps: LoopGaps,
+        elections: Elections,
         log: Log,
         staged: Callable[[Group], None],
         retry: Callable[[Group], None],
@@ -92,6 +94,7 @@ class Upkeep:
         self._clock = clock
         self._time = time
         self._gaps = gaps
+        self._elections = elections
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._log = log
@@ -131,6 +134,7 @@ class Upkeep:
         self._clock.call_later(SWEEP_NS, self._sweep)
         now_ns = self._clock.now_ns()
         self._gaps.look()
+        self._elections.look(now_ns)
         self._time.look()
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()

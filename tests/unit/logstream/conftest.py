@@ -286,3 +286,9 @@ def patient() -> Cluster:
 def tied() -> Cluster:
     """Hosts of which all who are left by a dead leader campaign in one tick."""
     return Cluster(failover_ticks_min=3, failover_ticks_max=3)
+
+
+@pytest.fixture
+def make_cluster() -> Callable[..., Cluster]:
+    """Hosts with options of a test's own."""
+    return Cluster

@@ -1,0 +1,264 @@
+"""How many groups of a server stand for leader at a time, and in which order they do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raft.node import RawNode
+from raft.types import StateType
+from vdl.clock import MS
+from vdl.logstream import opening
+from vdl.logstream.elections import STARTS_PER_TURN, Elections
+from vdl.logstream.opening import Opening
+from vdl.logstream.options import HostOptions
+from vdl.logstream.state_group import StateGroup
+from vdl.logstream.stream import LogStream
+from vdl.state.commands import CreateTopics, NewTopic
+
+TIMEOUT_NS = 600 * MS
+SYSTEM_LAST = 8
+PARTITIONS = 60
+
+
+class FakeGroup:
+    """A replica of which only the role counts."""
+
+    def __init__(self, group_id: int) -> None:
+        self.group_id = group_id
+        self.node = SimpleNamespace(raft=SimpleNamespace(state=StateType.FOLLOWER))
+
+    def become(self, state: StateType) -> None:
+        self.node.raft.state = state
+
+
+class Line:
+    """Elections of fake groups, and who stood in which order."""
+
+    def __init__(self, elections_max: int) -> None:
+        self.stood: list[int] = []
+        self.not_due: set[int] = set()
+        self.elections = Elections(
+            stand=self._stand,
+            system_last=SYSTEM_LAST,
+            elections_max=elections_max,
+            timeout_ns=TIMEOUT_NS,
+        )
+
+    def _stand(self, group: Any) -> None:
+        if group.group_id not in self.not_due:
+            self.stood.append(group.group_id)
+            group.become(StateType.PRE_CANDIDATE)
+
+    def ask(self, *group_ids: int, now_ns: int = 0) -> list[Any]:
+        groups: list[Any] = [FakeGroup(group_id) for group_id in group_ids]
+        for group in groups:
+            self.elections.ask(group, now_ns)
+        return groups
+
+    def end(self, group: Any, state: StateType = StateType.LEADER) -> None:
+        group.become(state)
+        self.elections.noted(group)
+        self.elections.turn_ended(0)
+
+
+def test_groups_stand_in_the_order_they_were_due_when_others_have_ended() -> None:
+    line = Line(2)
+    groups = line.ask(11, 12, 13, 14)
+    assert (line.stood, line.elections.waiting, line.elections.under_way) == ([11, 12], 2, 2)
+    line.end(groups[1])
+    assert line.stood == [11, 12, 13]
+    groups[0].become(StateType.CANDIDATE)
+    line.elections.noted(groups[0])
+    line.elections.turn_ended(0)
+    assert line.stood == [11, 12, 13]
+    line.end(groups[0], StateType.FOLLOWER)
+    assert line.stood == [11, 12, 13, 14]
+    assert line.elections.waiting == 0
+
+
+def test_catalog_and_coordinators_do_not_wait() -> None:
+    line = Line(1)
+    line.ask(11, 12, SYSTEM_LAST, 0, SYSTEM_LAST + 1)
+    assert line.stood == [11, SYSTEM_LAST, 0]
+    assert line.elections.waiting == 2
+
+
+def test_turn_that_is_not_needed_any_more_is_dropped_and_takes_no_place() -> None:
+    line = Line(1)
+    first, *_ = line.ask(11, 12, 13)
+    line.not_due.add(12)
+    line.end(first)
+    assert line.stood == [11, 13]
+    assert line.elections.dropped == 1
+
+
+def test_group_that_is_due_again_while_it_waits_or_stands_has_one_place() -> None:
+    line = Line(1)
+    standing, waiting = line.ask(11, 12)
+    line.elections.ask(waiting, 0)
+    assert line.elections.waiting == 1
+    line.elections.ask(standing, 0)  # its own timer: it asks anew, in its own place
+    assert line.stood == [11, 11]
+    assert line.elections.under_way == 1
+
+
+def test_replica_that_is_gone_is_passed_over_and_its_successor_is_not() -> None:
+    line = Line(1)
+    standing, waiting = line.ask(11, 12)
+    line.elections.forget(waiting)
+    (successor,) = line.ask(12)
+    line.end(standing)
+    assert line.stood == [11, 12]
+    assert waiting.node.raft.state is StateType.FOLLOWER
+    line.elections.forget(successor)
+    assert line.elections.under_way == 0
+
+
+def test_campaign_that_nobody_answers_holds_its_place_for_one_timeout() -> None:
+    line = Line(1)
+    line.ask(11, 12)
+    line.elections.look(TIMEOUT_NS - 1)
+    assert line.stood == [11]
+    line.elections.look(TIMEOUT_NS)
+    assert line.stood == [11, 12]
+
+
+def test_no_more_begin_in_one_turn_than_leave_time_for_others() -> None:
+    line = Line(1_000)
+    line.ask(*range(100, 100 + STARTS_PER_TURN + 5))
+    assert len(line.stood) == STARTS_PER_TURN
+    line.elections.turn_ended(0)
+    assert len(line.stood) == STARTS_PER_TURN + 5
+
+
+# --- with real groups ---------------------------------------------------------------------------
+
+
+def create(cluster: Any, partitions: int) -> list[int]:
+    """A topic of so many partitions on all servers, whose leaders are all on one."""
+    new = NewTopic("many", b"many".ljust(16), assignments=[[1, 2, 3]] * partitions)
+    result = cluster.propose(CreateTopics([new]))
+    cluster.run(500)
+    return list(result.topics[0].group_ids)
+
+
+def most_at_a_time(cluster: Any, groups: list[int], ms: int) -> int:
+    """How many of the groups stood on one server at one time, looked at every tenth of a ms."""
+    most = 0
+    for _ in range(ms * 10):
+        cluster.run(0.1)
+        for node in cluster.nodes.values():
+            if not node.clock.stopped:
+                found = [node.host.groups[group_id].node.raft.state for group_id in groups]
+                standing = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
+                most = max(most, sum(state in standing for state in found))
+    return most
+
+
+@pytest.mark.parametrize(("elections_max", "most"), [(4, 4), (1_000, PARTITIONS)])
+def test_leaders_of_a_dead_server_are_followed_a_few_at_a_time(
+    make_cluster: Callable[..., Any], elections_max: int, most: int
+) -> None:
+    """All are led soon, each by one election; without a bound all stand at once."""
+    cluster = make_cluster(elections_max=elections_max)
+    groups = create(cluster, PARTITIONS)
+    terms = [cluster.leader(group_id).group.node.term for group_id in groups]
+    cluster.nodes[1].crash()
+    assert most_at_a_time(cluster, groups, 300) == most
+    leaders = [cluster.leader(group_id) for group_id in groups]
+    assert [leader.group.node.term for leader in leaders] == [term + 1 for term in terms]
+
+
+def test_group_that_waits_counts_up_no_term_and_asks_nobody(
+    make_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is there to answer: without a line each would ask once in each election timeout."""
+    cluster = make_cluster(elections_max=1)
+    groups = create(cluster, 30)
+    cluster.nodes[1].crash()
+    cluster.nodes[2].crash()
+    asked: list[int] = []
+    tick = RawNode.tick
+
+    def counted(node: RawNode, n: int = 1) -> None:
+        before = node.state
+        tick(node, n)
+        if node.state is StateType.PRE_CANDIDATE and before is not StateType.PRE_CANDIDATE:
+            asked.append(node.id)
+
+    monkeypatch.setattr(RawNode, "tick", counted)
+    last = cluster.nodes[3].host
+    before = {group_id: last.groups[group_id].node.term for group_id in groups}
+    cluster.run(3_000)
+    assert 0 < len(asked) < 30
+    assert {group_id: last.groups[group_id].node.term for group_id in groups} == before
+    cluster.nodes[2].start()
+    cluster.run(3_000)
+    assert all(cluster.leader(group_id) for group_id in groups)
+
+
+# --- coming to life -------------------------------------------------------------------------------
+
+
+class Steps:
+    """A clock that keeps what is to be done later until a test does it."""
+
+    def __init__(self) -> None:
+        self.later: list[Callable[[], None]] = []
+
+    def call_later(self, _delay_ns: int, fn: Callable[[], None]) -> None:
+        self.later.append(fn)
+
+    def step(self) -> None:
+        later, self.later = self.later, []
+        for fn in later:
+            fn()
+
+
+def test_partitions_are_opened_a_few_in_a_turn_and_the_catalog_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening, "load_state", lambda *_: None)
+    clock: Any = Steps()
+    store: Any = None
+    opened: list[int] = []
+    made = Opening(
+        server_id=1,
+        store=store,
+        options=HostOptions(openings_per_turn=3),
+        clock=clock,
+        rng=random.Random(1),
+        tick=lambda: 0,
+    )
+
+    def begin(group_id: int, kind: type, *, is_wanted: bool = True) -> None:
+        log: Any = SimpleNamespace(group_id=group_id)
+        placement: Any = SimpleNamespace(founding=[], present=[])
+        made.open(
+            log,
+            placement,
+            object.__new__(kind),
+            lambda group: None,
+            lost=lambda log: opened.append(log.group_id),
+            wanted=lambda: is_wanted,
+        )
+
+    for group_id in range(10, 18):
+        begin(group_id, LogStream, is_wanted=group_id != 14)
+    begin(0, StateGroup)
+    assert opened == [10, 11, 12, 0]
+    clock.step()
+    assert opened == [10, 11, 12, 0, 13, 15]
+    begin(20, LogStream)
+    clock.step()
+    assert opened == [10, 11, 12, 0, 13, 15, 16, 17, 20]
+    clock.step()
+    begin(21, LogStream)
+    assert opened[-1] == 21
+    while clock.later:
+        clock.step()

@@ -1,0 +1,130 @@
+"""Which groups stand for leader now: as many at a time as this server finishes.
+
+An election costs a server work: messages, a vote on disk, an entry that ends the old term. When a
+server dies, or all of them start, thousands of groups are due at once. If all stood at once, the
+last question would be answered after the election timeout of whoever asked; then all would ask
+again, in a higher term, and so on for ever. So groups that are due stand in line here:
+
+* At most `elections_max` campaigns of partitions are under way, and `STARTS_PER_TURN` begin in one
+  turn, so that heartbeats and votes of others come between. The next one begins when one ends.
+* The catalog and the coordinators do not wait: they are few, and everybody needs them.
+* Who waits does nothing: it asks nobody and counts up no term. It still hears, and votes. When its
+  turn comes its timer must still be due; if a leader was heard or a vote given meanwhile, its turn
+  is dropped and not made up for.
+* A campaign that nobody answers holds its place for one election timeout only.
+
+Must not know: timers, messages, what makes a group due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from raft.types import StateType
+from vdl.logstream.group import Group
+
+STARTS_PER_TURN: Final = 64
+"""Campaigns that begin in one turn of the loop: some 10 ms of work."""
+
+_STANDS: Final = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
+
+
+class Elections:
+    """The line, and the campaigns of this server that are under way."""
+
+    __slots__ = (
+        "_in_line",
+        "_max",
+        "_since_ns",
+        "_stand",
+        "_starts_left",
+        "_system_last",
+        "_timeout_ns",
+        "_waiting",
+        "dropped",
+    )
+
+    def __init__(
+        self,
+        *,
+        stand: Callable[[Group], None],
+        system_last: int,
+        elections_max: int,
+        timeout_ns: int,
+    ) -> None:
+        """`stand(group)`: have it campaign, if that is still due. `system_last`: groups up to this
+        id never wait. `timeout_ns`: how long a campaign holds its place at most."""
+        self._stand = stand
+        self._system_last = system_last
+        self._max = elections_max
+        self._timeout_ns = timeout_ns
+        self._in_line: deque[Group] = deque()
+        self._waiting: dict[int, Group] = {}
+        """The groups in line, by id. What is in line and not here, or another replica of its group
+        here, is passed over."""
+        self._since_ns: dict[int, int] = {}
+        """Campaigns of partitions that are under way, by group id: since when, oldest first."""
+        self._starts_left = STARTS_PER_TURN
+        self.dropped = 0
+        """Turns in the line that were not needed any more when they came."""
+
+    @property
+    def waiting(self) -> int:
+        """How many groups stand in line."""
+        return len(self._waiting)
+
+    @property
+    def under_way(self) -> int:
+        """How many campaigns of partitions are under way."""
+        return len(self._since_ns)
+
+    def ask(self, group: Group, now_ns: int) -> None:
+        """The group is due: it stands now, or when it is its turn. One that stands already may go
+        on to stand."""
+        number = group.group_id
+        if number <= self._system_last or number in self._since_ns:
+            self._stand(group)
+        elif number not in self._waiting:
+            self._waiting[number] = group
+            self._in_line.append(group)
+            self._admit(now_ns)
+
+    def noted(self, group: Group) -> None:
+        """A turn of this group ended: perhaps its campaign, too."""
+        if group.group_id in self._since_ns and group.node.raft.state not in _STANDS:
+            del self._since_ns[group.group_id]
+
+    def forget(self, group: Group) -> None:
+        """The replica is not here any more."""
+        self._waiting.pop(group.group_id, None)
+        self._since_ns.pop(group.group_id, None)
+
+    def turn_ended(self, now_ns: int) -> None:
+        """A turn of the loop ended: more may begin."""
+        self._starts_left = STARTS_PER_TURN
+        if self._in_line:
+            self._admit(now_ns)
+
+    def look(self, now_ns: int) -> None:
+        """Time passed: campaigns that nobody answers give their places back."""
+        while self._since_ns:
+            number, since_ns = next(iter(self._since_ns.items()))
+            if now_ns - since_ns < self._timeout_ns:
+                break
+            del self._since_ns[number]
+        self.turn_ended(now_ns)
+
+    def _admit(self, now_ns: int) -> None:
+        while self._in_line and self._starts_left > 0 and len(self._since_ns) < self._max:
+            group = self._in_line.popleft()
+            if self._waiting.get(group.group_id) is not group:
+                continue
+            del self._waiting[group.group_id]
+            self._stand(group)
+            if group.node.raft.state in _STANDS:
+                self._starts_left -= 1
+                self._since_ns[group.group_id] = now_ns
+            else:
+                self.dropped += 1
