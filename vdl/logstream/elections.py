@@ -11,6 +11,8 @@ again, in a higher term, and so on for ever. So groups that are due stand in lin
 * Who waits does nothing: it asks nobody and counts up no term. It still hears, and votes. When its
   turn comes its timer must still be due; if a leader was heard or a vote given meanwhile, its turn
   is dropped and not made up for.
+* The line moves on at the rate this server can keep: while its loop is late the bound is halved,
+  ten times a second, and it grows again by a quarter while the loop is in time.
 * A campaign that nobody answers holds its place for one election timeout only.
 
 Must not know: timers, messages, what makes a group due.
@@ -23,10 +25,17 @@ from collections.abc import Callable
 from typing import Final
 
 from raft.types import StateType
+from vdl.clock import MS
 from vdl.logstream.group import Group
+from vdl.logstream.loop_time import LoopTime
 
 STARTS_PER_TURN: Final = 64
 """Campaigns that begin in one turn of the loop: some 10 ms of work."""
+
+LATE_NS: Final = 100 * MS
+"""A loop that is so late has too many campaigns under way."""
+FEWEST: Final = 16
+"""So many campaigns a late server still has under way."""
 
 _STANDS: Final = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
 
@@ -35,7 +44,9 @@ class Elections:
     """The line, and the campaigns of this server that are under way."""
 
     __slots__ = (
+        "_bound",
         "_in_line",
+        "_loop_time",
         "_max",
         "_since_ns",
         "_stand",
@@ -53,12 +64,14 @@ class Elections:
         system_last: int,
         elections_max: int,
         timeout_ns: int,
+        loop_time: LoopTime,
     ) -> None:
         """`stand(group)`: have it campaign, if that is still due. `system_last`: groups up to this
         id never wait. `timeout_ns`: how long a campaign holds its place at most."""
         self._stand = stand
         self._system_last = system_last
-        self._max = elections_max
+        self._max = self._bound = elections_max
+        self._loop_time = loop_time
         self._timeout_ns = timeout_ns
         self._in_line: deque[Group] = deque()
         self._waiting: dict[int, Group] = {}
@@ -109,6 +122,10 @@ class Elections:
 
     def look(self, now_ns: int) -> None:
         """Time passed: campaigns that nobody answers give their places back."""
+        if self._loop_time.late_ns >= LATE_NS:
+            self._bound = max(min(FEWEST, self._max), self._bound // 2)
+        else:
+            self._bound = min(self._max, self._bound + self._bound // 4 + 1)
         while self._since_ns:
             number, since_ns = next(iter(self._since_ns.items()))
             if now_ns - since_ns < self._timeout_ns:
@@ -117,7 +134,7 @@ class Elections:
         self.turn_ended(now_ns)
 
     def _admit(self, now_ns: int) -> None:
-        while self._in_line and self._starts_left > 0 and len(self._since_ns) < self._max:
+        while self._in_line and self._starts_left > 0 and len(self._since_ns) < self._bound:
             group = self._in_line.popleft()
             if self._waiting.get(group.group_id) is not group:
                 continue

@@ -47,6 +47,7 @@ from vdl.logstream.in_sync import InSyncReplicas
 from vdl.logstream.incoming import Incoming
 from vdl.logstream.leadership import Leadership
 from vdl.logstream.loop_gap import LoopGaps
+from vdl.logstream.loop_time import LoopTime
 from vdl.logstream.opening import Opening
 from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.logstream.producer_expiry import ProducerExpiry
@@ -123,13 +124,15 @@ class Host:
         self._renumbered = 0
         self._catalog_changed = False
         self._to_wake: dict[int, LogStream] = {}
-        self._due = DueGroups(clock, self._fall_due)
+        self.loop_time = LoopTime(clock)
+        self._due = DueGroups(clock, self.loop_time, self._fall_due)
         self._gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
         self.elections = Elections(
             stand=self._stand,
             system_last=record.coordinator_groups,
             elections_max=options.elections_max,
             timeout_ns=options.election_ticks * TICK_NS,
+            loop_time=self.loop_time,
         )
         self._alive: dict[int, Hello] = {}
         self._boot = rng.getrandbits(62)
@@ -138,7 +141,7 @@ class Host:
             coordinator_groups=record.coordinator_groups,
             founders=dict(record.founders),
         )
-        self.leadership = Leadership(clock, self.catalog)
+        self.leadership = Leadership(clock, self.catalog, age_ns=self.loop_time.age_ns)
         self.time = ClusterTime(
             clock, servers=len(record.founders), hold_ms=options.clock_hold_ms, log=log
         )
@@ -266,6 +269,7 @@ class Host:
     # --- life -----------------------------------------------------------------------------
     def start(self) -> None:
         """Open every replica this server holds and begin to take part."""
+        self.loop_time.start()
         self.upkeep.start()
         self._replicas.open_system(self.catalog_applied)
 
@@ -290,6 +294,7 @@ class Host:
         self._closed = True
         self.upkeep.close()
         self._due.close()
+        self.loop_time.close()
         self._forwarding.close()
         for stream in self._streams.values():
             stream.close()

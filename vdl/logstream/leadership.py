@@ -13,6 +13,8 @@ Must not know: Raft nodes, sockets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.clock import Clock
@@ -23,10 +25,13 @@ class Leadership:
     """The leader lists of one server, both directions, on the server's clock. `catalog` is the
     host's own, read only."""
 
-    __slots__ = ("_catalog", "_clock", "_deletions", "_led", "_lists")
+    __slots__ = ("_age_ns", "_catalog", "_clock", "_deletions", "_led", "_lists")
 
-    def __init__(self, clock: Clock, catalog: Catalog) -> None:
+    def __init__(self, clock: Clock, catalog: Catalog, *, age_ns: Callable[[int], int]) -> None:
+        """`age_ns`: how long ago a moment of the clock was, by the time that timers go by: what a
+        loop that was late did not hear is not all silence."""
         self._clock = clock
+        self._age_ns = age_ns
         self._catalog = catalog
         self._deletions = 0
         """Grows by one with each group that the applied catalog deletes."""
@@ -113,12 +118,12 @@ class Leadership:
         if found is None:
             return None
         leader, confirmed_ns = found
-        return leader.term, leader.replica, self._clock.now_ns() - confirmed_ns
+        return leader.term, leader.replica, self._age_ns(confirmed_ns)
 
     def is_peer_heard(self, server_id: int, group_id: int, *, within_ns: int) -> bool:
         """Whether the peer has acknowledged, within that time, that this server leads the group."""
         sent_ns = self._lists.sender.heard_ns(server_id, group_id)
-        return sent_ns >= 0 and self._clock.now_ns() - sent_ns < within_ns
+        return sent_ns >= 0 and self._age_ns(sent_ns) < within_ns
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas are in sync, as the freshest leader that the other servers'

@@ -12,17 +12,20 @@ from heapq import heappop, heappush
 
 from vdl.clock import Clock
 from vdl.logstream.group import Group
-from vdl.logstream.options import TICK_NS
+from vdl.logstream.loop_time import LoopTime
 
 
 class DueGroups:
     """Groups by the tick at which they want to be called, and the one timer that calls them."""
 
-    __slots__ = ("_armed_tick", "_at", "_clock", "_closed", "_fall_due", "_ticks")
+    __slots__ = ("_armed_tick", "_at", "_clock", "_closed", "_fall_due", "_ticks", "_time")
 
-    def __init__(self, clock: Clock, fall_due: Callable[[Group, int], None]) -> None:
+    def __init__(
+        self, clock: Clock, time: LoopTime, fall_due: Callable[[Group, int], None]
+    ) -> None:
         """`fall_due(group, tick)`: the group is due, and must be scheduled again."""
         self._clock = clock
+        self._time = time
         self._fall_due = fall_due
         self._at: dict[int, list[Group]] = {}
         self._ticks: list[int] = []
@@ -32,7 +35,7 @@ class DueGroups:
 
     def tick(self) -> int:
         """The present tick."""
-        return self._clock.now_ns() // TICK_NS
+        return self._time.tick()
 
     def close(self) -> None:
         """Nobody is called any more."""
@@ -46,8 +49,7 @@ class DueGroups:
         if self._armed_tick and self._armed_tick <= tick:
             return
         self._armed_tick = tick
-        delay_ns = max(0, tick * TICK_NS - self._clock.now_ns())
-        self._clock.call_later(delay_ns, lambda: self._run(tick))
+        self._clock.call_later(self._time.delay_ns(tick), lambda: self._run(tick))
 
     def _run(self, armed: int) -> None:
         if self._armed_tick != armed or self._closed:

@@ -13,7 +13,7 @@ from raft.node import RawNode
 from raft.types import StateType
 from vdl.clock import MS
 from vdl.logstream import opening
-from vdl.logstream.elections import STARTS_PER_TURN, Elections
+from vdl.logstream.elections import FEWEST, LATE_NS, STARTS_PER_TURN, Elections
 from vdl.logstream.opening import Opening
 from vdl.logstream.options import HostOptions
 from vdl.logstream.state_group import StateGroup
@@ -41,12 +41,15 @@ class Line:
 
     def __init__(self, elections_max: int) -> None:
         self.stood: list[int] = []
+        self.loop_time = SimpleNamespace(late_ns=0)
+        loop_time: Any = self.loop_time
         self.not_due: set[int] = set()
         self.elections = Elections(
             stand=self._stand,
             system_last=SYSTEM_LAST,
             elections_max=elections_max,
             timeout_ns=TIMEOUT_NS,
+            loop_time=loop_time,
         )
 
     def _stand(self, group: Any) -> None:
@@ -134,6 +137,23 @@ def test_no_more_begin_in_one_turn_than_leave_time_for_others() -> None:
     assert len(line.stood) == STARTS_PER_TURN
     line.elections.turn_ended(0)
     assert len(line.stood) == STARTS_PER_TURN + 5
+
+
+def test_late_server_has_fewer_and_fewer_under_way_and_as_many_as_before_once_it_is_in_time() -> (
+    None
+):
+    line = Line(64)
+    line.ask(*range(100, 400))
+    assert line.elections.under_way == 64
+    line.loop_time.late_ns = LATE_NS
+    for now_ns in range(1, 10):
+        line.elections.look(now_ns)
+    line.elections.look(TIMEOUT_NS)
+    assert line.elections.under_way == FEWEST
+    line.loop_time.late_ns = 0
+    for now_ns in range(10):
+        line.elections.look(TIMEOUT_NS + now_ns)
+    assert line.elections.under_way == 64
 
 
 # --- with real groups ---------------------------------------------------------------------------

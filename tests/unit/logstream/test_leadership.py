@@ -37,7 +37,10 @@ class Pair:
 
     def __init__(self) -> None:
         self.catalog = empty_catalog()
-        self.leadership = Leadership(NodeClock(VirtualTime()), self.catalog)
+        clock = NodeClock(VirtualTime())
+        self.leadership = Leadership(
+            clock, self.catalog, age_ns=lambda then_ns: clock.now_ns() - then_ns
+        )
         self.peer = LeaderLists()
         self.connect()
 
