@@ -1,16 +1,21 @@
 """Settings of one node of one group.
 
-The defaults behave exactly as etcd's raft does. The last four settings are VDL's own: they change
+The defaults behave exactly as etcd's raft does. The last five settings are VDL's own: they change
 when messages leave, never what they mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from raft.errors import InvalidConfig
 from raft.types import NO_LIMIT, NONE, Index, NodeId, ReadOnlyOption, Storage
+
+
+def _everybody(_peer: NodeId) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,10 @@ class Config:
     """Send MsgHeartbeat only to peers out of step, and a whole interval after they were in it at
     the earliest: the host proves life by other means, and tells with `leader_heard` and
     `peer_heard`."""
+    is_linked: Callable[[NodeId], bool] = _everybody
+    """With `quiet_heartbeats`: whether the host could send to a peer now. Asked when heartbeats are
+    due; to others they would be lost, for each group of a server that is gone. When a peer can be
+    sent to again, `ticks_until_due` is to be asked anew."""
     batch_appends: bool = False
     """Put off MsgApps, and fold acknowledgements, to the next Ready: what one turn proposed and
     committed leaves in one message a peer."""

@@ -122,8 +122,8 @@ def _has_heartbeats_to_send(raft: Raft) -> bool:
     """Whether anybody is sent one when they are due."""
     if not raft.quiet_heartbeats or raft.pending_reads.last_round:
         return True
-    for _, progress in raft.peers:  # noqa: SIM110 - a generator costs, for each group at rest
-        if not is_in_step(raft, progress):
+    for node, progress in raft.peers:
+        if not is_in_step(raft, progress) and raft.is_linked(node):
             return True
     return False
 
@@ -143,7 +143,7 @@ def _send_heartbeats(raft: Raft, context: bytes) -> None:
     # A read's round needs answers from everybody, whatever the host knows of life.
     everybody = not raft.quiet_heartbeats or context != b""
     for node, progress in raft.peers:
-        if everybody or not is_in_step(raft, progress):
+        if everybody or (not is_in_step(raft, progress) and raft.is_linked(node)):
             # Not beyond what is known to match: the rest of its log may not be ours.
             commit = min(progress.match, committed)
             raft.msgs.append(MsgHeartbeat(node, raft.id, raft.term, commit, context))

@@ -61,6 +61,7 @@ class Raft:
         "heartbeat_ticks",
         "id",
         "incoming_progress",
+        "is_linked",
         "is_voter",
         "lead",
         "lead_transferee",
@@ -112,6 +113,7 @@ class Raft:
         self.max_inflight_msgs = config.max_inflight_msgs
         self.max_inflight_bytes = config.max_inflight_bytes
         self.quiet_heartbeats = config.quiet_heartbeats
+        self.is_linked = config.is_linked
         self.batch_appends = config.batch_appends
         self.commit_apart = config.commit_apart
         self.durable_campaign = config.durable_campaign

@@ -191,6 +191,7 @@ class Group:
         options: HostOptions,
         pace: Pace,
         rng: random.Random,
+        is_linked: Callable[[NodeId], bool],
     ) -> None:
         """`placement`: what the members are to be, preferred leader first; `members`: what they
         are, as of `applied`."""
@@ -215,6 +216,7 @@ class Group:
                 pre_vote=True,
                 check_quorum=True,
                 quiet_heartbeats=True,
+                is_linked=is_linked,
                 batch_appends=True,
                 # At a follower nobody waits for records to be committed, for commands somebody may.
                 commit_apart=owner.entries_are_state,

@@ -24,7 +24,7 @@ from zlib import crc32
 import segments.api as storage
 from raft.messages import Message, MsgApp, MsgSnap, MsgStorageApply, MsgTimeoutNow
 from raft.node import NEVER_DUE
-from raft.types import StateType
+from raft.types import NodeId, StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
@@ -169,6 +169,7 @@ class Host:
             clock=clock,
             rng=rng,
             tick=self._due.tick,
+            is_linked=self._is_linked,
         )
         self._forwarding = Forwarding(
             server_id, catalog_group, transport, lambda: self.leader_of(CATALOG_GROUP)[0]
@@ -601,11 +602,19 @@ class Host:
         self.time.linked(server)
         for frame_type, buffers in self.leadership.link_up(server):
             self._transport.send(server, frame_type, buffers)
+        tick = self._due.tick()
         for group in list(self._groups.values()):
-            self._campaign_if_preferred(group)
+            if group.node.is_leader:
+                group.catch_up(tick)
+                self._schedule(group, tick, group.node.ticks_until_due())
+            else:
+                self._campaign_if_preferred(group)
         self._conditions.link_up(server)
         self._replacement.ask(server)
         self._forwarding.retry(self.clock.now_ns())
+
+    def _is_linked(self, replica: NodeId) -> bool:
+        return server_of(replica) in self._alive
 
     def link_down(self, server_id: int, *, refused: bool) -> None:
         """The session is over. A refused link is proof that the process is gone: its followers

@@ -64,7 +64,9 @@ class Opening:
         clock: Clock,
         rng: random.Random,
         tick: Callable[[], int],
+        is_linked: Callable[[NodeId], bool],
     ) -> None:
+        """`is_linked`: whether a replica's server can be sent to."""
         self._server_id = server_id
         self._store = store
         self._options = options
@@ -76,6 +78,7 @@ class Opening:
         self._pace = Pace(clock, options.catch_up_bytes_per_second)
         self._rng = rng
         self._tick = tick
+        self._is_linked = is_linked
 
     def open(
         self,
@@ -106,6 +109,7 @@ class Opening:
                     options=self._options,
                     pace=self._pace,
                     rng=random.Random(self._rng.getrandbits(64)),
+                    is_linked=self._is_linked,
                 )
             )
 

@@ -254,6 +254,7 @@ def test_partitions_are_opened_a_few_in_a_turn_and_the_catalog_at_once(
         clock=clock,
         rng=random.Random(1),
         tick=lambda: 0,
+        is_linked=lambda replica: True,
     )
 
     def begin(group_id: int, kind: type, *, is_wanted: bool = True) -> None:

@@ -133,3 +133,25 @@ def test_survivor_without_a_majority_soon_stops_asking(
     cluster.run(20_000)
     assert asked_ns
     assert max(asked_ns) - died_ns < 1_000 * MS
+
+
+def test_dead_server_costs_its_groups_no_messages_and_is_fed_when_it_returns(cluster: Any) -> None:
+    """Thousands of groups would send one each, ten times a second, for as long as it is away."""
+    groups = [cluster.create_topic(f"t{n}") for n in range(20)]
+    cluster.run(1_000)
+    dead = cluster.nodes[3]
+    dead.crash()
+    cluster.run(2_000)
+    for group_id in groups:
+        cluster.append(cluster.leader(group_id))
+    cluster.run(1_000)
+    living = [node.host for node in cluster.nodes.values() if node is not dead]
+    before = [host.stats.messages_out for host in living]
+    cluster.run(5_000)
+    assert [host.stats.messages_out for host in living] == before
+    dead.start()
+    cluster.run(1_000)
+    for group_id in groups:
+        log = cluster.leader(group_id).group.node
+        assert dead.host.groups[group_id].node.last_index == log.last_index
+        assert dead.host.groups[group_id].node.commit == log.commit

@@ -125,6 +125,27 @@ def test_quiet_leader_sends_heartbeats_to_peers_out_of_step() -> None:
     assert 2 in beats(network, 1)
 
 
+def test_quiet_leader_sends_no_heartbeats_to_peers_nobody_can_send_to() -> None:
+    """And is not due for them: a server that is gone costs nothing for each of its groups."""
+    unlinked: set[int] = set()
+    network = Network(**QUIET, is_linked=lambda peer: peer not in unlinked)
+    leader = network.elect(1)
+    network.isolate(3)
+    network.propose(b"x")
+    network.settle()
+    unlinked.add(3)
+    network.tick(1, 2)
+    assert beats(network, 1) == []
+    assert leader.ticks_until_due() == ELECTION_TICKS - 2
+    unlinked.clear()
+    assert leader.ticks_until_due() == 1
+    network.tick(1)
+    assert beats(network, 1) == [3]
+    unlinked.add(3)
+    assert leader.read_index(b"context")
+    assert beats(network, 1) == [2, 3], "a read's round asks everybody"
+
+
 def test_quiet_leader_gives_a_proposal_a_whole_interval() -> None:
     """Answers that take a while are not asked for again because it was silent for long before."""
     network = Network(**QUIET, heartbeat_ticks=4)
