@@ -55,6 +55,10 @@ from vdl.logstream.snapshots import (
 from vdl.logstream.storage import LogStorage, as_entry
 from vdl.logstream.turn import Turn, server_of
 
+STANDING_PER_TICK = 10
+"""So many groups that lost their leader together are surely followed in one tick, a millisecond
+each."""
+
 _LATELY_NS = 1_000 * MS
 """How long the loss of a leader is news to clients."""
 
@@ -366,10 +370,13 @@ class Group:
         self.catch_up(tick)
         return not self.node.is_leader and self.node.ticks_until_due() <= 1
 
-    def stand_in_turn(self, servers: Set[int], tick: int) -> None:
+    def stand_in_turn(self, servers: Set[int], tick: int, *, standing: int) -> None:
         """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
         `servers`, those alive, do in their order of preference and not at one time: two who ask at
-        once are both told yes, and then have a vote each. One that lacks entries loses its turn."""
+        once are both told yes, and then have a vote each. One that lacks entries loses its turn.
+        `standing`: how many groups lost their leader together. Where they are many, those whose
+        turn is first take longer, and the others give them that long; an election timeout at the
+        most."""
         options, node = self._options, self.node
         self.catch_up(tick)
         # Lists prove that a leader lives, and are looked at only when the election timer is due:
@@ -379,7 +386,10 @@ class Group:
         alive = [replica for replica in self.placement if server_of(replica) in servers]
         last = len(alive) - 1
         turn = alive.index(self.replica_id) if self.replica_id in alive else last
-        spread = options.failover_ticks_max - options.failover_ticks_min
+        spread = max(
+            options.failover_ticks_max - options.failover_ticks_min,
+            min(standing // STANDING_PER_TICK, options.election_ticks),
+        )
         node.campaign_soon(options.failover_ticks_min + spread * turn // max(1, last))
         self._gone_tick = tick
 

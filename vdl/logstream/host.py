@@ -626,7 +626,9 @@ class Host:
         self.leadership.link_down(server_id)
         if refused:
             self.in_sync.server_gone(server_id)
-        for group in list(self._groups.values()):
+        groups = list(self._groups.values())
+        lost = [g for g in groups if not g.node.is_leader and server_of(g.node.lead) == server_id]
+        for group in groups:
             node = group.node
             if node.is_leader:
                 for replica in group.members:
@@ -636,7 +638,8 @@ class Host:
             elif server_of(node.lead) == server_id:
                 group.leader_lost_ns = self.clock.now_ns()
                 if refused:
-                    group.stand_in_turn({self.server_id, *self._alive}, self._due.tick())
+                    alive = {self.server_id, *self._alive}
+                    group.stand_in_turn(alive, self._due.tick(), standing=len(lost))
                     self.mark_dirty(group)
         self.on_leader_news()
 

@@ -70,7 +70,7 @@ class HostOptions:
     elections_max: int = 256
     """Campaigns of partitions that this server has under way at a time; others wait their turn."""
 
-    openings_per_turn: int = 64
+    openings_per_turn: int = 200
     """Replicas of partitions that are opened in one turn of the loop."""
 
     disk_patience_ms: int = 3_000

@@ -194,6 +194,27 @@ def test_leaders_of_a_dead_server_are_followed_a_few_at_a_time(
     assert [leader.group.node.term for leader in leaders] == [term + 1 for term in terms]
 
 
+def test_many_groups_give_those_whose_turn_is_first_the_time_that_they_need(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """The second replica's turn would come 40 ms after the first's, when most still wait: two
+    that ask at one time split their votes, or the later one leads what is not its to lead."""
+    cluster = make_cluster(elections_max=4)
+    groups = create(cluster, 3 * PARTITIONS)
+    cluster.nodes[1].crash()
+    cluster.run(60)
+    led = [
+        node.host.groups[g].node.is_leader
+        for node in list(cluster.nodes.values())[1:]
+        for g in groups
+    ]
+    assert sum(led) < len(groups), "all were led before the second turn"
+    cluster.run(400)
+    leaders = [cluster.leader(group_id) for group_id in groups]
+    assert {leader.leader_server for leader in leaders} == {2}
+    assert {leader.group.node.term for leader in leaders} == {2}
+
+
 def test_group_that_waits_counts_up_no_term_and_asks_nobody(
     make_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
