@@ -52,6 +52,8 @@ class Administration:
         problems = []
         if server.state is not ServerState.SERVING:
             problems.append(f"server is {server.state.value}")
+        if host is not None and (problem := host.overload.problem()):
+            problems.append(problem)
         problems += [
             f"server {link.server_id} is not reachable" for link in links if not link.is_up
         ]

@@ -79,6 +79,14 @@ HELP: dict[str, str] = {
     ),
     "vdl_server_turns_total": "Turns of the loop in which some group had work.",
     "vdl_server_leaderships_won_total": "Elections won here.",
+    "vdl_server_elections_waiting": "Partitions that wait for their turn to stand for leader.",
+    "vdl_server_elections_under_way": "Partitions this server stands for now.",
+    "vdl_server_elections_dropped_total": (
+        "Turns to stand that were not needed any more when they came."
+    ),
+    "vdl_server_overloaded": "1 while the server has more to do than it can.",
+    "vdl_server_overloaded_total": "Times that began.",
+    "vdl_server_loop_late_seconds_total": "For how long the loop has been late in all.",
     "vdl_server_raft_messages_dropped_total": (
         "Messages for groups or replicas unknown here, or of kinds that no server sends."
     ),

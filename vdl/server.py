@@ -415,6 +415,9 @@ class Server:
             "groups": len(host.groups) if host is not None else 0,
             "leading": sum(g.node.is_leader for g in host.groups.values()) if host else 0,
             "clock_ahead_ms": host.time.ahead_ms if host else 0,
+            "overloaded": host.overload.is_overloaded if host else False,
+            "loop_late_percent": host.overload.late_percent if host else 0,
+            "elections_waiting": host.elections.waiting if host else 0,
         }
 
     def _replication_numbers(self, host: Host) -> dict[str, float]:
@@ -456,6 +459,12 @@ class Server:
             "raft_messages_dropped_total": stats.messages_dropped,
             "raft_appends_refused_total": stats.appends_refused,
             "leaderships_won_total": stats.elections,
+            "elections_waiting": host.elections.waiting,
+            "elections_under_way": host.elections.under_way,
+            "elections_dropped_total": host.elections.dropped,
+            "overloaded": int(host.overload.is_overloaded),
+            "overloaded_total": host.overload.times,
+            "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,
             "client_connections": len(frontend),
             "client_connections_accepted_total": frontend.connections_accepted,
             "client_connections_refused_total": frontend.connections_refused,

@@ -50,6 +50,7 @@ from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.loop_time import LoopTime
 from vdl.logstream.opening import Opening
 from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.logstream.overload import Overload
 from vdl.logstream.producer_expiry import ProducerExpiry
 from vdl.logstream.proofs import Proofs
 from vdl.logstream.replacement import Replacement
@@ -134,6 +135,7 @@ class Host:
             timeout_ns=options.election_ticks * TICK_NS,
             loop_time=self.loop_time,
         )
+        self.overload = Overload(clock, loop_time=self.loop_time, elections=self.elections, log=log)
         self._alive: dict[int, Hello] = {}
         self._boot = rng.getrandbits(62)
         self.catalog = Catalog(
@@ -259,6 +261,7 @@ class Host:
             time=self.time,
             gaps=self._gaps,
             elections=self.elections,
+            overload=self.overload,
             log=log,
             staged=self._staged,
             retry=self._healed,

@@ -31,7 +31,16 @@ KEPT = 64
 class LoopTime:
     """See the module."""
 
-    __slots__ = ("_clock", "_closed", "_due_ns", "_is_late", "_lately", "late_ns", "lost_ns")
+    __slots__ = (
+        "_clock",
+        "_closed",
+        "_due_ns",
+        "_is_late",
+        "_lately",
+        "late_ns",
+        "late_total_ns",
+        "lost_ns",
+    )
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -43,6 +52,8 @@ class LoopTime:
         """(start, end, what this time lost of it) of the last times the loop was late."""
         self.lost_ns = 0
         """How far this time is behind the clock. Invariant: grows by less than the clock does."""
+        self.late_total_ns = 0
+        """For how long the loop has been late in all."""
         self.late_ns = 0
         """How late the loop has been lately: the latest beat's lateness, or what is left of an
         earlier one's, an eighth less with each beat."""
@@ -87,6 +98,7 @@ class LoopTime:
             lost_ns = late_ns - late_ns // SLOWEST
             self._lately.append((start_ns, now_ns, before_ns + lost_ns))
             self.lost_ns += lost_ns
+            self.late_total_ns += late_ns
             self._due_ns = now_ns
         return now_ns
 

@@ -28,6 +28,7 @@ from vdl.logstream.healing import Healing
 from vdl.logstream.in_sync import LOOK_NS, InSyncReplicas
 from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.options import HostOptions
+from vdl.logstream.overload import Overload
 from vdl.logstream.producer_expiry import ProducerExpiry
 from vdl.logstream.replacement import Replacement
 from vdl.logstream.retention import KEEP, RetentionPolicy
@@ -71,6 +72,7 @@ class Upkeep:
         time: ClusterTime,
         gaps: LoopGaps,
         elections: Elections,
+        overload: Overload,
         log: Log,
         staged: Callable[[Group], None],
         retry: Callable[[Group], None],
@@ -95,6 +97,7 @@ class Upkeep:
         self._time = time
         self._gaps = gaps
         self._elections = elections
+        self._overload = overload
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._log = log
@@ -135,6 +138,7 @@ class Upkeep:
         now_ns = self._clock.now_ns()
         self._gaps.look()
         self._elections.look(now_ns)
+        self._overload.look()
         self._time.look()
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()

@@ -30,6 +30,8 @@ class Host:
             }
         )
         self.looked_at = 0
+        self.overload = SimpleNamespace(problem=lambda: self.overloaded)
+        self.overloaded = ""
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
         self.looked_at += 1
@@ -119,3 +121,13 @@ def test_administration_status_before_birth_has_no_groups():
         f"server is {ServerState.WAITING.value}",
         "server 2 is not reachable",
     ]
+
+
+def test_administration_status_says_that_the_server_is_overloaded():
+    """First of what is wrong with it, because the rest may come of that."""
+    host = Host(1)
+    (first, *_) = administration_of(host).status(())
+    assert first.problems == ["server 2 is not reachable"]
+    host.overloaded = "overloaded: its loop was late"
+    (first, *_) = administration_of(host).status(())
+    assert first.problems == ["overloaded: its loop was late", "server 2 is not reachable"]

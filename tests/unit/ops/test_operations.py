@@ -6,6 +6,7 @@ import logging
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ from vdl.metrics import (
     peer_samples,
     store_numbers,
 )
+from vdl.server import Server, ServerState
 
 LOG = EventLog(logging.getLogger("test"))
 
@@ -252,3 +254,23 @@ def test_http_endless_request_is_cut_off():
         return received
 
     assert asyncio.run(run()) == b""
+
+
+def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
+    """Who watches is told why it is slow; that is no reason to take it out."""
+    host = SimpleNamespace(
+        cluster_id="cluster",
+        groups={},
+        time=SimpleNamespace(ahead_ms=0),
+        overload=SimpleNamespace(is_overloaded=True, late_percent=63),
+        elections=SimpleNamespace(waiting=1_200),
+    )
+    server = SimpleNamespace(
+        host=host, state=ServerState.SERVING, config=SimpleNamespace(server_id=3)
+    )
+    facts = Server.health(server)
+    assert facts["ok"]
+    assert facts["overloaded"]
+    assert (facts["loop_late_percent"], facts["elections_waiting"]) == (63, 1_200)
+    server.host = None
+    assert not Server.health(server)["overloaded"]

@@ -1,0 +1,113 @@
+"""A server that is too slow says so: once when that begins, once when it is over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vdl.clock import MS
+from vdl.logstream.overload import BEGINS_PERCENT, ENDS_PERCENT, WINDOW_NS, Overload
+
+LOOK_NS = 100 * MS
+
+
+class Watched:
+    """An `Overload` whose loop is late for as much of the time as a test says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.now = 10**12
+        self.loop_time = SimpleNamespace(late_total_ns=0)
+        self.elections = SimpleNamespace(waiting=0)
+        world: Any = self
+        loop_time: Any = self.loop_time
+        elections: Any = self.elections
+        self.overload = Overload(world, loop_time=loop_time, elections=elections, log=world)
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def info(self, event: str, **_fields: object) -> None:
+        self.said.append(event)
+
+    warning = info
+
+    def run(self, ns: int, *, late_percent: int) -> None:
+        for _ in range(ns // LOOK_NS):
+            self.now += LOOK_NS
+            self.loop_time.late_total_ns += LOOK_NS * late_percent // 100
+            self.overload.look()
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_overload_is_said_once_when_it_begins_and_once_when_it_is_over(watched: Watched) -> None:
+    watched.run(10 * WINDOW_NS, late_percent=0)
+    assert watched.said == []
+    watched.run(10 * WINDOW_NS, late_percent=90)
+    assert watched.said == ["overloaded"]
+    assert watched.overload.is_overloaded
+    watched.run(10 * WINDOW_NS, late_percent=0)
+    assert watched.said == ["overloaded", "overload_ended"]
+    assert not watched.overload.is_overloaded
+    assert watched.overload.times == 1
+
+
+@pytest.mark.parametrize(("late_percent", "begins"), [(BEGINS_PERCENT, True), (39, False)])
+def test_overload_begins_at_its_limit(watched: Watched, late_percent: int, begins: bool) -> None:
+    watched.run(2 * WINDOW_NS, late_percent=late_percent)
+    assert watched.overload.is_overloaded is begins
+    assert watched.overload.late_percent == late_percent
+
+
+def test_overload_does_not_flap(watched: Watched) -> None:
+    """It is over well below where it began."""
+    watched.run(2 * WINDOW_NS, late_percent=BEGINS_PERCENT)
+    watched.run(5 * WINDOW_NS, late_percent=ENDS_PERCENT)
+    watched.run(2 * WINDOW_NS, late_percent=BEGINS_PERCENT)
+    assert watched.said == ["overloaded"]
+    watched.run(2 * WINDOW_NS, late_percent=ENDS_PERCENT - 1)
+    assert watched.said == ["overloaded", "overload_ended"]
+
+
+def test_one_long_turn_is_no_overload_and_a_very_long_one_is(watched: Watched) -> None:
+    """Also when it is not looked at while it lasts."""
+    watched.run(WINDOW_NS, late_percent=0)
+    for late_ns, said in [(700 * MS, []), (30_000 * MS, ["overloaded"])]:
+        watched.now += late_ns
+        watched.loop_time.late_total_ns += late_ns
+        watched.overload.look()
+        assert watched.said == said
+        watched.run(WINDOW_NS, late_percent=0)
+    assert watched.said == ["overloaded", "overload_ended"]
+
+
+def test_people_are_told_what_the_matter_is(watched: Watched) -> None:
+    assert watched.overload.problem() == ""
+    watched.run(WINDOW_NS, late_percent=60)
+    assert watched.overload.problem() == "overloaded: its loop was late for 60 % of the last 2 s"
+    watched.elections.waiting = 1_200
+    assert watched.overload.problem().endswith("; 1200 partitions wait to be elected")
+
+
+def test_servers_that_are_held_up_again_and_again_say_so(cluster: Any) -> None:
+    """From the host's own loop to its own word."""
+    cluster.run(3_000)
+    hosts = [node.host for node in cluster.nodes.values()]
+    assert [host.overload.problem() for host in hosts] == ["", "", ""]
+    for _ in range(10):
+        for node in cluster.nodes.values():
+            node.clock.pause()
+        cluster.run(500)
+        for node in cluster.nodes.values():
+            node.clock.resume()
+        cluster.run(50)
+    assert all(host.overload.problem().startswith("overloaded") for host in hosts)
+    cluster.run(5_000)
+    assert [host.overload.problem() for host in hosts] == ["", "", ""]
+    assert [host.overload.times for host in hosts] == [1, 1, 1]
