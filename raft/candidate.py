@@ -8,7 +8,7 @@ else is asked before.
 A vote that is on its way to the disk is not given up for another term: whoever asked for it has
 waited for nothing, and on a disk that needs as long as an election timeout nobody would ever win.
 So with `durable_campaign` nobody stands before the own vote, for whomever, is durable; and then for
-twice as long as that took, because the others' disks need their time, too.
+some times as long as that took, because the others' disks need their time, too.
 
 Voting is here too, because granting and counting votes are two sides of one rule; every role votes.
 """
@@ -44,8 +44,11 @@ from raft.quorum import VoteResult, joint_vote
 from raft.state import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE, Raft
 from raft.types import CONF_CHANGE_KINDS, NONE, Index, NodeId
 
-VOTE_TICKS_MAX: Final = 1_000
-"""A disk that needs longer for a vote is waited for no longer than this, in ticks."""
+VOTE_WAITS: Final = 4
+"""So many times as long as the own disk took, those of others are waited for: what was being
+written before comes first, and no two syncs are equal."""
+VOTE_WAIT_MAX: Final = 2_000
+"""In ticks, at the most."""
 
 
 class Campaign(Enum):
@@ -65,6 +68,8 @@ def tick(raft: Raft, ticks: int) -> None:
         due = due or raft.campaign_due == 0
     if raft.vote_pending:
         raft.vote_ticks += ticks
+    elif raft.vote_wait:
+        raft.vote_wait = max(raft.vote_wait - ticks, 0)
     if due and raft.is_promotable:
         raft.election_elapsed = 0
         stand(raft)
@@ -87,25 +92,22 @@ def hup(raft: Raft, how: Campaign) -> None:
 
 def stand_soon(raft: Raft, ticks: int) -> None:
     """Campaign in so many ticks, or when those who were asked have had their time."""
-    raft.campaign_due = max(ticks, _patience(raft))
+    if ticks < raft.vote_wait:
+        ticks = raft.vote_wait + raft.rng.randrange(raft.election_ticks)
+    raft.campaign_due = ticks
 
 
 def vote_is_durable(raft: Raft) -> None:
     """The vote of this term is on the disk: whoever asked for it has all of the election timeout
-    from now on, a candidate at least as long as two more disks need that are like this one."""
+    from now on, and as long as disks like this one need."""
     if not raft.vote_pending:
         return
     raft.vote_pending = False
     raft.election_elapsed = 0
     raft.campaign_due = 0
-    patience = _patience(raft)
-    if patience > raft.randomized_election_timeout:
-        raft.randomized_election_timeout = patience + raft.rng.randrange(raft.election_ticks)
-
-
-def _patience(raft: Raft) -> int:
-    """Ticks that the others' disks may need for their votes, by what this one has needed."""
-    return min(2 * raft.vote_ticks, VOTE_TICKS_MAX)
+    raft.vote_wait = min(VOTE_WAITS * raft.vote_ticks, VOTE_WAIT_MAX)
+    if raft.vote_wait > raft.randomized_election_timeout:
+        raft.randomized_election_timeout = raft.vote_wait + raft.rng.randrange(raft.election_ticks)
 
 
 def campaign(raft: Raft, how: Campaign) -> None:
@@ -238,6 +240,7 @@ def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
     if (
         may_vote
         and not _awaits_votes(raft)
+        and not _comes_first(raft, msg)
         and raft.log.is_up_to_date(index=msg.index, term=msg.log_term)
     ):
         # The asked term, not ours: the asker is still in an older one and would drop the answer.
@@ -246,10 +249,25 @@ def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
         queue.append(MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True))
 
 
+def _comes_first(raft: Raft, msg: MsgPreVote) -> bool:
+    """Two that ask at one time would both be told yes, and then have a vote each: who has the
+    better log, or the lower id, goes on, and the other one leaves it to that one. For a moment
+    only: who goes on may not reach a majority."""
+    is_asking = raft.state is PRE_CANDIDATE and raft.election_elapsed < raft.election_ticks // 3
+    if not (raft.durable_campaign and is_asking):
+        return False
+    log = raft.log
+    if (log.last_term, log.last_index, -raft.id) > (msg.log_term, msg.index, -msg.from_):
+        return True
+    raft.votes = {}
+    raft.state = FOLLOWER
+    return False
+
+
 def _awaits_votes(raft: Raft) -> bool:
     """Whether an election that this replica has a vote in may still come to an end: it is not
     disturbed by another one while disks need their time."""
-    return raft.vote_pending or (raft.lead == NONE and raft.election_elapsed < _patience(raft))
+    return raft.vote_pending or (raft.lead == NONE and raft.vote_wait > 0)
 
 
 def _count(raft: Raft, voter: int, *, granted: bool) -> VoteResult:

@@ -93,6 +93,7 @@ class Raft:
         "vote",
         "vote_pending",
         "vote_ticks",
+        "vote_wait",
         "votes",
     )
 
@@ -145,6 +146,8 @@ class Raft:
         """The vote, for whomever, is on its way to the disk (`durable_campaign`)."""
         self.vote_ticks = 0
         """How long the vote took to be durable, or has taken so far."""
+        self.vote_wait = 0
+        """Ticks for which the election that the vote was given in is not disturbed by another."""
 
         self.msgs: list[Message] = []
         self.msgs_after_append: list[Message] = []
@@ -219,6 +222,7 @@ class Raft:
             self.vote = NONE
             self.vote_pending = False
             self.vote_ticks = 0
+            self.vote_wait = 0
         self.lead = NONE
         self.votes = {}
         self.election_elapsed = 0

@@ -71,8 +71,8 @@ def test_election_timer_that_was_nearly_due_is_nobodys_turn(cluster: Any) -> Non
     assert gap_ms(cluster, group_id, died_ns) < 40
 
 
-def test_split_vote_after_a_death_costs_no_election_timeout(tied: Any) -> None:
-    """Where turns fall together all the same, those who lost try again soon."""
+def test_survivors_that_stand_at_one_time_split_no_vote(tied: Any) -> None:
+    """Where turns fall together all the same, one of two leaves it to the other."""
     gaps = []
     for n in range(5):
         group_id = tied.create_topic(f"t{n}")
@@ -83,8 +83,7 @@ def test_split_vote_after_a_death_costs_no_election_timeout(tied: Any) -> None:
         gaps.append(gap_ms(tied, group_id, died_ns))
         leader.start()
         tied.run(500)
-    assert max(gaps) < 600
-    assert max(gaps) > 60, "no vote was split"
+    assert max(gaps) < 60
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])

@@ -95,9 +95,9 @@ def test_candidate_does_not_stand_again_before_its_vote_is_durable() -> None:
     network.storage_step(1)
     asked = [message for message in network.messages if isinstance(message, MsgVote)]
     assert [message.to for message in asked] == [2, 3]
-    # The others' disks may need as long, one after the other write: it waits for twice its own.
+    # The others' disks may need as long, one after the other write: it waits for four times its own.
     node.campaign_soon(1)
-    node.tick(20 * ELECTION_TICKS - 1)
+    node.tick(40 * ELECTION_TICKS - 1)
     network.collect(1)
     assert (node.term, node.state) == (1, StateType.CANDIDATE)
     node.tick(3 * ELECTION_TICKS)
@@ -126,10 +126,47 @@ def test_voter_refuses_another_election_while_its_vote_is_on_its_way() -> None:
     network.storage_step(2)
     network.messages.clear()
     assert asked() == [True]
-    node.tick(9 * ELECTION_TICKS)
+    node.tick(20 * ELECTION_TICKS - 1)
     assert asked() == [True]
-    node.tick(ELECTION_TICKS)
+    node.tick(1)
     assert asked() == [False]
+
+
+def test_of_two_that_ask_at_one_time_one_goes_on() -> None:
+    """Both would be told yes, and have a vote each: on slow disks that costs a second election."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.isolate(3)
+    for number in (1, 2):
+        network.node(number).campaign()
+        network.collect(number)
+    while network.messages:
+        network.deliver(0)
+        for number in (1, 2):
+            network.collect(number)
+    assert (network.node(1).state, network.node(1).term) == (StateType.CANDIDATE, 1)
+    assert (network.node(2).state, network.node(2).vote) == (StateType.FOLLOWER, 0)
+
+
+def test_better_log_goes_on_whatever_its_id() -> None:
+    """The other one could not win."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.node(1).campaign()
+    network.hosts[1].take_ready()
+    network.step(MsgPreVote(1, 3, 1, 1, 5))
+    assert network.hosts[1].take_ready() == [MsgPreVoteResp(3, 1, 1)]
+    assert network.node(1).state is StateType.FOLLOWER
+
+
+def test_who_asked_a_while_ago_lets_others_win() -> None:
+    """It may be cut off from those who could elect it."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.node(1).campaign()
+    network.hosts[1].take_ready()
+    network.step(MsgPreVote(1, 3, 1, 1, 1))
+    assert [message.reject for message in network.hosts[1].take_ready()] == [True]
+    network.node(1).tick(ELECTION_TICKS // 3)
+    network.step(MsgPreVote(1, 3, 1, 1, 1))
+    assert [message.reject for message in network.hosts[1].take_ready()] == [False]
 
 
 def test_answer_to_a_pre_vote_does_not_wait_for_the_disk() -> None:
