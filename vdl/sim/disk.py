@@ -173,6 +173,8 @@ class SimDisk:
         self.bad_pages: set[tuple[Inode, int]] = set()
         """Pages, by file and number, that cannot be read until they are written as a whole."""
         self.slowdown = 1
+        self.steady_sync_ns = 0
+        """Not 0: each sync takes so long."""
         self.on_durable: Callable[[Buffer], None] = _ignore
         self._name_changes: list[NameChange] = []
         self._steps: list[Step] | None = None
@@ -331,7 +333,8 @@ class SimDisk:
             raise
 
     def _wait_for_any_sync(self) -> None:
-        self._cost_ns += int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
+        drawn_ns = int(self.rng.expovariate(1.0 / max(1, self.profile.sync_ns)))
+        self._cost_ns += self.steady_sync_ns or drawn_ns
         if self.fail_syncs > 0:
             self.fail_syncs -= 1
             raise OSError(errno.EIO, "simulated sync failure")

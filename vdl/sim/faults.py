@@ -765,6 +765,11 @@ class Nemesis:
                 if other is not machine and how != "mute":
                     network.cut(other.name, machine.name)
 
+    def keep_down(self, machine: Machine) -> None:
+        """After `heal`: end its process; it starts with the next `heal`."""
+        self._kept_down.append(machine)
+        machine.kill()
+
     def heal(self) -> None:
         """End every fault, and let none happen any more."""
         self._kept_down.clear()

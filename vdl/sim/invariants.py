@@ -219,6 +219,21 @@ class Watch:
                     return f"group {group_id}: server {host.server_id} remembers {count} producers"
         return ""
 
+    def led(self, machine: Machine) -> int:
+        """How many groups a machine leads."""
+        host = machine.server.host if machine.server is not None else None
+        return 0 if host is None else sum(g.node.is_leader for g in host.groups.values())
+
+    def terms(self, core: Sequence[Machine]) -> dict[int, int]:
+        """The highest term of each group on these machines."""
+        servers = {machine.server_id for machine in core}
+        terms: dict[int, int] = {}
+        for host in self._hosts():
+            if host.server_id in servers:
+                for group_id, group in host.groups.items():
+                    terms[group_id] = max(terms.get(group_id, 0), group.node.term)
+        return terms
+
     def unled(self, core: Sequence[Machine]) -> str:
         """A group that nobody in `core` serves though a majority of its voters are there, empty
         when there is none."""

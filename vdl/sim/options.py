@@ -130,6 +130,9 @@ class Options:
     deaf_clients: int = 0
     """Each makes one server after another hold memory."""
     fetch_sessions: bool = False
+    failover_sync_ms: int = 0
+    """Not 0: once healed, when all syncs take so long, the server that leads most is killed: its
+    groups must be led again within a few syncs, in few terms."""
     producer_expiry_ms: int = 0
     """Not 0: servers forget producers that were idle for so long, of which there are some."""
 
@@ -233,4 +236,5 @@ def draw(rng: Random) -> Options:
         bad_pages=fault(0.1, 0.5),
         bad_blocks=fault(0.1, 0.4),
         producer_expiry_ms=0 if rng.random() < 0.6 else spread(*PRODUCER_EXPIRY_MS),
+        failover_sync_ms=0 if rng.random() < 0.8 else spread(100, 2_000),
     )

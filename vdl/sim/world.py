@@ -76,6 +76,10 @@ TOPIC = "orders"
 BIRTH_NS = 30 * S
 ELECTION_TIMEOUT_NS = 1_200 * MS
 LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
+FAILOVER_SYNCS = 8
+FAILOVER_TIMEOUTS = 3
+FAILOVER_TERMS = 2
+"""What a failover may take on slow disks. The least is three syncs, after the one under way."""
 SETTLE_NS = 60 * S
 POLL_NS = 50 * MS
 BATCH_OVERHEAD, RECORD_OVERHEAD = 200, 50
@@ -496,9 +500,10 @@ class World:
             return False
         if self.options.producer_expiry_ms and not self._forgotten():
             return False
-        if not self.wait(SETTLE_NS, lambda: not self.watch.settled()):
-            self.watch.violate("not-settled", self.watch.settled())
+        if not self._settles():
             return False
+        if self.options.failover_sync_ms and len(self.machines) > 1:
+            return self._slow_failover() and self._settles()
         self.note("settled")
         return True
 
@@ -526,6 +531,13 @@ class World:
         for load in loads:
             for text in load.refused:
                 self.watch.violate("producer-refused", text)
+        return True
+
+    def _settles(self) -> bool:
+        """Replicas become equal, and all are in sync."""
+        if not self.wait(SETTLE_NS, lambda: not self.watch.settled()):
+            self.watch.violate("not-settled", self.watch.settled())
+            return False
         return True
 
     def _producers_end(self) -> bool:
@@ -572,6 +584,31 @@ class World:
         if not self.wait(limit_ns, lambda: not laggard.missing()):
             self.watch.violate("reader-starved", f"{laggard.missing()}, producers went on")
         self.note("caught up")
+
+    def _slow_failover(self) -> bool:
+        """A server dies while all disks are slow: see `Options.failover_sync_ms`."""
+        sync_ns = self.options.failover_sync_ms * MS
+        for machine in self.machines:
+            machine.disk.steady_sync_ns = sync_ns
+        self.run_for(3 * sync_ns)
+        victim = max(self.machines, key=self.watch.led)
+        others = [machine for machine in self.machines if machine is not victim]
+        before = self.watch.terms(others)
+        self.note(f"{victim.name} dies, syncs take {self.options.failover_sync_ms} ms")
+        self.nemesis.keep_down(victim)
+        limit_ns = FAILOVER_SYNCS * sync_ns + FAILOVER_TIMEOUTS * ELECTION_TIMEOUT_NS
+        if not self.wait(limit_ns, lambda: not self.watch.unled(others)):
+            self.watch.violate("slow-failover", f"{self.watch.unled(others)} after {limit_ns} ns")
+            return False
+        after = self.watch.terms(others)
+        for group_id in sorted(before.keys() & after.keys()):
+            if after[group_id] - before[group_id] > FAILOVER_TERMS:
+                what = f"group {group_id}: terms {before[group_id]} to {after[group_id]}"
+                self.watch.violate("many-elections", what)
+        for machine in self.machines:
+            machine.disk.steady_sync_ns = 0
+        self.nemesis.heal()
+        return True
 
     def _majority_elects(self) -> bool:
         """A majority alone must have its leaders within ten election timeouts."""
