@@ -465,9 +465,11 @@ class Store(Protocol):
         timestamp_ms: int,
         end_index: int,
         done: Callable[[int | StorageError], None],
+        *,
+        first_index: int = 0,
     ) -> None:
-        """The first index whose entry's largest timestamp is ≥ `timestamp_ms`, or
-        `end_index + 1` when there is none up to `end_index`."""
+        """The first index, not below `first_index`, whose entry's largest timestamp is ≥
+        `timestamp_ms`, or `end_index + 1` when there is none up to `end_index`."""
 
     def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
         """When the log begins a new segment, from the next flush on. Not kept: `open` begins with

@@ -439,12 +439,7 @@ class Checkpoints:
         if log is None or log.generation != plan.generation:
             return
         log.touch(self._journal.batch)
-        log.segments += result.opened
-        # Of the newest: what is sealed may have been opened by this very flush.
-        sealed = dict(result.sealed)
-        for segment in log.segments[-1 - len(result.opened) :]:
-            if segment.number in sealed:
-                segment.max_timestamp = sealed[segment.number]
+        log.add_segments(result.opened, result.sealed)
         log.cursor = result.cursor
         log.flushed_index = plan.last
         log.flushed_offset = plan.next_offset

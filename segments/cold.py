@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from segments.api import (
@@ -24,7 +25,7 @@ from segments.api import (
 )
 from segments.index import IndexDamaged
 from segments.log import DiskLog
-from segments.segment import LogFiles, SegmentInfo
+from segments.segment import IndexReader, LogFiles, Sealed, SegmentInfo, TimeFound
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def read(
 ) -> Callable[[], Found]:
     """A job that finds what `Log.read` gives, and `ahead` bytes more. `index` is that of the entry
     that holds `offset`, if it is known, else 0."""
-    files, segments, first, stop = log.files, list(log.segments), log.first, log.flushed_index + 1
+    files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
     end = min(stop, end_index + 1)
 
     def look(end: int) -> Found:
@@ -65,7 +66,7 @@ def read(
 
 def entries(log: DiskLog, first: int, end: int, bytes_max: int, ahead: int) -> Callable[[], Found]:
     """A job that reads as `Log.entries` does, as far as segments reach, and `ahead` bytes more."""
-    files, segments, stop = log.files, list(log.segments), log.flushed_index + 1
+    files, segments, stop = log.files, log.segments, log.flushed_index + 1
 
     def look(end: int) -> Found:
         return Found(first, files.entries(first, end, bytes_max + ahead))
@@ -138,44 +139,48 @@ def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
 
 def index_of_offset(log: DiskLog, offset: int) -> Callable[[], int]:
     """A job that finds the entry which holds `offset`. Raises OffsetOutOfRange."""
-    files, segments, first, stop = log.files, list(log.segments), log.first, log.flushed_index + 1
+    files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
     return lambda: files.healing(
         segments, stop, lambda: files.index_of(segments, offset, first, stop)
     )
 
 
 def index_of_timestamp(
-    log: DiskLog, timestamp_ms: int, end_index: int
-) -> tuple[Callable[[], int], int]:
-    """(job, end): the first entry with a timestamp ≥ `timestamp_ms` that segments hold, or `end`,
-    from where the tail is to be searched."""
-    files, segments, first, stop = log.files, list(log.segments), log.first, log.flushed_index + 1
-    end = max(first, min(stop, end_index + 1))
-    if not segments or first >= end:
-        return (lambda: end), end
+    log: DiskLog, timestamp_ms: int, first: int, end: int
+) -> tuple[Callable[[], TimeFound], int]:
+    """(job that looks for the first of entries [first, end), which segments hold, with a timestamp
+    ≥ `timestamp_ms`; index of the entry to go on with when it finds none)."""
+    files, segments, stop = log.files, log.segments, log.flushed_index + 1
+    places, following = log.places_of_time(timestamp_ms, first, end)
     return (
         lambda: files.healing(
-            segments, stop, lambda: files.index_of_timestamp(segments, timestamp_ms, first, end)
+            segments,
+            stop,
+            lambda: files.index_of_timestamp(segments, places, timestamp_ms, first, end),
         )
-    ), end
+    ), following
 
 
-def segment_spans(log: DiskLog) -> Callable[[], list[SegmentSpan]]:
-    """A job that says what each segment holds, and last the committed part of the tail."""
-    files, segments, stop = log.files, list(log.segments), log.flushed_index + 1
+def segment_spans(log: DiskLog) -> Callable[[], tuple[list[SegmentSpan], list[Sealed]]]:
+    """A job that says what each segment holds, and last the committed part of the tail; and what
+    it had to learn for that."""
+    files, segments, stop = log.files, log.segments, log.flushed_index + 1
+    newest = [] if not segments else [
+        SegmentSpan(log.flushed_offset, log.cursor.position, log.cursor.max_timestamp)
+    ]  # fmt: skip
     tail = _tail_span(log)
 
-    def look() -> list[SegmentSpan]:
-        found = []
-        ends = [*(segment.first_index for segment in segments[1:]), stop]
-        for end in ends if segments else ():
-            last = files.idx(end - 1)
-            found.append(
-                SegmentSpan(
-                    last.base_offset + last.records, last.position + last.length, last.max_timestamp
-                )
-            )
-        return [*found, tail]
+    def look() -> tuple[list[SegmentSpan], list[Sealed]]:
+        found: list[SegmentSpan] = []
+        learned: list[Sealed] = []
+        with IndexReader(files) as reader:
+            for segment, following in pairwise(segments):
+                sealed = segment.sealed
+                if sealed is None:
+                    sealed = reader.sealed(segment, following.first_index)
+                    learned.append(sealed)
+                found.append(SegmentSpan(following.base_offset, sealed.bytes, sealed.max_timestamp))
+        return [*found, *newest, tail], learned
 
     return lambda: files.healing(segments, stop, look)
 

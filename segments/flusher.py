@@ -22,6 +22,7 @@ from segments.segment import (
     Cursor,
     IndexWriter,
     LogFiles,
+    Sealed,
     SegmentInfo,
     decode_segment_header,
     encode_segment_header,
@@ -78,13 +79,13 @@ class FlushPlan:
 
 @dataclass(slots=True)
 class FlushResult:
-    """Where the log's segments end now. `sealed` are (number, max timestamp)."""
+    """Where the log's segments end now."""
 
     log_id: int
     plan: FlushPlan
     cursor: Cursor
     opened: list[SegmentInfo] = field(default_factory=list)
-    sealed: list[tuple[int, int]] = field(default_factory=list)
+    sealed: list[Sealed] = field(default_factory=list)
 
 
 def run_flush(plan: FlushPlan) -> FlushResult:
@@ -239,7 +240,7 @@ class _Writer:
             self._index.flush()
             self._index.sync()
             failpoint.hit("flush.sealed")
-            self.result.sealed.append((cursor.segment, cursor.max_timestamp))
+            self.result.sealed.append(Sealed(cursor.segment, cursor.position, cursor.max_timestamp))
         info = self._begun = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
         self._file = files.fs.open(files.segment_path(info.number), create=True)
         failpoint.hit("flush.created")

@@ -8,8 +8,10 @@ Must not know: threads, how a flush or a recovery is done.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from crc32c import crc32c
 
@@ -41,8 +43,13 @@ from segments.block import (
 from segments.cache import Cache, Chunk, Tail
 from segments.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, frame_header
 from segments.holes import Holes
-from segments.segment import Cursor, LogFiles, SegmentInfo
+from segments.maxima import UNKNOWN, Maxima
+from segments.segment import Cursor, LogFiles, Sealed, SegmentInfo
 from segments.terms import TermRuns
+
+_first_index = attrgetter("first_index")
+LOOKS_MAX = 1024
+"""So many segments of earlier lives one job of a look-up by time asks: others want the thread."""
 
 
 @dataclass(slots=True)
@@ -152,6 +159,7 @@ class DiskLog:
         "is_void",
         "last",
         "limits",
+        "maxima",
         "number",
         "offset",
         "reset_token",
@@ -189,7 +197,11 @@ class DiskLog:
         self.applied = 0
         self.terms = TermRuns(first_index - 1, prev_term)
         self.tail = Tail(cache, first_index - 1)
-        self.segments: list[SegmentInfo] = []
+        self.segments: tuple[SegmentInfo, ...] = ()
+        """Oldest first, their numbers without a gap. Replaced and never changed: jobs keep the one
+        they were made with."""
+        self.maxima = Maxima()
+        """Of all segments but the newest."""
         self.cursor = Cursor()
         self.is_meta_lost = False
         self.limits: SegmentLimits | None = None
@@ -557,7 +569,8 @@ class DiskLog:
         self.flushed_index = tail.flushed_index = first_index - 1
         self.flushed_offset = next_offset
         self.terms = TermRuns(first_index - 1, prev_term)
-        self.segments = []
+        self.segments = ()
+        self.maxima = Maxima()
         self.cursor = Cursor()
         self.hole_ranges.clear()
         self.generation += 1
@@ -584,6 +597,69 @@ class DiskLog:
         self.terms.trim(first_index - 1)
         self.hole_ranges.trim(first_index)
         self.first = first_index
+
+    # --- segments ------------------------------------------------------------------------------
+    def recovered(self, segments: Sequence[SegmentInfo]) -> None:
+        """The segments that a start found."""
+        self.segments = tuple(segments)
+        self.maxima = Maxima([UNKNOWN] * (len(segments) - 1))
+
+    def add_segments(self, opened: Sequence[SegmentInfo], sealed: Sequence[Sealed]) -> None:
+        """A flush has begun some, and sealed the one before each."""
+        if opened:
+            self.segments = (*self.segments, *opened)
+            while len(self.maxima) < len(self.segments) - 1:
+                self.maxima.append(UNKNOWN)
+        self.note_sealed(sealed)
+
+    def drop_segments(self, first_index: int) -> Sequence[SegmentInfo]:
+        """Those whose entries are all below `first_index`, which are no longer the log's."""
+        count = max(bisect_right(self.segments, first_index, key=_first_index) - 1, 0)
+        gone, self.segments = self.segments[:count], self.segments[count:]
+        self.maxima.drop(count)
+        return gone
+
+    def note_sealed(self, found: Sequence[Sealed]) -> None:
+        """What was learned of sealed segments; some may be gone."""
+        for sealed in found:
+            place = sealed.number - self.segments[0].number
+            if place >= 0:
+                segment = self.segments[place]
+                assert segment.number == sealed.number, (segment.number, sealed.number)
+                segment.sealed = sealed
+                self.maxima[place] = sealed.max_timestamp
+
+    def note_timestamp(self, index: int, timestamp: int) -> None:
+        """An entry that segments hold has that timestamp. It was damaged: what is known of its
+        segment may have been learned without it."""
+        if index < self.segments[0].first_index:
+            return
+        place = bisect_right(self.segments, index, key=_first_index) - 1
+        if place == len(self.segments) - 1:
+            self.cursor.max_timestamp = max(self.cursor.max_timestamp, timestamp)
+            return
+        sealed = self.segments[place].sealed
+        if sealed is not None and sealed.max_timestamp < timestamp:
+            self.note_sealed([sealed._replace(max_timestamp=timestamp)])
+
+    def places_of_time(self, timestamp: int, first: int, end: int) -> tuple[list[int], int]:
+        """(which segments may hold the first of entries [first, end) whose timestamp is ≥
+        `timestamp`, up to the first that is known to; index of the entry behind all of them)."""
+        segments, maxima = self.segments, self.maxima
+        places: list[int] = []
+        place = max(bisect_right(segments, first, key=_first_index) - 1, 0)
+        while (place := maxima.first(place, timestamp)) < len(maxima):
+            begins = segments[place].first_index
+            if begins >= end:
+                return places, end
+            places.append(place)
+            is_known = maxima[place] != UNKNOWN and begins >= first
+            place += 1
+            if is_known or len(places) == LOOKS_MAX:
+                return places, min(end, segments[place].first_index)
+        if segments[place].first_index < end and self.cursor.max_timestamp >= timestamp:
+            places.append(place)
+        return places, end
 
     # --- where the log lies in the journal -----------------------------------------------------
     def note_journaled(self, sequence: int, first: int, last: int) -> None:

@@ -480,6 +480,8 @@ class MemoryStore:
         timestamp_ms: int,
         end_index: int,
         done: Callable[[int | StorageError], None],
+        *,
+        first_index: int = 0,
     ) -> None:
         state = self._state(log)
 
@@ -487,7 +489,7 @@ class MemoryStore:
             for entry in state.entries:
                 if entry.index > end_index:
                     break
-                if entry.timestamp >= timestamp_ms:
+                if entry.index >= first_index and entry.timestamp >= timestamp_ms:
                     return entry.index
             return end_index + 1
 

@@ -143,7 +143,7 @@ def _open_log(
         prev_term=0 if trimmed_ahead else replayed.prev_term,
         next_offset=replayed.flushed_offset if trimmed_ahead else replayed.start_offset,
     )
-    log.segments = segments
+    log.recovered(segments)
     log.is_void = replayed.is_void
     log.flushed_index = log.tail.flushed_index = log.last = replayed.flushed_index
     log.flushed_offset = log.offset = replayed.flushed_offset

@@ -64,7 +64,7 @@ class Scrubber:
         if log is None:
             self._end_pass()
             return
-        files, segments = log.files, list(log.segments)
+        files, segments = log.files, log.segments
         before = log.generation, log.hole_ranges.repairs
         durable_end = log.flushed_index + 1
         first, end = self._index, min(self._end, durable_end)

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -52,14 +52,31 @@ _WALK_BYTES = 1 << 20
 assert SEGMENT_HEADER.size == SEGMENT_HEADER_BYTES, SEGMENT_HEADER.size
 
 
+class Sealed(NamedTuple):
+    """What a segment comes to that no flush adds to any more."""
+
+    number: int
+    bytes: int
+    max_timestamp: int
+
+
+class TimeFound(NamedTuple):
+    """What a look-up by time found: the entry's index, or -1; and what it had to learn of
+    segments."""
+
+    entry: int
+    learned: list[Sealed]
+
+
 @dataclass(slots=True)
 class SegmentInfo:
-    """One log segment. `max_timestamp` is known once it is sealed, else None."""
+    """One log segment. `sealed` is known once it is sealed; of one that an earlier life sealed,
+    once somebody has looked."""
 
     number: int
     first_index: int
     base_offset: int
-    max_timestamp: int | None = None
+    sealed: Sealed | None = None
 
 
 @dataclass(slots=True)
@@ -231,26 +248,50 @@ class LogFiles:
         return low - 1
 
     def index_of_timestamp(
-        self, segments: Sequence[SegmentInfo], timestamp: int, first: int, end: int
-    ) -> int:
-        """The first entry of [first, end) whose timestamp is ≥ `timestamp`, or `end`.
+        self,
+        segments: Sequence[SegmentInfo],
+        places: Sequence[int],
+        timestamp: int,
+        first: int,
+        end: int,
+    ) -> TimeFound:
+        """The first entry of [first, end) whose timestamp is ≥ `timestamp` in those of `segments`
+        that are at `places`. All but the last of `segments` are sealed: what they come to is
+        learned where it is not known."""
+        learned: list[Sealed] = []
+        with IndexReader(self) as reader:
+            for n in places:
+                segment, stop = segments[n], end
+                if n + 1 < len(segments):
+                    stop = segments[n + 1].first_index
+                    if segment.sealed is None:
+                        learned.append(reader.sealed(segment, stop))
+                        if learned[-1].max_timestamp < timestamp:
+                            continue
+                low, high = max(first, segment.first_index), min(stop, end)
+                found = self._timed(low, high, timestamp) if low < high else high
+                if found < high:
+                    return TimeFound(found, learned)
+        return TimeFound(-1, learned)
 
-        "Largest so far" starts anew with each segment, so within one it is ordered.
+    def _timed(self, low: int, high: int, timestamp: int) -> int:
+        """The first entry of [low, high), all of one segment, whose timestamp is ≥ `timestamp`, or
+        `high`.
+
+        "Largest so far" starts anew with each segment, so within one it is ordered: some twenty Idx
+        are read, and the entry. Where what is larger lies before `low`, it says nothing of what
+        follows, and entries are read on from there, of this one segment.
         """
-        for n, segment in enumerate(segments):
-            low = max(first, segment.first_index)
-            high = min(end, segments[n + 1].first_index if n + 1 < len(segments) else end)
-            if low >= high:
-                continue
-            if segment.max_timestamp is not None and segment.max_timestamp < timestamp:
-                continue
-            found = self.search(low, high, lambda idx: idx.max_timestamp >= timestamp)
-            # What was larger may lie before `low`: then the entry itself must be looked at.
-            while found < high and self.entries(found, found + 1, 0)[0].timestamp < timestamp:
-                found += 1
-            if found < high:
-                return found
-        return end
+        found = self.search(low, high, lambda idx: idx.max_timestamp >= timestamp)
+        bytes_max = 0
+        while found < high:
+            entries = self.entries(found, high, bytes_max)
+            for entry in entries:
+                if entry.timestamp >= timestamp:
+                    return entry.index
+            found += len(entries)
+            bytes_max = _WALK_BYTES
+        return high
 
     def term_runs(self, first: int, end: int) -> list[tuple[int, int, int]]:
         """(first index, term, offset) of each run of equal terms in [first, end), by search."""
@@ -521,7 +562,7 @@ class LogFiles:
     def rebuild(self, segment: SegmentInfo, end: int) -> list[int]:
         """Write the Idx of a segment's entries below `end` again from its frames; those that are
         damaged, whose Idx are left as they are. The largest timestamp so far may be too small
-        behind one of them: a hole that is filled has all written again.
+        behind one of them that has no Idx: when it is filled, all are written again.
 
         Raises EntriesDamaged behind what could be read.
         """
@@ -532,6 +573,8 @@ class LogFiles:
             for entry, position, length in self.walk(segment, end, holes=holes):
                 if entry.index != following:
                     writer.flush()  # what is added next begins behind a hole
+                    known = self._max_timestamp(segment, following, entry.index)
+                    max_timestamp = max(max_timestamp, known)
                 following = entry.index + 1
                 max_timestamp = max(max_timestamp, entry.timestamp)
                 writer.add(
@@ -543,6 +586,18 @@ class LogFiles:
             writer.sync()
             writer.close()
         return holes
+
+    def _max_timestamp(self, segment: SegmentInfo, first: int, end: int) -> int:
+        """The largest timestamp that Idx of damaged entries [first, end) know, or -1."""
+        largest = -1
+        for index in range(first, end):
+            try:
+                idx = self.idx(index)
+            except IndexDamaged:
+                continue
+            if idx.segment == segment.number:
+                largest = max(largest, idx.max_timestamp)
+        return largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,6 +642,11 @@ class IndexReader:
 
     def idx(self, index: int) -> Idx:
         return self.block(index, index + 1).idx(0)
+
+    def sealed(self, segment: SegmentInfo, end: int) -> Sealed:
+        """What a segment comes to whose entries end at `end`. Raises IndexDamaged."""
+        last = self.idx(end - 1)
+        return Sealed(segment.number, last.position + last.length, last.max_timestamp)
 
     def block(self, first: int, end: int) -> IdxBlock:
         """Idx of entries from `first`, up to `end` or the end of their index file."""

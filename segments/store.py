@@ -77,7 +77,7 @@ from segments.replay import Progress, no_progress, replay_journal
 from segments.retention import remove_below
 from segments.roster import Roster, identity_reserve, replace_identity
 from segments.scrub import Scrubber
-from segments.segment import LogFiles
+from segments.segment import LogFiles, Sealed, TimeFound
 
 T = TypeVar("T")
 
@@ -397,11 +397,8 @@ class DiskStore:
 
         def begin() -> Callable[[], None] | None:
             # This record's index: a later one may not be durable yet.
-            count = sum(segment.first_index <= first_index for segment in log.segments[1:])
-            if log.generation != generation or not count:
-                return None
-            gone, log.segments = log.segments[:count], log.segments[count:]
-            return lambda: remove_below(log.files, gone, first_index)
+            gone = log.drop_segments(first_index) if log.generation == generation else ()
+            return (lambda: remove_below(log.files, gone, first_index)) if gone else None
 
         self._chores.add(Chore(batch.token, begin, _nothing))
 
@@ -608,20 +605,41 @@ class DiskStore:
         timestamp_ms: int,
         end_index: int,
         done: Callable[[int | StorageError], None],
+        *,
+        first_index: int = 0,
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        job, end = cold.index_of_timestamp(log, timestamp_ms, end_index)
+        age = _age(log)
+        first = max(log.first, first_index)
+        end = max(first, min(log.flushed_index + 1, end_index + 1))
 
-        generation = log.generation
+        def in_memory() -> int:
+            if end > end_index:
+                return end_index + 1
+            return cold.index_in_tail(log, timestamp_ms, end, end_index + 1)
 
-        def found(index: int | StorageError) -> None:
-            if not isinstance(index, StorageError) and end <= index <= end_index:
-                if log.generation != generation or end <= log.flushed_index:
-                    # What was in memory then has gone to segments, and perhaps left memory.
-                    self.index_of_timestamp(log, timestamp_ms, end_index, done)
-                    return
-                index = cold.index_in_tail(log, timestamp_ms, end, end_index + 1)
-            done(index)
+        if not log.segments or first == end:
+            index = in_memory()
+            self.workers.call_later(0, lambda: done(index))
+            return
+        job, following = cold.index_of_timestamp(log, timestamp_ms, first, end)
+
+        def found(result: TimeFound | StorageError) -> None:
+            if isinstance(result, StorageError):
+                done(result)
+                return
+            if _age(log) == age:
+                log.note_sealed(result.learned)
+            if result.entry >= 0:
+                done(result.entry)
+            elif log.generation != age[0]:
+                self.index_of_timestamp(log, timestamp_ms, end_index, done, first_index=first_index)
+            elif following <= min(log.flushed_index, end_index):
+                # There are more segments, or what was in memory then has gone to them, and perhaps
+                # left memory.
+                self.index_of_timestamp(log, timestamp_ms, end_index, done, first_index=following)
+            else:
+                done(in_memory())
 
         self._run_cold(log, job, found)
 
@@ -633,7 +651,18 @@ class DiskStore:
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._run_cold(log, cold.segment_spans(log), done)
+        age = _age(log)
+
+        def found(result: tuple[list[SegmentSpan], list[Sealed]] | StorageError) -> None:
+            if isinstance(result, StorageError):
+                done(result)
+                return
+            spans, learned = result
+            if _age(log) == age:
+                log.note_sealed(learned)
+            done(spans)
+
+        self._run_cold(log, cold.segment_spans(log), found)
 
     def _run_cold(
         self, log: DiskLog, job: Callable[[], T], done: Callable[[T | StorageError], None]
@@ -688,7 +717,7 @@ class DiskStore:
             if log.generation != generation:
                 done(None)
                 return None
-            segments, end = list(log.segments), log.flushed_index + 1
+            segments, end = log.segments, log.flushed_index + 1
 
             def write() -> None:
                 try:
@@ -700,9 +729,10 @@ class DiskStore:
 
         def written() -> None:
             if log.generation == generation:
-                if not failure:
-                    log.hole_ranges.fill(copies)
-                elif isinstance(failure[0], EntriesDamaged):
+                for index, copy in copies.items():  # of some it is true, though others failed
+                    log.note_timestamp(index, copy.entry.timestamp)
+                log.hole_ranges.fill(() if failure else copies)
+                if failure and isinstance(failure[0], EntriesDamaged):
                     # Another hole stands before these: it has to be filled first.
                     log.hole_ranges.add(failure[0].first, failure[0].end)
                     log.hole_ranges.trim(log.first)

@@ -334,7 +334,7 @@ def test_flush_that_a_reset_overtook_counts_for_nothing(make_harness, writer, tm
     reset(harness, log, 600)
     harness.submit()
     harness.workers.advance(200)
-    assert (log.flushed_index, log.segments) == (599, [])
+    assert (log.flushed_index, log.segments) == (599, ())
     fill(harness, log, writer, 40, size=700)
     harness.checkpoint()
     assert log.flushed_index == 639

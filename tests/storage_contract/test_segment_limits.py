@@ -105,7 +105,7 @@ def test_segment_that_one_flush_begins_and_seals_knows_its_largest_timestamp(tmp
     write(harness, log, times)
     assert len(log.segments) > 3
     ends = [*(segment.first_index for segment in log.segments[1:]), 201]
-    known = [segment.max_timestamp for segment in log.segments]
+    known = [segment.sealed and segment.sealed.max_timestamp for segment in log.segments]
     largest = [
         max(times[segment.first_index - 1 : end - 1])
         for segment, end in zip(log.segments, ends, strict=True)

@@ -1,0 +1,408 @@
+"""The first entry at or after a time: exactly what a scan of all entries finds, at far less cost.
+
+Timestamps are the clients': in any order, or none (-1). The law is a scan over a list; what the
+engine remembers of its segments must stand trims, truncations, resets, repairs and new lives.
+"""
+
+import contextlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segments import log as segments_log
+from segments.api import EntriesDamaged, HardState, SegmentSpan, StoredEntry
+from segments.fs import RealFile, RealFileSystem
+from segments.maxima import UNKNOWN, Maxima
+from tests.storage_contract.conftest import SMALL
+from tests.storage_contract.damage import flip_bit
+
+TINY = replace(SMALL, segment_bytes=600, index_segment_entries=8)
+"""Some four entries a segment."""
+
+numbers = st.integers(0, 9)
+
+
+@given(
+    st.lists(numbers, max_size=20),
+    st.lists(st.tuples(st.sampled_from("aads"), st.integers(0, 30), numbers), max_size=60),
+    st.integers(0, 30),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_maxima_find_what_a_scan_finds(values, operations, start):
+    """Values appended, dropped from the front and changed, in any order."""
+    maxima = Maxima(values)
+    for what, where, value in [("s", 0, 0), *operations]:
+        if what == "a":
+            values.append(value)
+            maxima.append(value)
+        elif what == "d":
+            count = min(where // 6, len(values))
+            del values[:count]
+            maxima.drop(count)
+        elif values:
+            values[where % len(values)] = value
+            maxima[where % len(values)] = value
+        assert len(maxima) == len(values)
+        first = min(start, len(values))
+        for least in range(11):
+            found = (n for n in range(first, len(values)) if values[n] >= least)
+            assert maxima.first(first, least) == next(found, len(values))
+
+
+timestamps = st.one_of(st.just(-1), st.integers(0, 12))
+fractions = st.integers(0, 100)
+operations = st.one_of(
+    st.tuples(st.just("append"), st.lists(timestamps, min_size=1, max_size=12)),
+    st.tuples(st.just("append"), st.lists(timestamps, min_size=1, max_size=12)),
+    st.tuples(st.just("append"), st.lists(timestamps, min_size=1, max_size=12)),
+    st.tuples(st.just("replace"), fractions, st.lists(timestamps, min_size=1, max_size=6)),
+    st.tuples(st.just("flush"), fractions),
+    st.tuples(st.just("flush"), st.just(100)),
+    st.tuples(st.just("trim"), fractions),
+    st.tuples(st.just("reset"), st.integers(1, 9)),
+    st.tuples(st.just("reopen")),
+    st.tuples(st.just("damage"), fractions, st.booleans(), fractions),
+    st.tuples(st.just("ask"), timestamps),
+)
+
+
+class Timed:
+    """One log on the engine, and its timestamps in a list."""
+
+    def __init__(self, engine, *, is_disk):
+        self.engine = engine
+        self.is_disk = is_disk
+        self.engine.new_log()
+        self.term = 1
+        self.first = 1
+        self.times = []
+
+    @property
+    def log(self):
+        return self.engine.log
+
+    @property
+    def last(self):
+        return self.first + len(self.times) - 1
+
+    def entry(self, index, term):
+        data = bytes([index & 0xFF]) * (60 + index * 7 % 90)
+        timestamp = self.times[index - self.first]
+        return StoredEntry(term, index, 0, data, index - 1, 1, timestamp)
+
+    def run(self, operation):
+        getattr(self, "do_" + operation[0])(*operation[1:])
+        assert self.engine.fatal == []
+
+    def do_append(self, times):
+        first = self.last + 1
+        self.times += times
+        entries = [self.entry(index, self.term) for index in range(first, self.last + 1)]
+        self.engine.store.append(self.log, entries)
+
+    def do_replace(self, fraction, times):
+        commit = self.log.commit_index
+        first = commit + 1 + (self.last - commit) * fraction // 100
+        del self.times[first - self.first :]
+        self.term += 1
+        self.do_append(times)
+
+    def commit(self, fraction):
+        old = self.log.hard_state
+        commit = old.commit + (self.last - old.commit) * fraction // 100
+        self.engine.store.set_hard_state(self.log, HardState(self.term, 1, commit))
+        self.engine.submit()
+
+    def do_flush(self, fraction):
+        self.commit(fraction)
+        self.engine.checkpoint()
+
+    def do_trim(self, fraction):
+        first = self.first + (self.log.commit_index + 1 - self.first) * fraction // 100
+        if first > self.first and not self.log.installed_state:
+            del self.times[: first - self.first]
+            self.first = first
+            self.engine.store.trim_log(self.log, first_index=first)
+            self.engine.submit()
+            self.engine.pump()
+
+    def do_reset(self, ahead):
+        self.term += 1
+        self.first, self.times = self.last + ahead, []
+        self.engine.store.reset_log(
+            self.log, first_index=self.first, prev_term=self.term, next_offset=self.first - 1
+        )
+        self.engine.submit()
+        self.engine.pump()
+
+    def do_reopen(self):
+        self.commit(0)
+        self.engine.reopen()
+
+    def do_damage(self, fraction, is_idx_damaged, ahead):
+        """A frame that flips, its Idx with it or not, and one more Idx, so that what is left is
+        written anew; entries come while it is a hole; then it is mended."""
+        log = self.log
+        if not self.is_disk or log.flushed_index <= self.first:
+            return
+        # Not the last one: where the log ends would be told by nothing.
+        bad = self.first + (log.flushed_index - 1 - self.first) * fraction // 100
+        other = bad + (log.flushed_index - bad) * ahead // 100
+        copy = self.entry(bad, log.term(bad))
+        idx = log.files.idx(bad)
+        flip_bit(Path(log.files.segment_path(idx.segment)), idx.position + 60)
+        for index in {other} | ({bad} if is_idx_damaged else set()):
+            number, slot = divmod(index, TINY.index_segment_entries)
+            flip_bit(Path(log.files.index_path(number)), 64 + slot * 40 + 1)
+        terms = {log.term(index) for index in range(max(bad - 1, 1), bad + 2)}
+        if fraction % 2 and bad > self.first and other != bad + 1 and len(terms) == 1:
+            self.do_reopen()  # else its term would be told by nothing
+        for index in range(self.first, self.log.flushed_index + 1):  # rebuilds what can be
+            with contextlib.suppress(EntriesDamaged):
+                self.engine.cold(self.engine.store.entries_cold, self.log, index, index + 1, 0)
+        if ahead % 2:
+            self.do_append([1, 2, 1, -1, 2])
+            self.do_flush(100)
+        for asked in (0, 6, 12):  # learns what is to be corrected
+            self.engine.store.index_of_timestamp(self.log, asked, self.log.flushed_index, _ignore)
+        self.engine.pump()
+        while self.log.holes:
+            answers = []
+            copies = [
+                self.entry(index, self.log.term(index)) for index in range(*self.log.holes[0])
+            ]
+            assert bad in range(*self.log.holes[0])
+            self.engine.store.repair(self.log, copies or [copy], answers.append)
+            self.engine.pump()
+            assert answers == [None]
+
+    def do_ask(self, timestamp):
+        self.check(timestamp, self.first, self.log.commit_index)
+
+    def check_all(self):
+        assert self.log.first_index == self.first
+        for timestamp in (-1, 0, 1, 5, 9, 12, 13):
+            for start in {0, self.first, self.first + len(self.times) // 3, self.last + 3}:
+                for end in {self.log.commit_index, (self.first + self.last) // 2, self.last}:
+                    self.check(timestamp, start, end)
+        if self.is_disk:
+            self.check_spans()
+
+    def check(self, timestamp, start, end):
+        naive = next(
+            (
+                index
+                for index in range(max(start, self.first), min(end, self.last) + 1)
+                if self.times[index - self.first] >= timestamp
+            ),
+            end + 1,
+        )
+        answers = []
+        self.engine.store.index_of_timestamp(
+            self.log, timestamp, end, answers.append, first_index=start
+        )
+        self.engine.pump()
+        assert answers == [naive], (timestamp, start, end)
+
+    def check_spans(self):
+        """As they were before anything was remembered: from the last Idx of each segment."""
+        log, answers = self.log, []
+        self.engine.store.segment_spans(log, answers.append)
+        self.engine.pump()
+        ends = [*(segment.first_index for segment in log.segments[1:]), log.flushed_index + 1]
+        known = []
+        for segment, end in zip(log.segments, ends, strict=bool(log.segments)):
+            idx = log.files.idx(end - 1)
+            times = self.times[max(segment.first_index - self.first, 0) : end - self.first]
+            assert idx.max_timestamp >= max(times, default=-1)
+            if segment.first_index >= self.first:
+                assert idx.max_timestamp == max(times)
+            known.append(
+                SegmentSpan(
+                    idx.base_offset + idx.records, idx.position + idx.length, idx.max_timestamp
+                )
+            )
+        assert answers[0][:-1] == known
+
+
+def _ignore(_):
+    """Only what it leaves behind counts."""
+
+
+@pytest.mark.parametrize("backend", ["memory", "disk"])
+@settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(plan=st.lists(operations, min_size=4, max_size=30))
+def test_time_is_found_where_a_scan_finds_it(make_harness, backend, plan):
+    """After every step, for times there are and times there are not, from several entries on."""
+    with tempfile.TemporaryDirectory() as directory:
+        engine = make_harness(backend, Path(directory), TINY)
+        timed = Timed(engine, is_disk=backend == "disk")
+        try:
+            for operation in plan:
+                timed.run(operation)
+                timed.check_all()
+            timed.do_flush(100)
+            timed.check_all()
+        finally:
+            engine.crash()
+
+
+class Looks:
+    """Counts files opened and reads made by a look-up, by what they were of."""
+
+    def __init__(self, monkeypatch):
+        self.opened = {"log": 0, "index": 0}
+        self.reads = 0
+        real_open, real_read = RealFileSystem.open, RealFile.pread
+
+        def opened(fs, path, **how):
+            if (kind := path.rpartition(".")[2]) in self.opened:
+                self.opened[kind] += 1
+            return real_open(fs, path, **how)
+
+        def read(file, *arguments):
+            self.reads += 1
+            return real_read(file, *arguments)
+
+        monkeypatch.setattr(RealFileSystem, "open", opened)
+        monkeypatch.setattr(RealFile, "pread", read)
+
+    def of(self, engine, timestamp, first_index=0):
+        """(what is found, segments opened, reads)."""
+        self.opened, self.reads = {"log": 0, "index": 0}, 0
+        found = engine.cold(
+            lambda log, *rest: engine.store.index_of_timestamp(log, *rest, first_index=first_index),
+            engine.log,
+            timestamp,
+            engine.log.commit_index,
+        )
+        return found, self.opened["log"], self.reads
+
+
+SEGMENTS = 2_000
+READS_MAX = 40
+"""Bisecting what one segment's index says, and its entry; with the file's length and header."""
+MANY = replace(
+    SMALL, segment_bytes=64 + 2 * (48 + 16), index_segment_entries=1 << 12,
+    checkpoint_entries=10**9, cache_bytes_max=8 << 20, checkpoint_bytes=1 << 30,
+    journal_file_bytes=4 << 20,
+)  # fmt: skip
+
+
+def time_of(index):
+    """Small and in no order, but for one of two entries in every hundredth segment, which is later
+    than all before it."""
+    segment = (index - 1) // 2
+    return 1_000 + segment if segment % 100 == 99 and index % 2 else index * 7 % 50
+
+
+def scan(timestamp, first, last):
+    """What is to be found."""
+    found = (index for index in range(first, last + 1) if time_of(index) >= timestamp)
+    return next(found, last + 1)
+
+
+@pytest.fixture
+def many(make_harness, tmp_path):
+    """2,000 segments of two entries each."""
+    engine = make_harness("disk", tmp_path, MANY)
+    log = engine.new_log()
+    indexes = range(1, 2 * SEGMENTS + 3)
+    times = [StoredEntry(1, n, 0, bytes(16), n - 1, 1, time_of(n)) for n in indexes]
+    engine.store.append(log, times)
+    engine.store.set_hard_state(log, HardState(1, 1, log.last_index))
+    engine.submit()
+    engine.checkpoint()
+    assert len(log.segments) == SEGMENTS + 1
+    yield engine
+    assert engine.fatal == []
+    engine.crash()
+
+
+ASKED = (0, 30, 49, 50, 1_050, 1_700, 1_099, 2_500, 2_999, 3_000)
+
+
+def look_at_few(engine, looks):
+    """Whatever the time: no segment is opened but the one that has it, and the one in which the
+    look-up begins, if that is not its first entry."""
+    log = engine.log
+    for timestamp in ASKED:
+        for first_index in (0, (log.first_index + log.last_index) // 2):
+            found, opened, reads = looks.of(engine, timestamp, first_index)
+            assert found == scan(timestamp, max(first_index, log.first_index), log.last_index)
+            assert opened <= 2, (timestamp, opened)
+            assert reads <= READS_MAX, (timestamp, reads)
+
+
+def test_look_up_over_many_segments_reads_one(many, monkeypatch):
+    """2,000 of them, sealed in this life: what they hold is known."""
+    look_at_few(many, Looks(monkeypatch))
+
+
+def test_look_up_behind_what_was_trimmed_reads_one(many, monkeypatch):
+    """Later times lie below the log's start, and in its first segment: that one is read through."""
+    looks = Looks(monkeypatch)
+    for first in (3, 602, 2_700, 2_701):  # 200 and 1,400 are the second of a late segment's two
+        many.store.trim_log(many.log, first_index=first)
+        many.submit()
+        many.pump()
+        look_at_few(many, looks)
+
+
+def test_first_segment_whose_late_entry_is_deleted_does_not_hide_the_others(many, monkeypatch):
+    """Its largest time is that of an entry below the log's start."""
+    first = next(index for index in range(2, SEGMENTS) if time_of(index - 1) > 1_000)
+    many.store.trim_log(many.log, first_index=first)
+    many.submit()
+    many.pump()
+    found, opened, _ = Looks(monkeypatch).of(many, 1_000)
+    assert many.log.segments[0].first_index == first - 1
+    assert found == scan(1_000, first, many.log.last_index)
+    assert opened == 2
+
+
+def test_new_life_learns_of_each_segment_once(many, monkeypatch):
+    """One Idx of each, and only of those before the answer; then it is as before. Others have the
+    pool's thread in between."""
+    monkeypatch.setattr(segments_log, "LOOKS_MAX", 64)
+    many.close()
+    many.start()
+    looks = Looks(monkeypatch)
+    assert looks.of(many, 1_099)[2] <= 100 + READS_MAX
+    assert looks.of(many, 1_099)[2] <= READS_MAX
+    jobs = []
+    pool = many.workers.pool
+    monkeypatch.setattr(many.workers, "pool", lambda *job: (jobs.append(1), pool(*job)))
+    found, opened, reads = looks.of(many, 3_000)
+    assert found == many.log.last_index + 1
+    assert opened == 0
+    assert SEGMENTS - 100 - READS_MAX <= reads <= SEGMENTS + READS_MAX
+    assert len(jobs) >= (SEGMENTS - 100) // 64
+    assert many.log.maxima.first(0, UNKNOWN) == SEGMENTS
+    look_at_few(many, looks)
+
+
+def test_what_segments_hold_is_read_once(many, monkeypatch):
+    """Retention asks again and again: what sealed segments say does not change."""
+    spans = []
+    looks = Looks(monkeypatch)
+    many.store.segment_spans(many.log, spans.append)
+    many.pump()
+    assert looks.reads == 0
+    many.close()
+    many.start()
+    for reads in (SEGMENTS, 0):
+        looks.reads = 0
+        many.store.segment_spans(many.log, spans.append)
+        many.pump()
+        assert looks.reads == reads
+        assert spans[-1] == spans[0]
