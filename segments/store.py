@@ -632,8 +632,6 @@ class DiskStore:
                 log.note_sealed(result.learned)
             if result.entry >= 0:
                 done(result.entry)
-            elif log.generation != age[0]:
-                self.index_of_timestamp(log, timestamp_ms, end_index, done, first_index=first_index)
             elif following <= min(log.flushed_index, end_index):
                 # There are more segments, or what was in memory then has gone to them, and perhaps
                 # left memory.

@@ -406,3 +406,125 @@ def test_what_segments_hold_is_read_once(many, monkeypatch):
         many.pump()
         assert looks.reads == reads
         assert spans[-1] == spans[0]
+
+
+HIGH = 9_000
+
+
+@pytest.fixture
+def holed(make_harness, tmp_path):
+    """Six entries of one segment, all in it, of which the third is much later than all others."""
+    engine = make_harness("disk", tmp_path, SMALL)
+    timed = Timed(engine, is_disk=True)
+    timed.do_append([1, 2, HIGH, 3, 4, 5])
+    timed.do_flush(100)
+    assert len(engine.log.segments) == 1
+    yield timed
+    assert engine.fatal == []
+    engine.crash()
+
+
+def spoil(timed, *, frames=(), rows=()):
+    files = timed.log.files
+    for index in frames:
+        idx = files.idx(index)
+        flip_bit(Path(files.segment_path(idx.segment)), idx.position + 60)
+    for index in rows:
+        number, slot = divmod(index, SMALL.index_segment_entries)
+        flip_bit(Path(files.index_path(number)), 64 + slot * 40 + 1)
+
+
+def fill_hole(timed, index):
+    """As another replica gives it."""
+    with pytest.raises(EntriesDamaged):
+        timed.engine.cold(timed.engine.store.entries_cold, timed.log, index, index + 1, 0)
+    answers = []
+    copy = timed.entry(index, timed.log.term(index))
+    timed.engine.store.repair(timed.log, [copy], answers.append)
+    timed.engine.pump()
+    assert answers == [None]
+    assert timed.log.holes == ()
+
+
+def test_index_rebuilt_around_a_hole_knows_the_times_that_its_idx_knows(holed):
+    """A frame is damaged and its Idx is good; another Idx is damaged, and all are written again."""
+    spoil(holed, frames=[3], rows=[5])
+    assert holed.engine.cold(holed.engine.store.entries_cold, holed.log, 5, 6, 0)
+    fill_hole(holed, 3)
+    assert holed.log.files.idx(6).max_timestamp == HIGH
+    holed.check_all()
+    holed.check(HIGH, 1, 6)
+
+
+def test_hole_that_is_filled_in_the_newest_segment_counts_for_what_follows(holed):
+    """A start finds its index rebuilt without the hole's time; a flush goes on from there, before
+    and after the hole is filled, and seals the segment."""
+    spoil(holed, frames=[3], rows=[3, 5])
+    holed.engine.cold(holed.engine.store.entries_cold, holed.log, 5, 6, 0)
+    holed.do_reopen()
+    assert holed.log.cursor.max_timestamp == 5
+    holed.do_append([6, 7])
+    holed.do_flush(100)
+    fill_hole(holed, 3)
+    holed.check(HIGH, 1, 8)
+    for _ in range(8):
+        holed.do_append([8] * 8)
+        holed.do_flush(100)
+    sealed, *_ = holed.log.segments
+    assert sealed.sealed.max_timestamp == HIGH
+    holed.check_all()
+    holed.check(HIGH, 1, holed.last)
+    holed.check(HIGH - 1, 2, holed.last)
+
+
+def test_hole_that_is_filled_raises_what_was_known_of_its_segment(holed):
+    """What was read of a sealed segment while it had a hole, and what a read begun before the hole
+    was filled says after it."""
+    for _ in range(8):
+        holed.do_append([8] * 8)
+        holed.do_flush(100)
+    assert len(holed.log.segments) > 1
+    last = holed.log.segments[1].first_index - 1
+    spoil(holed, frames=[3], rows=[3, 5])
+    holed.engine.cold(holed.engine.store.entries_cold, holed.log, 5, 6, 0)
+    holed.do_reopen()
+    holed.engine.pump()
+    late = []
+    store = holed.engine.store
+    store.index_of_timestamp(holed.log, 100, holed.last, late.append)
+    job, done = holed.engine.workers.pool_jobs.popleft()
+    read = job()  # and nobody is told of it yet
+    assert [found.max_timestamp for found in read.learned] == [8] * (len(holed.log.segments) - 1)
+    # Somebody learns of it in the meantime; what is damaged is not found.
+    assert holed.engine.cold(store.index_of_timestamp, holed.log, 8, holed.last) == 7
+    assert holed.log.segments[0].sealed.max_timestamp == 8
+    fill_hole(holed, 3)
+    assert holed.log.segments[0].sealed.max_timestamp == HIGH
+    done(read)
+    holed.engine.pump()
+    assert late == [holed.last + 1]  # as it was when it was read
+    assert holed.log.files.idx(last).max_timestamp == HIGH
+    holed.check_all()
+    holed.check(HIGH, 1, holed.last)
+
+
+def test_log_that_is_reset_during_a_look_up_is_searched_as_it_is_then(make_harness, tmp_path):
+    """What the old files say of times is nothing of the new ones."""
+    engine = make_harness("disk", tmp_path, TINY)
+    timed = Timed(engine, is_disk=True)
+    timed.do_append([1] * 30)
+    timed.do_flush(100)
+    timed.do_reopen()
+    engine.pump()
+    found = []
+    engine.store.index_of_timestamp(engine.log, 5, 60, found.append)
+    job, done = engine.workers.pool_jobs.popleft()
+    read = job()
+    timed.do_reset(2)
+    timed.do_append([1] * 7 + [6] + [1] * 20)
+    timed.do_flush(100)
+    done(read)
+    engine.pump()
+    assert found == [timed.first + 7]
+    timed.check_all()
+    engine.crash()

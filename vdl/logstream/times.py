@@ -1,8 +1,8 @@
 """Which offset belongs to a time: ListOffsets by timestamp (KIP-79).
 
-The index knows the largest timestamp of every batch; the exact record is found by walking the one
-batch that must hold it. Where the index leads to a deleted record, the batches from the log's start
-on are looked at one after the other.
+The store knows the largest timestamp of every batch; the exact record is found by walking the one
+batch that must hold it. A batch may not: its header overstates, or that record is deleted. What
+lies near behind it has been read then and is looked at, and the store is asked again from there on.
 
 Must not know: requests, leadership.
 """
@@ -29,7 +29,7 @@ class TimedOffset:
 NO_OFFSET = TimedOffset(-1, -1, -1)
 
 WALK_BYTES = 1 << 20
-"""How much is read at a time where one batch after the other has to be looked at."""
+"""How much is read behind a batch that has no such record."""
 
 Done = Callable[[TimedOffset | storage.StorageError], None]
 
@@ -60,17 +60,40 @@ def find_offset_for_time(
     def walk_all(entries: Sequence[storage.EntryLike]) -> TimedOffset | None:
         return next(filter(None, map(walk, entries)), None)
 
-    def fetch(index: int, bytes_max: int) -> None:
-        """Entries from `index` on."""
+    def search(first: int | storage.StorageError) -> None:
+        """The batches from index `first` on."""
+        if isinstance(first, storage.OffsetOutOfRange):
+            done(NO_OFFSET)  # all there is, is deleted
+        elif isinstance(first, storage.StorageError):
+            done(first)
+        else:
+            store.index_of_timestamp(log, timestamp_ms, commit, located, first_index=first)
+
+    def located(index: int | storage.StorageError) -> None:
+        if isinstance(index, storage.StorageError):
+            done(index)
+        elif index > commit:
+            done(NO_OFFSET)
+        else:
+            fetch(index, 1, is_near=False)
+
+    def fetch(index: int, bytes_max: int, *, is_near: bool) -> None:
+        """Entries from `index` on; `is_near`: behind one that had no such record."""
+
+        def read(entries: list[storage.StoredEntry] | storage.StorageError) -> None:
+            found(entries, is_near=is_near)
+
         try:
-            found(list(log.entries(index, commit + 1, bytes_max)))
+            found(list(log.entries(index, commit + 1, bytes_max)), is_near=is_near)
         except storage.NotInMemory as missing:
-            store.entries_cold(log, index, min(missing.end, commit + 1), bytes_max, found)
+            store.entries_cold(log, index, min(missing.end, commit + 1), bytes_max, read)
         except storage.StorageError as error:
             done(error)
 
     def found(
         entries: list[storage.StoredEntry] | list[storage.EntryLike] | storage.StorageError,
+        *,
+        is_near: bool,
     ) -> None:
         if isinstance(entries, storage.StorageError):
             done(entries)
@@ -81,7 +104,7 @@ def find_offset_for_time(
                 continue
             if entry.base_offset + entry.records <= start_offset:
                 # Deleted, and so is all before the log's start: on from there.
-                store.index_of_offset(log, start_offset, started)
+                store.index_of_offset(log, start_offset, search)
                 return
             if entry.timestamp >= timestamp_ms:
                 candidates.append(entry)
@@ -92,10 +115,12 @@ def find_offset_for_time(
                 raise answer
             if answer is not None:
                 done(answer)
-            elif last < commit:
-                fetch(last + 1, WALK_BYTES)
-            else:
+            elif last >= commit:
                 done(NO_OFFSET)
+            elif is_near:
+                search(last + 1)
+            else:
+                fetch(last + 1, WALK_BYTES, is_near=True)
 
         if candidates:
             # A batch may hold as many records as its producer liked, compressed.
@@ -103,18 +128,4 @@ def find_offset_for_time(
         else:
             walked(None)
 
-    def started(index: int | storage.StorageError) -> None:
-        if isinstance(index, storage.OffsetOutOfRange):
-            done(NO_OFFSET)  # all there is, is deleted
-        else:
-            located(index)
-
-    def located(index: int | storage.StorageError) -> None:
-        if isinstance(index, storage.StorageError):
-            done(index)
-        elif index > commit:
-            done(NO_OFFSET)
-        else:
-            fetch(index, 1)
-
-    store.index_of_timestamp(log, timestamp_ms, commit, located)
+    search(0)

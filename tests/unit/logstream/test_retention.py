@@ -359,6 +359,38 @@ def test_time_finds_no_deleted_record_of_a_batch_that_is_left(cluster: Any) -> N
     assert at_time(cluster, group_id, 250) == NO_OFFSET
 
 
+def test_batch_without_the_record_it_promises_has_few_others_read(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its late record is deleted: what lies near behind it is read, and the store says where to go
+    on. To read on to the end would be to read the whole log."""
+    monkeypatch.setattr(times, "WALK_BYTES", 300)
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    batch = build_batch([Record(value=b"v", timestamp=at) for at in (900, 100)])
+    stream.append(
+        memoryview(batch), read_header(batch), deadline_ns=cluster.deadline(), done=lambda _: None
+    )
+    cluster.run(5)
+    for n in range(60):
+        cluster.append(stream, timestamp={40: 800, 55: 700}.get(n, 200))
+        cluster.run(5)
+    assert delete(cluster, group_id, 1) == [ErrorCode.NONE]
+    read: list[int] = []
+    entries = type(stream.group.log).entries
+
+    def counted(log: Any, first: int, end: int, bytes_max: int) -> Any:
+        found = entries(log, first, end, bytes_max)
+        read.extend(entry.index for entry in found)
+        return found
+
+    monkeypatch.setattr(type(stream.group.log), "entries", counted)
+    for timestamp, offset in ((500, 42), (800, 42), (801, -1), (150, 2), (100, 1)):
+        read.clear()
+        assert at_time(cluster, group_id, timestamp).offset == offset
+        assert len(read) <= 8, (timestamp, read)
+
+
 def test_batches_are_walked_in_the_pool(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of many records takes its time, in which the loop serves others."""
     group_id = cluster.create_topic()
