@@ -2,7 +2,9 @@
 
 Writes a synthetic log's index (40 bytes an entry, so 4 GB for a hundred million), with batches of
 one to nine records, in a directory of its own that is removed afterwards; then looks up random
-offsets, warm, and prints CPU and wall time for each. Not a test: machines differ.
+offsets, warm, and prints CPU and wall time for each; and the same for times: which segment has the
+first, among segments whose times come in no order, and which of its Idx. Not a test: machines
+differ.
 """
 
 import argparse
@@ -10,16 +12,20 @@ import random
 import tempfile
 import time
 from bisect import bisect_right
+from functools import partial
 from pathlib import Path
 
 from segments.fs import RealFileSystem
 from segments.index import encode_index_header, pack_idx
+from segments.maxima import Maxima
 from segments.segment import LogFiles, SegmentInfo
 
 FRAME_BYTES = 1000
 SEGMENT_BYTES = 64 << 20
 INDEX_ENTRIES = 102_400
 LOOKUPS = 20_000
+SEGMENTS = 160_000
+"""Ten terabytes of them."""
 
 
 def build(directory, entries):
@@ -68,6 +74,32 @@ def main():
             f"{entries} entries, {len(segments)} segments: "
             f"{cpu / LOOKUPS * 1e6:.1f} us CPU, {wall / LOOKUPS * 1e6:.1f} us a look-up"
         )
+        look_up_times(files, segments, entries, rng)
+
+
+def look_up_times(files, segments, entries, rng):
+    """By time. The index says that an entry's is its number; which of 160,000 segments it is, whose
+    times have no order, is found in memory."""
+    ends = [*(segment.first_index for segment in segments[1:]), entries + 1]
+    maxima = Maxima([rng.randrange(entries) for _ in range(SEGMENTS)])
+    asked = [(rng.randrange(SEGMENTS), rng.randrange(entries)) for _ in range(LOOKUPS)]
+    cpu = time.process_time()
+    for start, timestamp in asked:
+        maxima.first(start, timestamp)
+    in_memory = time.process_time() - cpu
+    cpu = time.process_time()
+    for _, timestamp in asked:
+        place = bisect_right(ends, timestamp)
+        files.search(segments[place].first_index, ends[place], partial(_is_at, timestamp))
+    on_disk = time.process_time() - cpu
+    print(
+        f"by time: {in_memory / LOOKUPS * 1e6:.1f} us CPU for one of {SEGMENTS} segments, "
+        f"{on_disk / LOOKUPS * 1e6:.1f} us CPU for its Idx"
+    )
+
+
+def _is_at(timestamp, idx):
+    return idx.max_timestamp >= timestamp
 
 
 if __name__ == "__main__":
