@@ -1,15 +1,20 @@
-"""What a server tells its peers about itself: CONDITION, one byte of flags.
+"""What a server tells its peers about itself: CONDITION, one byte of flags, and groups.
 
 Sent when a link comes up and at each change. Bit 0: its disk is full, so it takes no new entries.
 Bit 1: it is about to stop. Bit 2: its disk takes entries into the journal but none out of it into
 segments, so that they pile up in memory. With any of them it should not be made leader. Other bits
 are for later versions and are not looked at.
 
+Behind the flags, if any of its replicas has damaged entries: how many of the groups that follow it
+has not the whole state of (u32, little-endian), and the groups (u64), those first. Such a replica
+cannot lead yet; the others should not while there is one without damage.
+
 Must not know: what follows from it.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 from rpc.errors import MalformedFrame
@@ -18,6 +23,10 @@ from rpc.reader import Buffer
 _DISK_FULL = 1
 _STOPPING = 2
 _STALLED = 4
+_INCOMPLETE = struct.Struct("<I")
+_GROUP_BYTES = 8
+GROUPS_MAX = 4_096
+"""So many groups are named at the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +36,47 @@ class Condition:
     disk_full: bool = False
     stopping: bool = False
     stalled: bool = False
+    incomplete: tuple[int, ...] = ()
+    """Groups whose replicas cannot lead: their state waits for a damaged entry."""
+    damaged: tuple[int, ...] = ()
+    """Others whose replicas have damaged entries."""
 
     @property
     def may_lead(self) -> bool:
+        """Whether the server should be made leader of any group."""
         return not (self.disk_full or self.stopping or self.stalled)
 
 
 def encode_condition(condition: Condition) -> list[Buffer]:
     """The payload of a CONDITION frame."""
     flags = condition.disk_full * _DISK_FULL | condition.stopping * _STOPPING
-    return [bytes([flags | condition.stalled * _STALLED])]
+    flags |= condition.stalled * _STALLED
+    groups = (condition.incomplete + condition.damaged)[:GROUPS_MAX]
+    if not groups:
+        return [bytes([flags])]
+    incomplete = min(len(condition.incomplete), len(groups))
+    return [bytes([flags]), _INCOMPLETE.pack(incomplete), struct.pack(f"<{len(groups)}Q", *groups)]
 
 
 def decode_condition(payload: memoryview) -> Condition:
     """Raises MalformedFrame."""
-    if len(payload) != 1:
+    if not payload:
         raise MalformedFrame("condition")
-    flags = payload[0]
+    flags, behind = payload[0], len(payload) - 1 - _INCOMPLETE.size
+    groups: tuple[int, ...] = ()
+    incomplete = 0
+    if len(payload) > 1:
+        count, rest = divmod(behind, _GROUP_BYTES)
+        if behind < 0 or rest or count > GROUPS_MAX:
+            raise MalformedFrame("condition")
+        (incomplete,) = _INCOMPLETE.unpack_from(payload, 1)
+        if incomplete > count:
+            raise MalformedFrame("condition")
+        groups = struct.unpack_from(f"<{count}Q", payload, 1 + _INCOMPLETE.size)
     return Condition(
         disk_full=bool(flags & _DISK_FULL),
         stopping=bool(flags & _STOPPING),
         stalled=bool(flags & _STALLED),
+        incomplete=groups[:incomplete],
+        damaged=groups[incomplete:],
     )

@@ -3,14 +3,16 @@
 A server whose disk is full goes on reading, voting and following what it can; it refuses new
 records, and gives its leaderships to servers that have room. One that stops gives them away, too.
 They say so of themselves, so that leaderships do not wander among servers that are all full, and
-are not handed back to one that is about to go.
+are not handed back to one that is about to go. The same goes for single replicas that have damaged
+entries: one whose state waits for such an entry would not campaign, and each attempt to hand it the
+leadership would cost its producers an election timeout.
 
 Must not know: what a disk is, who leads what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import segments.api as storage
 from rpc.condition import Condition, decode_condition, encode_condition
@@ -25,7 +27,10 @@ class Conditions:
 
     __slots__ = (
         "_alive",
+        "_damaged",
+        "_incomplete",
         "_log",
+        "_peers",
         "_stalled",
         "_stopping",
         "_store",
@@ -44,12 +49,16 @@ class Conditions:
         self._log = log
         self._stopping = False
         self._stalled = False
+        self._incomplete: tuple[int, ...] = ()
+        self._damaged: tuple[int, ...] = ()
         self._told = Condition()
         """What the peers were told last."""
         self._untold: set[int] = set()
         """Peers that this could not be sent to: it is tried again."""
         self._unable: set[int] = set()
         """Peers that said they should not lead."""
+        self._peers: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
+        """Groups of whose replicas they said that they cannot lead, and that they should not."""
 
     @property
     def is_full(self) -> bool:
@@ -75,13 +84,35 @@ class Conditions:
             else:
                 self._log.info("flush_goes_on")
 
-    def can_lead(self, server_id: int) -> bool:
-        """Whether a peer is there, has room and will stay."""
-        return server_id in self._alive and server_id not in self._unable
+    def note_incomplete(self, group_id: int) -> None:
+        """A replica of ours has been opened whose state waits for a damaged entry: nobody is to
+        offer it the leadership in the second before all are looked at again."""
+        if group_id not in self._incomplete:
+            self._incomplete = (*self._incomplete, group_id)
+
+    def note_damage(self, incomplete: Iterable[int], damaged: Iterable[int]) -> None:
+        """Groups whose replicas here cannot lead, and others that have damaged entries: all there
+        are, as they are now."""
+        self._incomplete, self._damaged = tuple(incomplete), tuple(damaged)
+
+    def can_lead(self, server_id: int, group_id: int) -> bool:
+        """Whether a peer is there, has room, will stay, and its replica of this group could lead
+        it."""
+        if server_id not in self._alive or server_id in self._unable:
+            return False
+        return server_id not in self._peers or group_id not in self._peers[server_id][0]
+
+    def has_damage(self, server_id: int, group_id: int) -> bool:
+        """Whether a peer's replica of this group has damaged entries, as it said."""
+        return server_id in self._peers and any(
+            group_id in groups for groups in self._peers[server_id]
+        )
 
     def look(self) -> None:
         """Tell everybody when it has changed."""
-        now = Condition(self.is_full, self._stopping, self._stalled)
+        now = Condition(
+            self.is_full, self._stopping, self._stalled, self._incomplete, self._damaged
+        )
         if now != self._told:
             if now.disk_full and not self._told.disk_full:
                 self._log.error("disk_full", meaning="new records are refused until there is room")
@@ -99,20 +130,26 @@ class Conditions:
 
     def link_up(self, server_id: int) -> None:
         """A new session, which knows nothing yet."""
-        if not self._told.may_lead:
+        if self._told != Condition():
             self._tell(server_id)
 
     def link_down(self, server_id: int) -> None:
         """What it said is not known to hold any more."""
         self._unable.discard(server_id)
         self._untold.discard(server_id)
+        self._peers.pop(server_id, None)
 
     def told(self, server_id: int, payload: memoryview) -> None:
         """A peer's condition. Raises MalformedFrame."""
-        if decode_condition(payload).may_lead:
+        condition = decode_condition(payload)
+        if condition.may_lead:
             self._unable.discard(server_id)
         else:
             self._unable.add(server_id)
+        if condition.incomplete or condition.damaged:
+            self._peers[server_id] = frozenset(condition.incomplete), frozenset(condition.damaged)
+        else:
+            self._peers.pop(server_id, None)
 
     def _tell(self, server_id: int) -> None:
         frame = encode_condition(self._told)

@@ -86,9 +86,11 @@ class Healing:
         log: Log,
         healed: Callable[[Group], None],
         staged: Callable[[Group], None],
+        damage: Callable[[Sequence[int], Sequence[int]], None],
     ) -> None:
         """`healed`: what waited for entries of this group may be tried again; `staged`: something
-        of this group was staged."""
+        of this group was staged; `damage` is told which groups' replicas cannot lead, for their
+        state waits for a damaged entry, and which others have damaged entries."""
         self._server_id = server_id
         self._groups = groups
         self._alive = alive
@@ -98,6 +100,7 @@ class Healing:
         self._log = log
         self._healed = healed
         self._staged = staged
+        self._damage = damage
         self._requests = 0
         self._asked: Asked | None = None
         self._answering = 0
@@ -114,17 +117,16 @@ class Healing:
     def look_around(self) -> None:
         """Ask for a damaged range, unless an answer is waited for. Ranges and peers take turns:
         what nobody has, or nobody can be asked for, must not keep the others waiting."""
+        damaged = [group for group in self._groups.values() if group.log.holes]
+        incomplete = [group.group_id for group in self._groups.values() if not group.is_whole]
+        self._damage(incomplete, [group.group_id for group in damaged if group.is_whole])
         asked, now_ns = self._asked, self._clock.now_ns()
         if asked is not None and now_ns < asked.until_ns:
             return
         self._asked = None
         reachable: list[tuple[Group, tuple[int, int], list[int]]] = []
-        is_damaged = False
-        for group in self._groups.values():
+        for group in damaged:
             holes = group.log.holes
-            if not holes:
-                continue
-            is_damaged = True
             self._note_damaged(group, holes[0])
             # A state of the past may know members of the past.
             replicas = {*group.members, *group.placement}
@@ -138,7 +140,7 @@ class Healing:
             group, hole, peers = reachable[self._turn % len(reachable)]
             self._turn += 1
             self._ask(group, hole, peers, now_ns)
-        elif not is_damaged:
+        elif not damaged:
             # Also of groups that were deleted with their holes.
             self._refusals.clear()
             self._cut_off.clear()

@@ -198,6 +198,7 @@ class Host:
             log=log,
             healed=self._healed,
             staged=self._staged,
+            damage=self._conditions.note_damage,
         )
         self.in_sync = InSyncReplicas(
             options,
@@ -209,6 +210,7 @@ class Host:
             groups=self._groups,
             can_lead=self._conditions.can_lead,
             led_by=self.leadership.count,
+            has_damage=self._conditions.has_damage,
             tick=self._due.tick,
             mark_dirty=self.mark_dirty,
         )
@@ -754,6 +756,7 @@ class Host:
                 whole()
             else:
                 group.on_whole = lambda: self.clock.call_soon(lambda: now_whole(group))
+                self._conditions.note_incomplete(group.group_id)
                 self._log.warning("state_incomplete", group=group.group_id, applied=group.applied)
             self._run_group(group)
 

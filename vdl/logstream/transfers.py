@@ -2,12 +2,13 @@
 
 Four reasons to hand one over: this server stops; its disk is full; its disk hangs while the
 followers' disks keep the group alive; or the first replica of the placement, which should lead when
-it can, is back and has caught up. The last happens in small batches, so that a server that comes
-back is not flooded by all its clients at once.
+it can, is back, has caught up and has no damaged entries left. The last happens in small batches,
+so that a server that comes back is not flooded by all its clients at once.
 
 A leadership goes to the first replica of its placement when that one can lead, else to the server
 that leads least of those that have all that is committed, or nearly: when a server with thousands
-stops, the others share them.
+stops, the others share them. One with damaged entries comes after all others: it leads, but what
+is damaged it cannot give to consumers.
 
 Must not know: when it is asked.
 """
@@ -23,6 +24,9 @@ from raft.types import NodeId
 from vdl.logstream.group import Group
 from vdl.logstream.membership import is_caught_up
 from vdl.logstream.turn import server_of
+
+Known = Callable[[int, int], bool]
+"""(server, group id) -> what is known of that server's replica of the group."""
 
 RETURN_ROUNDS_MAX = 32
 """Seconds between attempts to give back one leadership that does not go."""
@@ -43,21 +47,27 @@ class _Attempt(NamedTuple):
 class Transfers:
     """The leaderships of one server. `groups` are the host's own, read only."""
 
-    __slots__ = ("_can_lead", "_groups", "_led_by", "_mark_dirty", "_returned", "_round", "_tick")
+    __slots__ = (
+        "_can_lead", "_groups", "_has_damage", "_led_by", "_mark_dirty", "_returned", "_round",
+        "_tick",
+    )  # fmt: skip
 
     def __init__(
         self,
         *,
         groups: Mapping[int, Group],
-        can_lead: Callable[[int], bool],
+        can_lead: Known,
+        has_damage: Known,
         led_by: Callable[[int], int],
         tick: Callable[[], int],
         mark_dirty: Callable[[Group], None],
     ) -> None:
-        """`can_lead`: whether a server is there and able to lead; `led_by`: how many groups another
-        server leads, as far as it is known here."""
+        """`can_lead`: whether a server is there and able to lead a group; `has_damage`: whether its
+        replica has damaged entries; `led_by`: how many groups another server leads, as far as it is
+        known here."""
         self._groups = groups
         self._can_lead = can_lead
+        self._has_damage = has_damage
         self._led_by = led_by
         self._tick = tick
         self._mark_dirty = mark_dirty
@@ -104,52 +114,52 @@ class Transfers:
     def _may_return(self, group: Group) -> bool:
         attempt = self._returned.get(group.group_id)
         is_due = attempt is None or attempt.due <= self._round
-        return is_due and self._can_lead(server_of(group.placement[0]))
+        server, group_id = server_of(group.placement[0]), group.group_id
+        return (
+            is_due and self._can_lead(server, group_id) and not self._has_damage(server, group_id)
+        )
 
     def _hand_out(self, groups: Collection[Group]) -> int:
         """Give these away; how many somebody can take."""
         given: Counter[int] = Counter()
         for group in groups:
-            heir = group.node.transferring or best_heir(group, self._can_lead, given, self._led_by)
+            heir = group.node.transferring or self._best_heir(group, given)
             if heir:
                 given[server_of(heir)] += 1
                 self._hand_over(group, heir)
         return given.total()
+
+    def _best_heir(self, group: Group, given: Mapping[int, int]) -> NodeId:
+        """The live voter that is to lead a led group next, 0 when there is none. `given`:
+        leaderships by server that are on their way there already.
+
+        One without damage comes first, then one that misses little, as producers wait until it has
+        the rest; among those the placement's first, then the one whose server leads least, then the
+        one that misses least.
+        """
+        best, best_rank = 0, (False, False, False, 0, 0)
+        for replica in sorted(group.node.membership.incoming):
+            server = server_of(replica)
+            if replica == group.replica_id or not self._can_lead(server, group.group_id):
+                continue
+            progress = group.node.progress(replica)
+            if progress is None or progress.state is not ProgressState.REPLICATE:
+                # It has not shown what it has since this leader came, or since it came back.
+                continue
+            is_whole = not self._has_damage(server, group.group_id)
+            is_near = is_caught_up(group.node, replica)
+            is_first = is_near and replica == group.placement[0]
+            load = given.get(server, 0) + self._led_by(server) if is_near else 0
+            rank = (is_whole, is_near, is_first, -load, progress.match)
+            if not best or rank > best_rank:
+                best, best_rank = replica, rank
+        return best
 
     def _hand_over(self, group: Group, heir: NodeId) -> None:
         if not group.node.transferring:
             group.catch_up(self._tick())
             group.node.transfer_leader(heir)
             self._mark_dirty(group)
-
-
-def best_heir(
-    group: Group,
-    can_lead: Callable[[int], bool],
-    given: Mapping[int, int],
-    led_by: Callable[[int], int],
-) -> NodeId:
-    """The live voter that is to lead a led group next, 0 when there is none. `given`: leaderships
-    by server that are on their way there already.
-
-    One that misses little comes first, as producers wait until it has the rest; among those the
-    placement's first, then the one whose server leads least, then the one that misses least.
-    """
-    best, best_rank = 0, (False, False, 0, 0)
-    for replica in sorted(group.node.membership.incoming):
-        server = server_of(replica)
-        if replica == group.replica_id or not can_lead(server):
-            continue
-        progress = group.node.progress(replica)
-        if progress is None or progress.state is not ProgressState.REPLICATE:
-            continue  # it has not shown what it has since this leader came, or since it came back
-        is_near = is_caught_up(group.node, replica)
-        is_first = is_near and replica == group.placement[0]
-        load = given.get(server, 0) + led_by(server) if is_near else 0
-        rank = (is_near, is_first, -load, progress.match)
-        if not best or rank > best_rank:
-            best, best_rank = replica, rank
-    return best
 
 
 def to_return(groups: Mapping[int, Group], may_return: Callable[[Group], bool]) -> list[Group]:

@@ -53,6 +53,7 @@ class Replica:
     owner: Any = None
     members: Sequence[int] = (replica_id_of(1, 1), replica_id_of(2, 1), replica_id_of(3, 1))
     placement: Sequence[int] = ()
+    is_whole: bool = True
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Refusing:
 def healing_of(group: Any, wire: Any, **parts: Any) -> Healing:
     nobody: Any = None
     made = {"alive": {}, "store": nobody, "clock": nobody, "log": nobody, "groups": {GROUP: group}}
-    calls = {"healed": lambda _: None, "staged": lambda _: None}
+    calls = {"healed": lambda _: None, "staged": lambda _: None, "damage": lambda *_: None}
     return Healing(server_id=1, transport=wire, **(made | calls | parts))
 
 

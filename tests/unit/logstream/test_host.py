@@ -9,14 +9,16 @@ import pytest
 from raft.messages import MsgHeartbeat, MsgSnap
 from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
+from segments.memory import MemoryLog
 from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group import Group
+from vdl.logstream.healing import Healing
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
 from vdl.logstream.transfers import Transfers
-from vdl.logstream.turn import Turn
+from vdl.logstream.turn import Turn, server_of
 from vdl.state.commands import (
     AllocateProducerIds,
     CompleteJoin,
@@ -213,6 +215,99 @@ def test_leadership_that_does_not_return_is_offered_ever_more_rarely(
     assert gaps[:4] == [2, 4, 8, 16]
     cluster.run(40_000)
     assert cluster.leader(group_id).leader_server == first
+
+
+class Damage:
+    """Makes one replica look damaged: nobody heals it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: Any = None
+        self.replica = 0, 0
+        self.holes: tuple[tuple[int, int], ...] = ()
+        self.is_whole = True
+        whole, holes = Group.is_whole, MemoryLog.holes
+
+        def is_whole(group: Group) -> Any:
+            is_it = (group.group_id, group.replica_id) == self.replica
+            return self.is_whole if is_it else whole.__get__(group)
+
+        def log_holes(log: MemoryLog) -> Any:
+            return self.holes if log is self.log else holes.__get__(log)
+
+        monkeypatch.setattr(Group, "is_whole", property(is_whole))
+        monkeypatch.setattr(MemoryLog, "holes", property(log_holes))
+        monkeypatch.setattr(Healing, "_ask", lambda *_: None)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """It would not campaign, or could not give consumers what is damaged: each offer to one that
+    does not campaign costs its producers an election timeout."""
+    group_id = cluster.create_topic()
+    first = cluster.leader(group_id).leader_server
+    node = cluster.nodes[first]
+    node.crash()
+    cluster.run(2_000)
+    damage = Damage(monkeypatch)
+    offers: list[int] = []
+    hand_over = Transfers._hand_over
+
+    def offered(self: Transfers, group: Group, heir: int) -> None:
+        if group.group_id == group_id:
+            offers.append(server_of(heir))
+        hand_over(self, group, heir)
+
+    monkeypatch.setattr(Transfers, "_hand_over", offered)
+    leader = cluster.leader(group_id).group
+    damage.replica = group_id, leader.placement[0]
+    damage.holes, damage.is_whole = ((1, 2),), is_whole
+    node.start()
+    while group_id not in node.host.groups:
+        cluster.run(1)
+    damage.log = node.host.groups[group_id].log
+    if is_whole:
+        node.host._healing.look_around()  # it comes once a second
+    cluster.run(300)
+    peers = cluster.nodes[server_of(leader.replica_id)].host._conditions
+    assert first in peers._alive
+    assert peers.has_damage(first, group_id)
+    assert peers.can_lead(first, group_id) is is_whole
+    cluster.run(20_000)
+    assert offers == []
+    assert cluster.leader(group_id).leader_server != first
+    damage.holes, damage.is_whole = (), True
+    cluster.run(5_000)
+    assert offers == [first]
+    assert cluster.leader(group_id).leader_server == first
+
+
+def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with damaged entries leads rather than nobody; one without its whole state cannot."""
+    group_id = cluster.create_topic()
+    group = cluster.leader(group_id).group
+    transfers = cluster.nodes[server_of(group.replica_id)].host._transfers
+    first, second = sorted(set(group.placement) - {group.replica_id})
+    damage = Damage(monkeypatch)
+    offers: list[int] = []
+    monkeypatch.setattr(Transfers, "_hand_over", lambda _self, _group, heir: offers.append(heir))
+    for damaged, other in ((first, second), (second, first)):
+        node = cluster.nodes[server_of(damaged)]
+        damage.log, damage.replica = node.host.groups[group_id].log, (group_id, damaged)
+        for is_whole in (True, False):
+            damage.holes, damage.is_whole = ((1, 2),), is_whole
+            cluster.run(1_500)
+            offers.clear()
+            transfers._hand_out([group])
+            assert offers == [other]
+            with monkeypatch.context() as patched:
+                patched.delitem(transfers._can_lead.__self__._alive, server_of(other))
+                offers.clear()
+                transfers._hand_out([group])
+            assert offers == ([damaged] if is_whole else [])
 
 
 def test_leadership_returns_to_first_replica_one_a_second(cluster: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raft.types import ConfState, Entry, Snapshot
-from rpc.condition import Condition, decode_condition, encode_condition
+from rpc.condition import GROUPS_MAX, Condition, decode_condition, encode_condition
 from rpc.errors import MalformedFrame
 from rpc.ranges import (
     RangeAnswer,
@@ -89,6 +89,34 @@ def test_condition_comes_back(full: bool, stopping: bool, stalled: bool) -> None
     frame = joined(encode_condition(condition))
     assert decode_condition(frame) == condition
     assert decode_condition(memoryview(bytes([frame[0] | 0xF8]))) == condition
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "damaged"),
+    [((7,), ()), ((), (1 << 63, 8)), ((1, 2), (3,)), (tuple(range(GROUPS_MAX)), ())],
+)
+def test_groups_with_damage_come_back(
+    incomplete: tuple[int, ...], damaged: tuple[int, ...]
+) -> None:
+    condition = Condition(stalled=True, incomplete=incomplete, damaged=damaged)
+    frame = joined(encode_condition(condition))
+    assert decode_condition(frame) == condition
+    for end in range(1, min(len(frame), 40)):
+        if end == 1 or (end >= 5 and (end - 5) % 8 == 0 and (end - 5) // 8 >= len(incomplete)):
+            assert decode_condition(frame[:end]).stalled
+        else:
+            with pytest.raises(MalformedFrame):
+                decode_condition(frame[:end])
+
+
+def test_more_groups_than_can_be_named_are_those_with_less_damage() -> None:
+    """One past the limit is not sent, and would not be taken."""
+    many = tuple(range(GROUPS_MAX))
+    condition = decode_condition(joined(encode_condition(Condition(incomplete=many, damaged=(9,)))))
+    assert condition == Condition(incomplete=many)
+    frame = bytes(joined(encode_condition(condition))) + bytes(8)
+    with pytest.raises(MalformedFrame):
+        decode_condition(memoryview(frame))
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\0"])
