@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from segments import failpoint
 from segments.api import CorruptRecord
-from segments.chores import Chore
+from segments.chores import FILES_AT_ONCE, Chore, Job
+from segments.flusher import Pulse
 from segments.fs import FileSystem, is_disk_full
 from segments.identity import Identity
 from segments.meta import Meta
@@ -26,7 +27,7 @@ REMOVED_LOGS = 128
 class Deletions:
     """Logs that were deleted, until nothing of them is left. Their files wait for the identity, so
     that a crash in between resurrects nothing; other chores need not, which may make room for it.
-    `is_listed` says whether it still has a log, `add` takes a chore."""
+    `is_listed` says whether it still has a log, `add` takes a chore, `pulse` counts files."""
 
     def __init__(
         self,
@@ -36,8 +37,10 @@ class Deletions:
         *,
         is_listed: Callable[[int], bool],
         add: Callable[[Chore], None],
+        pulse: Pulse,
     ) -> None:
         self._fs = fs
+        self._pulse = pulse
         self._directory = directory
         self._meta = meta
         self._is_listed = is_listed
@@ -62,45 +65,98 @@ class Deletions:
     def _add_chore(self) -> None:
         self._add(Chore(0, self._job, lambda: None))
 
-    def _job(self) -> Callable[[], None]:
+    def _job(self) -> Job:
         """What a thread does for those deleted first: many share their syncs."""
         log_ids, self._unlisted = self._unlisted[:REMOVED_LOGS], self._unlisted[REMOVED_LOGS:]
         if self._unlisted:
             self._add_chore()
 
-        def remove() -> None:
-            remove_logs(self._fs, self._directory, log_ids)
+        removal = Removal(self._fs, self._directory, log_ids, self._pulse)
+
+        def remove() -> bool:
+            if removal():
+                return True
             self._meta.forget(log_ids)
             failpoint.hit("delete.forgotten")
+            return False
 
         return remove
 
 
+class Removal:
+    """Moves the files of logs out of the way, durably, then removes them, so many at each call;
+    True as long as there are more. To be called again also when a full disk refused it: what has
+    been moved goes first then, and makes room. Blocks. `pulse` counts what it gets done."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        log_ids: Sequence[int],
+        pulse: Pulse,
+        *,
+        files_max: int = FILES_AT_ONCE,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._pulse = pulse
+        self._files_max = files_max
+        self._graves = {log_id: f"{directory}/deleted/{log_id:08x}" for log_id in log_ids}
+        self._names: tuple[str, list[str]] = ("", [])
+        """The grave that is being emptied, and what was in it."""
+
+    def __call__(self) -> bool:
+        fs, left = self._fs, self._files_max
+        left = self._remove_moved([path for path in self._graves.values() if fs.exists(path)], left)
+        if not left:
+            return True
+        moved: list[str] = []
+        for log_id, grave in self._graves.items():
+            path = log_directory(self._directory, log_id)
+            if fs.exists(path):
+                failpoint.hit("remove.begun")
+                fs.rename(path, grave)
+                failpoint.hit("remove.moved")
+                moved.append(grave)
+        return not self._remove_moved(moved, left)
+
+    def _remove_moved(self, graves: Sequence[str], left: int) -> int:
+        """How many more files may go at this call. First their new names are made durable: half a
+        log must not come back under its old one."""
+        if not graves:
+            return left
+        _sync_moves(self._fs, self._directory)
+        for grave in graves:
+            left = self._empty(grave, left)
+            if not left:
+                break
+            self._fs.remove_tree(grave)
+            failpoint.hit("remove.removed")
+        return left
+
+    def _empty(self, grave: str, left: int) -> int:
+        """Remove files, all but the last ones that may go: the directory goes with those."""
+        fs = self._fs
+        if self._names[0] != grave:
+            self._names = grave, [n for n in fs.list(grave) if not fs.is_directory(f"{grave}/{n}")]
+        names = self._names[1]
+        while names and left:
+            fs.unlink(f"{grave}/{names[-1]}")
+            names.pop()
+            left -= 1
+            self._pulse.beats += 1
+        return left
+
+
 def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[int]) -> None:
-    """Move the files of logs out of the way, durably, then remove them. To be called again for all
-    of them when a full disk refuses it: what has been moved goes first then, and makes room."""
-    graves = {log_id: f"{directory}/deleted/{log_id:08x}" for log_id in log_ids}
-    _remove_moved(fs, directory, [grave for grave in graves.values() if fs.exists(grave)])
-    moved: list[str] = []
-    for log_id, grave in graves.items():
-        path = log_directory(directory, log_id)
-        if fs.exists(path):
-            failpoint.hit("remove.begun")
-            fs.rename(path, grave)
-            failpoint.hit("remove.moved")
-            moved.append(grave)
-    _remove_moved(fs, directory, moved)
+    """All of it at once, as a start does."""
+    while Removal(fs, directory, log_ids, Pulse())():
+        pass
 
 
-def _remove_moved(fs: FileSystem, directory: str, graves: Sequence[str]) -> None:
-    """First their new names are made durable: half a log must not come back under its old one."""
-    if not graves:
-        return
+def _sync_moves(fs: FileSystem, directory: str) -> None:
     fs.sync_directory(f"{directory}/logs")
     fs.sync_directory(f"{directory}/deleted")
-    for grave in graves:
-        fs.remove_tree(grave)
-        failpoint.hit("remove.removed")
 
 
 def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> list[str]:
@@ -108,7 +164,7 @@ def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> list
     ours: it is let be. A log of ours had an id that was given out."""
     deleted, logs = f"{directory}/deleted", f"{directory}/logs"
     graves, others = _logs_in(fs, deleted, identity)
-    _remove_moved(fs, directory, [f"{deleted}/{log_id:08x}" for log_id in graves])
+    remove_logs(fs, directory, graves)
     found, strays = _logs_in(fs, logs, identity)
     strangers = [log_id for log_id in found if log_id not in identity.logs]
     for n in range(0, len(strangers), REMOVED_LOGS):

@@ -42,7 +42,7 @@ from segments.block import TRIM, Mark
 from segments.cache import Cache
 from segments.carry import carry_over, needed_bytes
 from segments.checkpoints import Checkpoints
-from segments.chores import Chore, Chores
+from segments.chores import Chore, Chores, Job
 from segments.directory import check_logs, find_identity, strays_of
 from segments.fs import (
     FileSystem,
@@ -63,9 +63,9 @@ from segments.jobs import Jobs
 from segments.journal import Journal
 from segments.leftovers import (
     Deletions,
+    Removal,
     forget_strangers,
     mend_headers,
-    remove_logs,
     remove_stale,
     remove_strangers,
 )
@@ -74,7 +74,7 @@ from segments.meta import Meta
 from segments.recovery import CARRIED, Recovered, log_directory, recover
 from segments.repair import copy_of, repair
 from segments.replay import Progress, no_progress, replay_journal
-from segments.retention import remove_below
+from segments.retention import RemovalBelow
 from segments.roster import Roster, identity_reserve, replace_identity
 from segments.scrub import Scrubber
 from segments.segment import LogFiles, Sealed, TimeFound
@@ -135,6 +135,8 @@ class DiskStore:
             lists_removed=lambda: self._roster.lists_removed,
             ended=self._freed, fail=self._fail,
         )  # fmt: skip
+        self._pulse = self._checkpoints.pulse
+        """Of chores too: one of either runs at a time."""
         self._scrubber = Scrubber(
             workers, self._logs, options.scrub_bytes_per_second, now_ns, self._fail
         )
@@ -145,11 +147,13 @@ class DiskStore:
         """Reads for consumers under way, and who waits for each; more than one where several
         go on at one place."""
         self._chores = Chores(
-            workers, may_run=self._may_run_chore, ended=self._freed, fail=self._fail
-        )
+            workers, may_run=self._may_run_chore, is_urgent=lambda: self.disk_full,
+            ended=self._freed, fail=self._fail,
+        )  # fmt: skip
         self._deletions = Deletions(
-            fs, directory, meta, is_listed=self._roster.is_listed, add=self._chores.add
-        )
+            fs, directory, meta, is_listed=self._roster.is_listed, add=self._chores.add,
+            pulse=self._pulse,
+        )  # fmt: skip
 
     # --- opening ------------------------------------------------------------------------------
     @classmethod
@@ -374,11 +378,10 @@ class DiskStore:
         fs, directory, log_id = self._fs, self._directory, log.id
         generation = log.generation
 
-        def remove() -> None:
-            remove_logs(fs, directory, [log_id])
-
-        def begin() -> Callable[[], None] | None:
-            return remove if not log.deleted and log.generation == generation else None
+        def begin() -> Job | None:
+            if log.deleted or log.generation != generation:
+                return None
+            return Removal(fs, directory, [log_id], self._pulse)
 
         self._chores.add(Chore(batch.token, begin, lambda: log.allow_flush(generation)))
 
@@ -395,10 +398,10 @@ class DiskStore:
         failpoint.hit("trim.staged")
         generation = log.generation
 
-        def begin() -> Callable[[], None] | None:
+        def begin() -> Job | None:
             # This record's index: a later one may not be durable yet.
             gone = log.drop_segments(first_index) if log.generation == generation else ()
-            return (lambda: remove_below(log.files, gone, first_index)) if gone else None
+            return RemovalBelow(log.files, gone, first_index, self._pulse) if gone else None
 
         self._chores.add(Chore(batch.token, begin, _nothing))
 

@@ -1,0 +1,142 @@
+"""Logs of very many files that go: in pieces, so that a flush neither waits nor seems to hang."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from segments.api import HardState, StoredEntry
+from segments.chores import FILES_AT_ONCE, REST_MS
+from segments.fs import RealFileSystem
+from tests.storage_contract.test_times import MANY
+
+SEGMENTS = 3 * FILES_AT_ONCE - 100
+
+
+class Removals:
+    """How many files each job removed, and what the store said of its work at each of them."""
+
+    def __init__(self, engine, monkeypatch):
+        self.jobs = []
+        self.work = []
+        real = RealFileSystem.unlink
+        files = engine.workers.files
+
+        def unlink(fs, path):
+            if "/logs/" in path or "/deleted/" in path:
+                self.jobs[-1] += 1
+                self.work.append(engine.store.file_work)
+            real(fs, path)
+
+        def counted(job, done):
+            def run():
+                self.jobs.append(0)
+                return job()
+
+            files(run, done)
+
+        monkeypatch.setattr(RealFileSystem, "unlink", unlink)
+        monkeypatch.setattr(engine.workers, "files", counted)
+
+
+def put(engine, log, count):
+    first = log.last_index + 1
+    entries = [StoredEntry(1, n, 0, bytes(16), n - 1, 1, n) for n in range(first, first + count)]
+    engine.store.append(log, entries)
+    engine.store.set_hard_state(log, HardState(1, 1, log.last_index))
+    engine.submit()
+
+
+@pytest.fixture
+def engine(make_harness, tmp_path):
+    """One log of some six hundred segments, and another one."""
+    options = replace(MANY, checkpoint_entries=100)  # flushes any tail
+    engine = make_harness("disk", tmp_path, options)
+    put(engine, engine.new_log(), 2 * SEGMENTS + 1)
+    engine.checkpoint()
+    engine.new_log(10)
+    engine.workers.advance(1_000)
+    assert len(engine.log.segments) == SEGMENTS + 1
+    yield engine
+    assert engine.fatal == []
+    engine.crash()
+
+
+def delete(engine, log):
+    engine.store.delete_log(log.log_id)
+
+
+def trim(engine, log):
+    engine.store.trim_log(log, first_index=2 * SEGMENTS + 1)
+    engine.store.submit()
+
+
+def reset(engine, log):
+    engine.store.reset_log(log, first_index=10_000, prev_term=1, next_offset=10_000)
+    engine.store.submit()
+
+
+@pytest.mark.parametrize("go", [delete, trim, reset])
+def test_files_go_in_pieces_between_checkpoints(engine, monkeypatch, go):
+    """Each is seen to be done, and others have the files in between."""
+    log, other = engine.log, engine.store.logs[2]
+    removals = Removals(engine, monkeypatch)
+    go(engine, log)
+    engine.pump()
+    assert removals.jobs[-1] == FILES_AT_ONCE
+    put(engine, other, 9)
+    checkpoints = []
+    engine.store.checkpoint(lambda: checkpoints.append(sum(removals.jobs)))
+    engine.pump()
+    assert checkpoints == [FILES_AT_ONCE]
+    assert other.flushed_index == 9
+    engine.workers.advance(20 * REST_MS)
+    assert max(removals.jobs) == FILES_AT_ONCE
+    assert sum(removals.jobs) >= SEGMENTS
+    assert removals.work == sorted(set(removals.work))
+    assert not [*Path(engine.directory, "deleted").iterdir()]
+    folder = Path(engine.directory, "logs", "00000001")
+    assert len([*folder.glob("*.log")]) == (1 if go is trim else 0)
+    assert engine.store.file_work == 0
+
+
+@pytest.mark.parametrize("go", [delete, trim, reset])
+def test_start_finishes_what_a_piece_has_begun(engine, go):
+    """kill -9 between two pieces."""
+    go(engine, engine.log)
+    engine.pump()
+    left = sum(1 for _ in Path(engine.directory).glob("*/*/*.log"))
+    assert SEGMENTS - FILES_AT_ONCE <= left <= SEGMENTS - FILES_AT_ONCE + 1
+    engine.reopen()
+    engine.pump()
+    assert sum(1 for _ in Path(engine.directory).glob("*/*/*.log")) == (1 if go is trim else 0)
+    if go is not delete:
+        first = engine.log.last_index + 1
+        put(engine, engine.log, 20)
+        engine.checkpoint()
+        assert engine.log.flushed_index == first + 19
+
+
+def test_reset_log_is_flushed_once_its_old_files_are_gone(engine):
+    """All of them: what is left of an earlier life must not be written to."""
+    log = engine.log
+    reset(engine, log)
+    engine.pump()
+    put(engine, log, 5)
+    engine.store.checkpoint()
+    engine.pump()
+    assert log.flushed_index == 9_999
+    engine.workers.advance(20 * REST_MS)
+    engine.checkpoint()
+    assert log.flushed_index == 10_004
+    assert engine.all_entries(log) == engine.all_entries(engine.reopen())
+
+
+def test_full_disk_gets_its_room_back_without_rests(engine, monkeypatch):
+    """Whoever waits for room gains nothing from turns."""
+    removals = Removals(engine, monkeypatch)
+    monkeypatch.setattr(type(engine.store), "disk_full", True)
+    delete(engine, engine.log)
+    engine.pump()
+    assert sum(removals.jobs) >= SEGMENTS
+    assert max(removals.jobs) == FILES_AT_ONCE
