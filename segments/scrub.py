@@ -11,7 +11,7 @@ Must not know: the tail, who asks for the holes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from segments.api import EntriesDamaged, StorageError, Workers
@@ -39,6 +39,8 @@ class Scrubber:
         self._rate = bytes_per_second
         self._now_ns = now_ns
         self._fail = fail
+        self._ids: deque[int] = deque()
+        """Logs of this pass that are not read yet: sorted once a pass, and not once a step."""
         self._log_id = 0
         self._index = 0
         self._end = 0
@@ -96,16 +98,19 @@ class Scrubber:
 
     def _next_log(self) -> DiskLog | None:
         """The log to read on in, with `_index` set to its first entry not read in this pass."""
-        ids = sorted(self._logs)
-        for log_id in ids[bisect_left(ids, self._log_id) :]:
-            log = self._logs[log_id]
-            if log_id != self._log_id:
-                self._log_id, self._index = log_id, 0
-                self._end = log.flushed_index + 1 if log.segments else 0
-            self._index = max(self._index, log.first)
-            if self._index < min(self._end, log.flushed_index + 1) and not log.is_lost:
-                return log
-        return None
+        if not self._log_id:
+            self._ids.extend(sorted(self._logs))
+        while True:
+            log = self._logs.get(self._log_id)
+            if log is not None:
+                self._index = max(self._index, log.first)
+                if self._index < min(self._end, log.flushed_index + 1) and not log.is_lost:
+                    return log
+            if not self._ids:
+                return None
+            self._log_id, self._index = self._ids.popleft(), 0
+            log = self._logs.get(self._log_id)
+            self._end = log.flushed_index + 1 if log is not None and log.segments else 0
 
     def _note(self, log: DiskLog, count: int, bad: list[tuple[int, int]]) -> None:
         self.bytes += count

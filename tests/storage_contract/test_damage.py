@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from segments import scrub
 from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, StoredEntry
 from segments.fs import RealFile
+from segments.segment import LogFiles
 from tests.storage_contract.conftest import SMALL
 from tests.storage_contract.damage import flip_bit
 from tests.storage_contract.test_scrap import LARGE, FullFileSystem
@@ -297,6 +299,44 @@ def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
     engine.workers.advance(60_000)
     assert log.holes == ()
     assert engine.store.stats()["scrub_errors"] == 3
+    engine.crash()
+
+
+def test_scrubber_sorts_the_logs_once_a_pass(make_harness, tmp_path, monkeypatch):
+    """Not at each step: a pass over n logs has n steps at least. Each log is read once."""
+    sorts, read = [], []
+
+    def counted(values):
+        sorts.append(1)
+        return sorted(values)
+
+    check = LogFiles.check
+
+    def noted(files, first, end, bytes_max):
+        read.append((files.log_id, first, end))
+        return check(files, first, end, bytes_max)
+
+    monkeypatch.setattr(scrub, "sorted", counted, raising=False)
+    monkeypatch.setattr(LogFiles, "check", noted)
+    engine = make_harness("disk", tmp_path, replace(SMALL, checkpoint_entries=100))
+    for group_id in range(9, 29):
+        log = engine.new_log(group_id)
+        entries = [StoredEntry(1, n, 0, bytes(300), n - 1, 1, n) for n in range(1, 20)]
+        engine.store.append(log, entries)
+        engine.store.set_hard_state(log, HardState(1, 1, 19))
+    engine.submit()
+    engine.checkpoint()
+    engine.store.delete_log(5)
+    while not engine.store.stats()["scrub_passes"]:
+        engine.workers.advance(100)
+    assert sorts == [1]
+    assert sorted({log_id for log_id, _, _ in read}) == [n for n in range(1, 21) if n != 5]
+    assert len(read) > 30
+    assert read == sorted(read)
+    while engine.store.stats()["scrub_passes"] < 2:
+        engine.workers.advance(100)
+    assert read == 2 * read[: len(read) // 2]
+    assert len(sorts) == 2
     engine.crash()
 
 
