@@ -775,10 +775,11 @@ def _read_rows(file: File, count: int, position: int) -> bytes:
 
 
 def _compare(row: Idx, entry: StoredEntry) -> None:
-    """Idx have a check of 16 bits, frames one of 32: what they both say must be the same. Raises
-    IndexDamaged."""
+    """Idx have a check of 16 bits, frames one of 32: what they both say must be the same, and the
+    largest timestamp so far no less than this one. Raises IndexDamaged."""
     says = row.term, row.base_offset, row.records, row.kind
-    if says != (entry.term, entry.base_offset, entry.records, entry.kind):
+    is_same = says == (entry.term, entry.base_offset, entry.records, entry.kind)
+    if not is_same or row.max_timestamp < entry.timestamp:
         raise IndexDamaged(
             "index of another entry", entry.index, expected=entry.base_offset,
             actual=row.base_offset,

@@ -54,7 +54,9 @@ def test_search_that_wrong_offsets_lead_astray_is_noticed(harness):
     assert files.idx(40).base_offset == 39
 
 
-@pytest.mark.parametrize("changes", [{"term": 9}, {"base_offset": 7}, {"records": 3}, {"kind": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"term": 9}, {"base_offset": 7}, {"records": 3}, {"kind": 2}, {"max_timestamp": 5}]
+)
 def test_idx_that_passes_its_check_must_say_what_its_frame_says(harness, changes):
     """A read compares them, and so does the scrubber: the frame is right."""
     log, files = harness.log, harness.log.files
