@@ -9,7 +9,7 @@ import pytest
 from raft.messages import MsgHeartbeat, MsgSnap
 from rpc.peer import FrameType
 from rpc.proposals import Propose, encode_propose
-from segments.memory import MemoryLog
+from segments.memory import MemoryLog, MemoryStore
 from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -214,6 +214,36 @@ def test_leadership_that_does_not_return_is_offered_ever_more_rarely(
     gaps = [round((later - earlier) / 1e9) for earlier, later in pairwise(offers)]
     assert gaps[:4] == [2, 4, 8, 16]
     cluster.run(40_000)
+    assert cluster.leader(group_id).leader_server == first
+
+
+def test_leader_whose_flush_hangs_leads_elsewhere_until_it_goes_on(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journal writes, so that nothing else would tell; what it has taken piles up in memory.
+    One that takes long and gets on is none."""
+    group_id = cluster.create_topic()
+    first = cluster.leader(group_id).leader_server
+    node = cluster.nodes[first]
+    work = [0]
+    file_work = MemoryStore.file_work
+
+    def seen(store: MemoryStore) -> Any:
+        return work[0] if store is node.store else file_work.__get__(store)
+
+    monkeypatch.setattr(MemoryStore, "file_work", property(seen))
+    for _ in range(80):
+        work[0] += 1
+        cluster.run(100)
+    assert cluster.leader(group_id).leader_server == first
+    cluster.run(6_000)
+    assert not any(group.node.is_leader for group in node.host.groups.values())
+    cluster.run(20_000)
+    assert cluster.leader(group_id).leader_server != first
+    work[0] += 1
+    for _ in range(150):
+        work[0] += 1
+        cluster.run(100)
     assert cluster.leader(group_id).leader_server == first
 
 

@@ -84,9 +84,9 @@ class Bench:
         await done
 
 
-def test_reads_that_hang_stop_neither_new_logs_nor_the_journal(tmp_path):
-    """All threads that read are stuck: a log is born nevertheless, and the journal has its next
-    files; then the reads end."""
+def test_reads_that_hang_stop_neither_new_logs_nor_the_journal_nor_flushes(tmp_path):
+    """All threads that read are stuck: a log is born nevertheless, the journal has its next files,
+    and what is committed reaches segments; then the reads end."""
     fs = StuckFileSystem()
 
     async def run():
@@ -108,6 +108,9 @@ def test_reads_that_hang_stop_neither_new_logs_nor_the_journal(tmp_path):
                 await bench.append(other, 10, 5_000)
             more = bench.store.stats()["journal_bytes"] // OPTIONS.journal_file_bytes
             assert more > files + 3
+            await bench.append(log, 50, 500)
+            while (other.flushed_index, log.flushed_index) != (300, 250):
+                await bench.checkpoint()  # one that was under way may have begun before
             assert not any(read.done() for read in reads)
             fs.go_on.set()
             assert all(isinstance(answer, list) for answer in await asyncio.gather(*reads))
