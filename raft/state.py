@@ -142,12 +142,7 @@ class Raft:
         """Ticks, in [election_ticks, 2 * election_ticks) (§5.2)."""
         self.campaign_due = 0
         """Ticks until a campaign the host asked for; 0: none asked for."""
-        self.vote_pending = False
-        """The vote, for whomever, is on its way to the disk (`durable_campaign`)."""
-        self.vote_ticks = 0
-        """How long the vote took to be durable, or has taken so far."""
-        self.vote_wait = 0
-        """Ticks for which the election that the vote was given in is not disturbed by another."""
+        self._no_vote_pending()
 
         self.msgs: list[Message] = []
         self.msgs_after_append: list[Message] = []
@@ -220,9 +215,7 @@ class Raft:
             # Only a new term frees the vote: clearing it on every step-down would let one
             # voter elect two leaders.
             self.vote = NONE
-            self.vote_pending = False
-            self.vote_ticks = 0
-            self.vote_wait = 0
+            self._no_vote_pending()
         self.lead = NONE
         self.votes = {}
         self.election_elapsed = 0
@@ -239,6 +232,14 @@ class Raft:
         last = self.log.last_index
         for node, progress in self.progress.items():
             progress.reset(next_index=last + 1, match=last if node == self.id else 0)
+
+    def _no_vote_pending(self) -> None:
+        self.vote_pending = False
+        """The vote, for whomever, is on its way to the disk (`durable_campaign`)."""
+        self.vote_ticks = 0
+        """How long the vote took to be durable, or has taken so far."""
+        self.vote_wait = 0
+        """Ticks for which the election that the vote was given in is not disturbed by another."""
 
     def draw_election_timeout(self) -> None:
         """Randomized so that votes are rarely split (§5.2)."""

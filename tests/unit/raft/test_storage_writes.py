@@ -95,7 +95,7 @@ def test_candidate_does_not_stand_again_before_its_vote_is_durable() -> None:
     network.storage_step(1)
     asked = [message for message in network.messages if isinstance(message, MsgVote)]
     assert [message.to for message in asked] == [2, 3]
-    # The others' disks may need as long, one after the other write: it waits for four times its own.
+    # The others' disks may need as long, behind another write: it waits for four times its own.
     node.campaign_soon(1)
     node.tick(40 * ELECTION_TICKS - 1)
     network.collect(1)
