@@ -7,7 +7,8 @@ machine without power says nothing, and answers with a reset once it is up again
 on a machine that runs is a refusal.
 
 Each ordered pair of machines is a `Path`, so that one direction can be cut, delayed or clogged
-alone. All luck comes from the generator the network was given; every delivery is traced.
+alone, or carry so many bytes a second: what is sent faster waits in order before it leaves. All
+luck comes from the generator the network was given; every delivery is traced.
 
 Must not know: what the bytes mean.
 """
@@ -28,6 +29,11 @@ from vdl.sim.trace import Trace
 
 WINDOW_BYTES = 4 << 20
 """What one direction of a stream holds between a write and its being read."""
+
+SEGMENT_BYTES = 16 << 10
+"""What leaves in one piece where a path is slow."""
+
+_SECOND_NS = 1_000 * MS
 
 RETRANSMIT_NS = 200 * MS
 """A lost chunk arrives this much later; a dial into silence is tried again after five of it."""
@@ -51,6 +57,10 @@ class Path:
     cut: bool = False
     clogged_until_ns: int = 0
     extra_delay_ns: int = 0
+    bytes_per_second: int = 0
+    """0: as many as are sent."""
+    free_ns: int = 0
+    """When all has left that was sent."""
     held: list[Callable[[], None]] = field(default_factory=list)
     """Arrivals that wait for the cut to heal, in order."""
 
@@ -70,7 +80,7 @@ class SimStream:
 
     __slots__ = (
         "_blocked", "_clock", "_drain_due", "_ending", "_inbox", "_last_due_ns", "_network",
-        "_owner", "_reading", "_window", "closed", "machine", "peer",
+        "_owner", "_reading", "_unsent", "_unsent_max", "_window", "closed", "machine", "peer",
     )  # fmt: skip
 
     def __init__(self, network: Network, machine: str, clock: NodeClock) -> None:
@@ -85,6 +95,8 @@ class SimStream:
         self._drain_due = False
         self._reading = True
         self._window = WINDOW_BYTES
+        self._unsent = 0
+        self._unsent_max = WINDOW_BYTES
         self._blocked = False
         self._last_due_ns = 0
 
@@ -98,13 +110,20 @@ class SimStream:
             return sum(map(len, buffers))
         # Copied here as a kernel does: the caller may change its buffers once they are taken.
         data = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
-        if len(data) > self._window:
-            data = data[: self._window]
+        room = min(self._window, max(0, self._unsent_max - self._unsent))
+        if len(data) > room:
+            data = data[:room]
             self._blocked = True
         self._window -= len(data)
         if data:
             self._network.carry(self, data)
         return len(data)
+
+    def unsent_bytes(self) -> int:
+        return self._unsent
+
+    def limit_unsent(self, bytes_max: int) -> None:
+        self._unsent_max = bytes_max
 
     def close(self) -> None:
         if not self.closed:
@@ -199,7 +218,19 @@ class SimStream:
     def consumed(self, count: int) -> None:
         """The other end read `count` bytes of ours."""
         self._window += count
-        if self._blocked and not self.closed:
+        self._tell_writable()
+
+    def waits(self, count: int) -> None:
+        """For the network: so many bytes leave later."""
+        self._unsent += count
+
+    def left(self, count: int) -> None:
+        """For the network: so many bytes that waited have left."""
+        self._unsent -= count
+        self._tell_writable()
+
+    def _tell_writable(self) -> None:
+        if self._blocked and not self.closed and 2 * self._unsent <= self._unsent_max:
             self._blocked = False
             self._clock.call_later(0, self._writable)
 
@@ -282,6 +313,10 @@ class Network:
             path = self._paths[source, target] = Path()
         return path
 
+    def narrow(self, source: str, target: str, bytes_per_second: int) -> None:
+        """What `source` sends to `target` leaves no faster from now on; 0: at once."""
+        self.path(source, target).bytes_per_second = bytes_per_second
+
     def cut(self, source: str, target: str) -> None:
         """Nothing from `source` reaches `target` until healed."""
         self.path(source, target).cut = True
@@ -295,6 +330,7 @@ class Network:
             self._time.after(0, arrive)
 
     def heal_all(self) -> None:
+        # Narrow links stay so: that is no fault.
         for source, target in sorted(self._paths):
             self.heal(source, target)
             self._paths[source, target].clogged_until_ns = 0
@@ -381,14 +417,40 @@ class Network:
     # --- carrying -------------------------------------------------------------------------------
     def carry(self, source: SimStream, data: bytes) -> None:
         """Bring bytes to the stream's other end, sooner or later."""
+        peer = source.peer
+        assert peer is not None, "a stream without another end"
+        path = self.path(source.machine, peer.machine)
+        if path.bytes_per_second:
+            for at in range(0, len(data), SEGMENT_BYTES):
+                self._queue(source, path, data[at : at + SEGMENT_BYTES])
+            return
         if len(data) > 1 and self._rng.random() < self.weather.split:
             middle = self._rng.randrange(1, len(data))
             self._send(source, data[:middle], "")
             data = data[middle:]
         self._send(source, data, "")
 
+    def _queue(self, source: SimStream, path: Path, data: bytes) -> None:
+        """Have a segment leave when all has that was sent before it."""
+        now_ns = self._time.now_ns
+        took_ns = len(data) * _SECOND_NS // path.bytes_per_second
+        path.free_ns = max(path.free_ns, now_ns) + took_ns
+        source.waits(len(data))
+        self._time.after(path.free_ns - now_ns, partial(self._leave, source, data))
+
+    def _leave(self, source: SimStream, data: bytes) -> None:
+        self._send(source, data, "")
+        source.left(len(data))
+
     def carry_end(self, source: SimStream, ending: str) -> None:
-        self._send(source, b"", ending)
+        """A stream's end leaves behind what waits, but for a reset."""
+        peer = source.peer
+        assert peer is not None, "a stream without another end"
+        waits_ns = self.path(source.machine, peer.machine).free_ns - self._time.now_ns
+        if source.unsent_bytes() and waits_ns > 0 and ending == "closed by peer":
+            self._time.after(waits_ns, partial(self._send, source, b"", ending))
+        else:
+            self._send(source, b"", ending)
 
     def _send(self, source: SimStream, data: bytes, ending: str) -> None:
         peer = source.peer

@@ -9,7 +9,7 @@ import pytest
 from rpc.streams import Address, DialFailed, Stream
 from vdl.clock import MS
 from vdl.sim.clock import NodeClock, VirtualTime
-from vdl.sim.network import WINDOW_BYTES, Network, SimDialer, SimStream, Weather
+from vdl.sim.network import SEGMENT_BYTES, WINDOW_BYTES, Network, SimDialer, SimStream, Weather
 from vdl.sim.trace import Trace
 
 S = 1000 * MS
@@ -195,3 +195,51 @@ def test_equal_seeds_give_equal_traces_and_others_do_not() -> None:
 
     assert digest(1) == digest(1)
     assert digest(1) != digest(2)
+
+
+def test_narrow_path_carries_so_many_bytes_a_second_in_order() -> None:
+    """What is sent faster waits before it leaves; the other direction does not notice."""
+    net = Net(jitter_ns=0)
+    near, far = net.connect()
+    net.net.narrow("c", "s", 1 << 20)
+    data = Random(1).randbytes(3 << 20)
+    assert near.stream.write([data]) == len(data)
+    far.stream.write([b"quick"])
+    net.run(1 * S)
+    assert near.data == b"quick"
+    assert 0.9 < len(far.data) / (1 << 20) <= 1.0
+    on_way = len(data) - len(far.data) - near.stream.unsent_bytes()
+    assert 0 <= on_way <= SEGMENT_BYTES
+    near.stream.write([b"late"])
+    net.run(3 * S)
+    assert far.data == data + b"late"
+    assert near.stream.unsent_bytes() == 0
+
+
+def test_narrow_path_takes_no_more_than_it_is_told() -> None:
+    """`limit_unsent`: the rest stays with the owner, who is asked again when half has left."""
+    net = Net(jitter_ns=0)
+    near, _far = net.connect()
+    net.net.narrow("c", "s", 1 << 20)
+    near.stream.limit_unsent(1 << 18)
+    assert near.stream.write([bytes(1 << 20)]) == 1 << 18
+    assert near.stream.write([b"more"]) == 0
+    net.run(100 * MS)
+    assert near.writables == 0
+    net.run(50 * MS)
+    assert near.writables == 1
+    assert near.stream.write([bytes(1 << 20)]) > 1 << 17
+
+
+def test_end_of_a_stream_waits_for_what_was_sent_before() -> None:
+    """A close in order ends what it follows, over a narrow path too."""
+    net = Net()
+    near, far = net.connect()
+    net.net.narrow("c", "s", 1 << 20)
+    near.stream.write([bytes(1 << 19)])
+    near.stream.close()
+    net.run(200 * MS)
+    assert not far.over
+    net.run(1 * S)
+    assert len(far.data) == 1 << 19
+    assert far.over == "closed by peer"
