@@ -90,7 +90,11 @@ def tick(raft: Raft, ticks: int) -> None:
         raft.lead_transferee = NONE
     if raft.heartbeat_elapsed >= raft.heartbeat_ticks:
         raft.heartbeat_elapsed = 0
-        _send_heartbeats(raft, raft.pending_reads.last_round)
+        context = raft.pending_reads.last_round
+        _send_heartbeats(raft, context)
+        if context and raft.quiet_heartbeats:
+            # Whether what was sent to those out of step has come, their answers do not tell.
+            _send_heartbeats(raft, b"")
 
 
 def _keep_quorum(raft: Raft) -> bool:
@@ -453,17 +457,24 @@ def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
     if progress is None:
         return
     progress.recent_active = True
-    progress.flow_paused = False
-    if progress.state is SNAPSHOT and raft.quiet_heartbeats:
-        # Heartbeats travel behind it: it has arrived, and either is being installed or was dropped,
-        # of which nobody tells a leader whose host does not report on snapshots.
-        progress.snapshot_answers += 1
-        if progress.snapshot_answers > SNAPSHOT_ANSWERS_MAX:
-            report_snapshot(raft, msg.from_, ok=False)
-    if progress.match < raft.log.last_index or progress.state is PROBE:
-        _maybe_send_append(raft, msg.from_, progress, send_if_empty=True)
+    # A read's heartbeat may overtake what was sent before it; its answer says nothing of that.
+    if not raft.quiet_heartbeats or not msg.context:
+        _has_come(raft, msg.from_, progress)
     if raft.read_only_option is ReadOnlyOption.SAFE and msg.context:
         _confirm_reads(raft, msg.from_, msg.context)
+
+
+def _has_come(raft: Raft, node: NodeId, progress: Progress) -> None:
+    """A replica answered a heartbeat that travelled behind what was sent to it before."""
+    progress.flow_paused = False
+    if progress.state is SNAPSHOT and raft.quiet_heartbeats:
+        # It has arrived, and either is being installed or was dropped, of which nobody tells a
+        # leader whose host does not report on snapshots.
+        progress.snapshot_answers += 1
+        if progress.snapshot_answers > SNAPSHOT_ANSWERS_MAX:
+            report_snapshot(raft, node, ok=False)
+    if progress.match < raft.log.last_index or progress.state is PROBE:
+        _maybe_send_append(raft, node, progress, send_if_empty=True)
 
 
 # --- Reads -------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rpc.backlog import Backlog
 from rpc.errors import RemoteError
 from rpc.hello import Hello, RejectReason
 from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
@@ -61,6 +62,7 @@ from rpc.streams import (
 )
 
 _MS = 1_000_000
+_NEVER_BYTES = 1 << 62
 
 
 # Reasons that do not go away by themselves: the next dial waits the longest back-off.
@@ -76,8 +78,8 @@ class _Connection:
     """One stream and its engine. Owned by `Links`, which knows what it is good for."""
 
     __slots__ = (
-        "blocked", "engine", "heard", "heard_ns", "is_closed", "links", "opened_ns", "peer",
-        "pinged", "round_trip_ns", "stream", "suspect_ns",
+        "backlog", "blocked", "engine", "heard", "heard_ns", "is_closed", "links",
+        "notable_bytes", "opened_ns", "peer", "pinged", "round_trip_ns", "stream", "suspect_ns",
     )  # fmt: skip
 
     def __init__(self, links: Links, stream: Stream, engine: PeerEngine, now_ns: int) -> None:
@@ -86,6 +88,8 @@ class _Connection:
         self.engine = engine
         self.peer: _Peer | None = None  # known once dialled or greeted
         self.blocked = False  # the stream took less than it was offered; `writable` will come
+        self.backlog = Backlog()
+        self.notable_bytes = 0  # a write of so many tells something of the link's rate
         self.is_closed = False
         self.heard = False  # since the last sweep: cheaper than reading the clock for each buffer
         self.heard_ns = now_ns
@@ -93,6 +97,7 @@ class _Connection:
         self.pinged = False
         self.suspect_ns = -1
         self.round_trip_ns = -1
+        self._bound()
 
     # --- StreamOwner ----------------------------------------------------------------------------
     def get_buffer(self) -> memoryview:
@@ -113,6 +118,9 @@ class _Connection:
 
     def writable(self) -> None:
         self.blocked = False
+        if not self.is_closed:
+            self.backlog.drained(self.stream.unsent_bytes(), self.links.now_ns())
+            self._bound()
         self.flush()
 
     def ended(self, cause: str) -> None:
@@ -130,6 +138,28 @@ class _Connection:
             engine.sent(written)
             if engine.unsent_bytes:
                 self.blocked = written < sum(map(len, buffers))
+            if self.blocked or written >= self.notable_bytes:
+                self._look()
+
+    def _look(self) -> None:
+        """Much was written: what of it has left tells how fast the link is."""
+        unsent = self.stream.unsent_bytes()
+        if self.blocked:
+            self.backlog.full(unsent, self.links.now_ns())
+        elif not unsent:
+            self.backlog.ran_dry()
+            self._bound()
+
+    def _bound(self) -> None:
+        """Have the stream hold no more than the link carries in a moment, and pieces be less."""
+        backlog = self.backlog
+        bytes_max = backlog.bytes_max
+        self.stream.limit_unsent(bytes_max)
+        self.notable_bytes = bytes_max // 2 if backlog.is_bounded else _NEVER_BYTES
+        if backlog.is_bounded:
+            self.engine.piece_bytes = bytes_max // 2
+        else:
+            self.engine.piece_bytes = self.engine.frame_bytes_max
 
     def close(self, reason: RejectReason | None = None, text: str = "") -> None:
         """End it, with a last word if there is a reason and the engine still speaks."""
@@ -217,10 +247,19 @@ class Links:
         self._sweep_timer = clock.call_later(options.heartbeat_ms * _MS, self._sweep)
 
     # --- Transport ------------------------------------------------------------------------------
-    def send(self, server_id: int, frame_type: FrameType, buffers: Sequence[Buffer]) -> bool:
+    def send(
+        self,
+        server_id: int,
+        frame_type: FrameType,
+        buffers: Sequence[Buffer],
+        *,
+        urgent: bool = False,
+    ) -> bool:
         """See `Transport.send`. Written at once, unless the stream is full."""
         connection = self._open.get(server_id)
-        if connection is None or not connection.engine.send(frame_type, buffers):
+        if connection is None:
+            return False
+        if not connection.engine.send(frame_type, buffers, urgent=urgent):
             return False
         if not connection.blocked:
             connection.flush()
@@ -245,6 +284,10 @@ class Links:
             link.engine.ping(confirmation.asked_ns)
             if not link.blocked:
                 link.flush()
+
+    def now_ns(self) -> int:
+        """The loop's monotonic clock."""
+        return self._clock.now_ns()
 
     def links(self) -> list[LinkStatus]:
         """Every known peer, by server id."""

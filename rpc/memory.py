@@ -287,6 +287,13 @@ class MemoryStream:
             self._send(data[:taken])
         return taken
 
+    def unsent_bytes(self) -> int:
+        """What is written is on its way: this network delays, and holds nothing back."""
+        return 0
+
+    def limit_unsent(self, bytes_max: int) -> None:
+        """There is nothing to limit."""
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True

@@ -17,6 +17,10 @@ Rules of a link:
 * What is queued and not yet written is bounded (`in_flight_bytes_max`). Beyond it `send` returns
   False and queues nothing: the caller reports the peer unreachable, and Raft sends again later.
   Small control frames have a reserve of their own, so that heartbeats still pass.
+* There are two lanes. What is small and waited for (heartbeats, votes, acknowledgements) is urgent
+  and is written before all bulk that has not begun; bulk is cut into pieces of `piece_bytes`, which
+  whoever owns the stream sets to what the link carries in a moment. Each lane keeps its order: what
+  may overtake what is for those who choose the lane to know (`rpc.lanes`).
 
 Must not know: Raft, leader lists, what ASK and PROPOSE mean.
 """
@@ -27,7 +31,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from itertools import islice
+from itertools import chain, islice
 from struct import Struct
 
 from crc32c import crc32c
@@ -36,6 +40,7 @@ from rpc.errors import MalformedFrame, RemoteError, UnexpectedFrame
 from rpc.hello import (
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_MIN,
+    VERSION_OF_PIECES,
     Hello,
     RejectReason,
     decode_hello,
@@ -45,7 +50,16 @@ from rpc.hello import (
     encode_reject,
     refusal,
 )
-from rpc.reader import HEAD_BYTES, Buffer, FrameReader, frame_head
+from rpc.reader import (
+    HEAD_BYTES,
+    LAST_PIECE,
+    PIECE,
+    PIECE_BYTES_MIN,
+    WHOLE,
+    Buffer,
+    FrameReader,
+    frame_head,
+)
 
 HELLO_FRAME_BYTES_MAX = 64 << 10
 """What a peer may make us hold before it has said who it is."""
@@ -85,6 +99,7 @@ _BORN_TYPES = frozenset(
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES))
+"""Unless the sender says that it is urgent."""
 
 
 class Role(Enum):
@@ -153,8 +168,9 @@ class PeerEngine:
     """One link, seen from one end."""
 
     __slots__ = (
-        "_expected", "_limits", "_local", "_out", "_reader", "_sendable", "born", "remote", "role",
-        "state", "unsent_bytes",
+        "_begun_bytes", "_bulk", "_bulk_frames", "_expected", "_limits", "_local", "_reader",
+        "_sendable", "_takes_pieces", "_urgent", "_urgent_bytes", "born", "piece_bytes",
+        "remote", "role", "state", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -175,10 +191,24 @@ class PeerEngine:
         self._expected = expected
         self._limits = limits
         self._reader = FrameReader(frame_bytes_max=HELLO_FRAME_BYTES_MAX)
-        self._out: deque[Buffer] = deque()
+        self.piece_bytes = limits.frame_bytes_max
+        """Of bulk frames; larger ones are cut. At least `PIECE_BYTES_MIN`."""
+        self._takes_pieces = False
+        self._urgent: deque[Buffer] = deque()
+        self._urgent_bytes = 0
+        self._bulk: deque[Buffer] = deque()
+        self._bulk_frames: deque[int] = deque()
+        """Bytes of each frame, or piece of one, in `_bulk`, heads included."""
+        self._begun_bytes = 0
+        """What is left of the first of them when some of it is written: it goes on before all."""
         self._sendable: frozenset[FrameType] = frozenset()
         if role is Role.DIALER:
             self._queue(FrameType.HELLO, (encode_hello(self._local),))
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that may be sent."""
+        return self._limits.frame_bytes_max
 
     # --- in -------------------------------------------------------------------------------------
     def get_buffer(self) -> memoryview:
@@ -281,6 +311,7 @@ class PeerEngine:
             bool(self.remote.cluster_id) and self.remote.cluster_id == self._local.cluster_id
         )
         self._sendable = _BORN_TYPES if self.born else _UNBORN_TYPES
+        self._takes_pieces = self.remote.version >= VERSION_OF_PIECES
         self._reader.frame_bytes_max = self._limits.frame_bytes_max
 
     # --- out ------------------------------------------------------------------------------------
@@ -293,12 +324,16 @@ class PeerEngine:
     def reject(self, reason: RejectReason, text: str) -> None:
         """Say why and close: no event follows. What is queued should still be written."""
         assert self.state is not LinkState.CLOSED, self.state
-        self._queue(FrameType.REJECT, (encode_reject(reason, text),))
+        # Behind everything: the peer closes the link when it reads this.
+        self._queue(FrameType.REJECT, (encode_reject(reason, text),), is_bulk=True)
         self.state = LinkState.CLOSED
 
-    def send(self, frame_type: FrameType, buffers: Sequence[Buffer]) -> bool:
+    def send(
+        self, frame_type: FrameType, buffers: Sequence[Buffer], *, urgent: bool = False
+    ) -> bool:
         """Queue one frame; False, and nothing queued, when the link is not open, is unborn and the
-        frame is for members of a cluster, or its bound is hit.
+        frame is for members of a cluster, or its bound is hit. `urgent`: before all bulk, as are
+        all frames that are never bulk.
 
         The buffers are kept, not copied: they must not change until written. One frame larger than
         the whole bound passes when nothing else is queued. Raises ValueError for a frame that the
@@ -313,6 +348,7 @@ class PeerEngine:
         length = 0
         for buffer in buffers:
             length += len(buffer)
+        is_bulk = not urgent and frame_type in _BULK_TYPES
         limits = self._limits
         if length > limits.frame_bytes_max:
             raise ValueError(
@@ -321,11 +357,14 @@ class PeerEngine:
         unsent = self.unsent_bytes
         if unsent:
             bytes_max = limits.in_flight_bytes_max
-            if frame_type not in _BULK_TYPES:
+            if not is_bulk:
                 bytes_max += limits.control_reserve_bytes
             if unsent + HEAD_BYTES + length > bytes_max:
                 return False
-        self._queue(frame_type, buffers)
+        if is_bulk and length > self.piece_bytes and self._takes_pieces:
+            self._queue_pieces(frame_type, buffers)
+        else:
+            self._queue(frame_type, buffers, is_bulk=is_bulk)
         return True
 
     def ping(self, now_ns: int) -> None:
@@ -335,33 +374,108 @@ class PeerEngine:
 
     def gather(self) -> list[Buffer]:
         """What is to be written next, for one `sendmsg`. Empty when nothing is queued."""
-        out = self._out
+        urgent, bulk = self._urgent, self._bulk
+        if urgent and bulk:
+            begun = self._begun_buffers()
+            return list(
+                islice(
+                    chain(islice(bulk, begun), urgent, islice(bulk, begun, None)),
+                    GATHER_BUFFERS_MAX,
+                )
+            )
+        out = urgent or bulk
         if len(out) <= GATHER_BUFFERS_MAX:
             return list(out)
         return list(islice(out, GATHER_BUFFERS_MAX))
 
+    def _begun_buffers(self) -> int:
+        """How many buffers of the bulk lane are what is left of a frame that has begun."""
+        left, count = self._begun_bytes, 0
+        for buffer in self._bulk if left else ():
+            count += 1
+            left -= len(buffer)
+            if left <= 0:
+                break
+        assert left == 0, (left, self._begun_bytes)
+        return count
+
     def sent(self, written: int) -> None:
         """The stream took the first `written` bytes of what `gather` offered."""
         assert 0 <= written <= self.unsent_bytes, (written, self.unsent_bytes)
-        out = self._out
         self.unsent_bytes -= written
         if not self.unsent_bytes:
-            out.clear()
+            self._urgent.clear()
+            self._bulk.clear()
+            self._bulk_frames.clear()
+            self._urgent_bytes = self._begun_bytes = 0
             return
-        while written:
-            buffer = out[0]
-            if len(buffer) > written:
-                out[0] = memoryview(buffer)[written:]
-                return
-            written -= len(buffer)
-            out.popleft()
+        begun = min(written, self._begun_bytes)
+        if begun:
+            self._bulk_sent(begun)
+        urgent = min(written - begun, self._urgent_bytes)
+        if urgent:
+            self._urgent_bytes -= urgent
+            _drop(self._urgent, urgent)
+        if written > begun + urgent:
+            self._bulk_sent(written - begun - urgent)
 
-    def _queue(self, frame_type: FrameType, buffers: Sequence[Buffer]) -> None:
+    def _bulk_sent(self, written: int) -> None:
+        _drop(self._bulk, written)
+        frames = self._bulk_frames
+        left = self._begun_bytes or frames[0]
+        while written >= left:
+            written -= left
+            frames.popleft()
+            left = frames[0] if frames else 1
+        self._begun_bytes = left - written if written else 0
+
+    def _queue(
+        self,
+        frame_type: FrameType,
+        buffers: Sequence[Buffer],
+        *,
+        is_bulk: bool = False,
+        flags: int = WHOLE,
+    ) -> None:
         crc = 0
         length = 0
         for buffer in buffers:
             crc = crc32c(buffer, crc)
             length += len(buffer)
-        self._out.append(frame_head(frame_type, length, crc))
-        self._out.extend(buffers)
-        self.unsent_bytes += HEAD_BYTES + length
+        out = self._bulk if is_bulk else self._urgent
+        out.append(frame_head(frame_type, length, crc, flags))
+        out.extend(buffers)
+        length += HEAD_BYTES
+        self.unsent_bytes += length
+        if is_bulk:
+            self._bulk_frames.append(length)
+        else:
+            self._urgent_bytes += length
+
+    def _queue_pieces(self, frame_type: FrameType, buffers: Sequence[Buffer]) -> None:
+        """One frame, cut so that others need not wait until all of it is written."""
+        assert self.piece_bytes >= PIECE_BYTES_MIN, self.piece_bytes
+        piece: list[Buffer] = []
+        room = self.piece_bytes
+        for buffer in buffers:
+            view = memoryview(buffer)
+            while len(view) > room:
+                piece.append(view[:room])
+                self._queue(frame_type, piece, is_bulk=True, flags=PIECE)
+                view = view[room:]
+                piece, room = [], self.piece_bytes
+            if len(view):
+                piece.append(view)
+                room -= len(view)
+        self._queue(frame_type, piece, is_bulk=True, flags=LAST_PIECE)
+
+
+def _drop(out: deque[Buffer], written: int) -> None:
+    """The first `written` bytes are written."""
+    while written:
+        buffer = out[0]
+        if len(buffer) > written:
+            out[0] = memoryview(buffer)[written:]
+            return
+        written -= len(buffer)
+        out.popleft()

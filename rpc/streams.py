@@ -62,6 +62,13 @@ class Stream(Protocol):
         """Take a prefix of the buffers and say how many bytes. If it is not everything,
         `writable` follows. A stream that failed takes everything, and `ended` follows."""
 
+    def unsent_bytes(self) -> int:
+        """What `write` took and has not left this machine: nothing overtakes it any more."""
+
+    def limit_unsent(self, bytes_max: int) -> None:
+        """From now on `write` takes about so much beyond what has left, and no more; `writable`
+        comes when half of it has left."""
+
     def close(self) -> None:
         """End the stream; what `write` took is still delivered if possible. No callback follows."""
 
@@ -139,9 +146,17 @@ class LinkStatus:
 class Transport(Protocol):
     """What a server sees of its links."""
 
-    def send(self, server_id: int, frame_type: FrameType, buffers: Sequence[Buffer]) -> bool:
-        """Hand over one frame; the buffers must not change until written. False, and nothing sent:
-        no link, an unborn one, or the bound on unsent bytes is reached: report it unreachable."""
+    def send(
+        self,
+        server_id: int,
+        frame_type: FrameType,
+        buffers: Sequence[Buffer],
+        *,
+        urgent: bool = False,
+    ) -> bool:
+        """Hand over one frame; `urgent`: before entries and snapshots (`rpc.lanes`). The buffers
+        must not change until written. False, and nothing sent: no link, an unborn one, or the bound
+        on unsent bytes is reached: report it unreachable."""
 
     def confirm(self, server_id: int, done: Callable[[], None]) -> None:
         """Call `done` when what is known of the link is current; never from within this call."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import random
 import socket
@@ -32,6 +33,9 @@ from rpc.streams import Address, Clock, DialFailed, PeerHandler, Stream, StreamO
 
 _READ_BYTES_PER_TURN = 1 << 20
 _BACKLOG = 128
+_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were written and not yet sent even once
+_INT = struct.Struct("i")
+_NO_INT = bytes(_INT.size)
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 _ACCEPTS_PER_TURN = 32
 _NEWS_NS = 10_000_000_000
@@ -56,7 +60,9 @@ class LoopClock:
 class SocketStream:
     """A connected non-blocking TCP socket as a `rpc.streams.Stream`."""
 
-    __slots__ = ("_fd", "_is_closed", "_is_writing", "_loop", "_owner", "_socket")
+    __slots__ = (
+        "_fd", "_is_closed", "_is_writing", "_loop", "_owner", "_socket", "_unsent_bytes_max",
+    )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,6 +72,7 @@ class SocketStream:
         self._owner: StreamOwner | None = None
         self._is_writing = False  # the loop tells us when the socket takes bytes again
         self._is_closed = False
+        self._unsent_bytes_max = 0
 
     def start(self, owner: StreamOwner) -> None:
         assert self._owner is None
@@ -89,6 +96,22 @@ class SocketStream:
             self._is_writing = True
             self._loop.add_writer(self._fd, self._writable)
         return written
+
+    def unsent_bytes(self) -> int:
+        """See `Stream.unsent_bytes`: what TCP has not sent yet. What is on its way and not
+        acknowledged is not counted: congestion control bounds it."""
+        if self._is_closed:
+            return 0
+        unsent: int = _INT.unpack(fcntl.ioctl(self._fd, _SIOCOUTQNSD, _NO_INT))[0]
+        return unsent
+
+    def limit_unsent(self, bytes_max: int) -> None:
+        """See `Stream.limit_unsent`. The kernel keeps to it: it takes less than it is offered, and
+        tells when half has been sent."""
+        if self._is_closed or bytes_max == self._unsent_bytes_max:
+            return
+        self._unsent_bytes_max = bytes_max
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, bytes_max)
 
     def close(self) -> None:
         if self._is_closed:

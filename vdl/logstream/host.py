@@ -2,7 +2,7 @@
 
 What arrives (requests, frames, disk completions, timers) is stepped into its group and makes it
 dirty. Once a turn `run_once` collects what all dirty groups want, makes one journal append for
-all, sends one frame a peer, applies, and completes who waits.
+all, sends one frame a peer and lane, applies, and completes who waits.
 
 Rules:
 
@@ -22,12 +22,20 @@ from typing import Any
 from zlib import crc32
 
 import segments.api as storage
-from raft.messages import Message, MsgApp, MsgSnap, MsgStorageApply, MsgTimeoutNow
+from raft.messages import (
+    Message,
+    MsgApp,
+    MsgSnap,
+    MsgStorageApply,
+    MsgTimeoutNow,
+    PeerMessage,
+)
 from raft.node import NEVER_DUE
 from raft.types import NodeId, StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
+from rpc.lanes import in_lanes
 from rpc.peer import FrameType
 from rpc.streams import Transport
 from vdl.clock import Clock
@@ -474,15 +482,24 @@ class Host:
             self._schedule_turn()
 
     def _send(self, turn: Turn) -> None:
-        """One frame a peer, or a few where there is much to say."""
+        """One frame a peer and lane, or a few where there is much to say."""
         out, turn.out = turn.out, {}
         for server, messages in out.items():
             assert server != self.server_id, messages
             self.stats.messages_out += len(messages)
-            for start, end, buffers in encode_frames(messages):
-                self.stats.frames_out += 1
-                if not self._transport.send(server, FrameType.RAFT, buffers):
-                    self._unreachable(messages[start:end])
+            urgent, bulk = in_lanes(messages)
+            if urgent:
+                self._send_frames(server, urgent, urgent=True)
+            if bulk:
+                self._send_frames(server, bulk, urgent=False)
+
+    def _send_frames(
+        self, server: int, messages: Sequence[tuple[int, PeerMessage]], *, urgent: bool
+    ) -> None:
+        for start, end, buffers in encode_frames(messages):
+            self.stats.frames_out += 1
+            if not self._transport.send(server, FrameType.RAFT, buffers, urgent=urgent):
+                self._unreachable(messages[start:end])
 
     def _unreachable(self, messages: Sequence[tuple[int, Message]]) -> None:
         """Entries that did not leave: their peer is probed again. A hand-over: it ends."""

@@ -186,8 +186,15 @@ class WatchedLinks(Links):
 
     on_raft_frame: Callable[[memoryview], None]
 
-    def send(self, server_id: int, frame_type: FrameType, buffers: Sequence[Buffer]) -> bool:
-        sent = super().send(server_id, frame_type, buffers)
+    def send(
+        self,
+        server_id: int,
+        frame_type: FrameType,
+        buffers: Sequence[Buffer],
+        *,
+        urgent: bool = False,
+    ) -> bool:
+        sent = super().send(server_id, frame_type, buffers, urgent=urgent)
         if sent and frame_type is FrameType.RAFT:
             self.on_raft_frame(memoryview(b"".join(buffers)))
         return sent

@@ -54,11 +54,13 @@ class Choked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._links, name)
 
-    def send(self, server_id: int, frame_type: FrameType, buffers: Sequence[Any]) -> bool:
+    def send(
+        self, server_id: int, frame_type: FrameType, buffers: Sequence[Any], *, urgent: bool = False
+    ) -> bool:
         if server_id == 3 and not self.has_room and ZSTD_MAGIC in b"".join(buffers):
             self.refused += 1
             return False
-        return bool(self._links.send(server_id, frame_type, buffers))
+        return bool(self._links.send(server_id, frame_type, buffers, urgent=urgent))
 
 
 def rename(cluster: Any, times: int) -> None:

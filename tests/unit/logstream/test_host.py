@@ -594,7 +594,7 @@ def test_hand_over_that_did_not_leave_is_over(
     cluster.run(500)
     heir = next(number for number in cluster.nodes if number != leader.id)
     before = stream.group.node.raft.log.last_index
-    monkeypatch.setattr(type(leader.links), "send", lambda *_: False)
+    monkeypatch.setattr(type(leader.links), "send", lambda *_, **__: False)
     stream.group.node.transfer_leader(cluster.nodes[heir].host.groups[group_id].replica_id)
     leader.host.mark_dirty(stream.group)
     assert stream.group.node.raft.lead_transferee

@@ -202,6 +202,37 @@ def test_snapshot_that_is_dropped_is_sent_again() -> None:
     assert progress_of(network.node(1), 3).state is REPLICATE
 
 
+def test_snapshot_is_not_taken_for_dropped_when_reads_overtake_it() -> None:
+    """A read's heartbeat is urgent: its answer does not tell that the snapshot before it came."""
+    network = behind(compacted=True, quiet_heartbeats=True)
+    held = hold_snapshots(network)
+    network.tick(1)
+    network.settle()
+    assert len(held) == 1
+    for number in range(2 * SNAPSHOT_ANSWERS_MAX):
+        network.node(1).read_index(b"%d" % number)
+        network.settle()
+    assert progress_of(network.node(1), 3).state is SNAPSHOT
+    network.heal()
+    network.step(held[0])
+    network.settle()
+    assert progress_of(network.node(1), 3).state is REPLICATE
+
+
+def test_snapshot_that_is_dropped_is_sent_again_though_reads_never_pause() -> None:
+    """The heartbeats that are due then go twice: for the read, and behind what was sent."""
+    network = behind(compacted=True, quiet_heartbeats=True)
+    held = hold_snapshots(network)
+    network.tick(1)
+    network.settle()
+    assert len(held) == 1
+    for number in range(2 + SNAPSHOT_ANSWERS_MAX):
+        network.node(1).read_index(b"%d" % number)
+        network.tick(1)
+        network.settle()
+    assert len(held) == 2
+
+
 def test_snapshot_that_matches_the_log_moves_the_commit_index_only() -> None:
     """§7: if the follower has the entry, what follows it is kept."""
     network = Network()

@@ -83,7 +83,7 @@ def test_peer_handshake_opens_both_ends(step: int) -> None:
             for event in move(source, target, step=step)
             if isinstance(event, FrameReceived)
         ]
-        assert frames == [(FrameType.RAFT, b"headrecords"), (FrameType.HEARTBEAT, b"")]
+        assert frames == [(FrameType.HEARTBEAT, b""), (FrameType.RAFT, b"headrecords")]
 
 
 def test_peer_hello_every_field_travels() -> None:

@@ -8,7 +8,15 @@ import pytest
 from crc32c import crc32c
 
 from rpc.errors import CorruptFrame, FrameTooLarge, MalformedFrame, RemoteError
-from rpc.reader import CHUNK_BYTES, HEAD_BYTES, FrameReader, frame_head
+from rpc.reader import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    LAST_PIECE,
+    PIECE,
+    PIECE_BYTES_MIN,
+    FrameReader,
+    frame_head,
+)
 
 SIZES = [0, 1, 15, 16, 17, 1_000, 16_383, 16_384, 16_385, 65_519, 65_520, 65_521, 300_000]
 
@@ -121,3 +129,44 @@ def test_reader_random_bytes_raise_only_remote_errors() -> None:
     for seed in range(300):
         with pytest.raises(RemoteError):
             feed(FrameReader(frame_bytes_max=1 << 16), random.Random(seed).randbytes(64), step=9)
+
+
+def piece(payload: bytes, flags: int, frame_type: int = 7) -> bytes:
+    return frame_head(frame_type, len(payload), crc32c(payload), flags) + payload
+
+
+@pytest.mark.parametrize("step", [13, 4_096, 1 << 20])
+def test_reader_joins_pieces_and_passes_whole_frames_between_them(step: int) -> None:
+    """A large frame may come in pieces; what comes between them is not held back."""
+    parts = [payload_of(PIECE_BYTES_MIN), payload_of(100_000), payload_of(17)]
+    stream = piece(parts[0], PIECE) + frame(8, b"urgent") + piece(parts[1], PIECE)
+    stream += frame(9, b"") + piece(parts[2], LAST_PIECE) + frame(7, b"next")
+    found = feed(FrameReader(frame_bytes_max=1 << 20), stream, step=step)
+    assert [kind for kind, _ in found] == [8, 9, 7, 7]
+    assert [bytes(view) for _, view in found] == [b"urgent", b"", b"".join(parts), b"next"]
+    assert not found[2][1].readonly
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (piece(b"", LAST_PIECE), MalformedFrame),
+        (piece(payload_of(PIECE_BYTES_MIN - 1), PIECE), MalformedFrame),
+        (piece(payload_of(PIECE_BYTES_MIN), 3), MalformedFrame),
+        (piece(payload_of(20_000), PIECE) + piece(b"x", LAST_PIECE, 8), MalformedFrame),
+        (piece(payload_of(20_000), PIECE) * 2 + piece(b"x", LAST_PIECE), FrameTooLarge),
+    ],
+)
+def test_reader_refuses_pieces_that_cost_more_than_they_hold(
+    stream: bytes, error: type[RemoteError]
+) -> None:
+    """None without the others, none too small, none of two frames, and all within the bound."""
+    with pytest.raises(error):
+        feed(FrameReader(frame_bytes_max=40_000), stream, step=1 << 16)
+
+
+def test_reader_takes_pieces_up_to_the_bound() -> None:
+    """The bound is of the frame, not of its pieces."""
+    stream = piece(payload_of(20_000), PIECE) + piece(payload_of(20_000), LAST_PIECE)
+    ((_, payload),) = feed(FrameReader(frame_bytes_max=40_000), stream * 1, step=1 << 16)
+    assert payload == payload_of(20_000) * 2

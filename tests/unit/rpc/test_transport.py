@@ -307,3 +307,60 @@ def test_transport_connection_to_itself_is_a_refusal() -> None:
             again.bind(("127.0.0.1", port))
 
     asyncio.run(scenario())
+
+
+def test_stream_holds_no_more_unsent_than_it_is_told() -> None:
+    """What the kernel has taken cannot be overtaken: it takes little, and tells when half left."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        listener = socket.create_server(LOOPBACK)
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+        near.setblocking(False)
+        far.setblocking(False)
+        stream = SocketStream(loop, near)
+        owner = Ended()
+        stream.start(owner)
+        limit = 128 << 10
+        stream.limit_unsent(limit)
+        taken = 0
+        # Whoever reads is asleep: its buffer fills, then ours.
+        while count := stream.write([bytes(4 << 20)]):
+            taken += count
+            await asyncio.sleep(0)
+        # The kernel stops at the first segment beyond the limit.
+        assert limit // 2 <= stream.unsent_bytes() <= limit + (128 << 10)
+        received = 0
+        while received < taken:
+            with contextlib.suppress(BlockingIOError):
+                received += len(far.recv(1 << 20))
+            await asyncio.sleep(0)
+        await until(lambda: owner.writables > 0)
+        assert stream.unsent_bytes() == 0
+        stream.close()
+        assert stream.unsent_bytes() == 0
+        far.close()
+        listener.close()
+
+    asyncio.run(scenario())
+
+
+class Ended:
+    """Owns a stream and reads nothing of use."""
+
+    def __init__(self) -> None:
+        self.writables = 0
+        self.cause = ""
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(bytearray(1 << 16))
+
+    def buffer_updated(self, received: int) -> None:
+        """Nobody writes."""
+
+    def writable(self) -> None:
+        self.writables += 1
+
+    def ended(self, cause: str) -> None:
+        self.cause = cause

@@ -1,0 +1,67 @@
+"""How much a stream may hold that has not left yet: what is urgent waits behind it.
+
+What a stream has taken cannot be overtaken any more. A socket takes megabytes: a third of a
+second on a link of 100 Mbit/s. So it is held to what the link carries in `BACKLOG_NS`, as
+measured: while more is there than the stream takes, what leaves in the meantime and how long that
+takes say how fast the link is. A stream that has run dry when it is looked at could have carried
+more: nobody knows how much, so the rate is doubled. That also makes up for a loop that comes
+late: it has to leave as much as the link carries until it comes again.
+
+Must not know: what the bytes are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BACKLOG_NS: Final = 50_000_000
+"""What lies in a stream may take so long to leave."""
+BACKLOG_BYTES_MIN: Final = 64 << 10
+"""However slow the link: less would be many small writes."""
+BACKLOG_BYTES_MAX: Final = 16 << 20
+"""As much as a link holds (`PeerLimits.in_flight_bytes_max`): no limit any more."""
+BACKLOG_BYTES_FIRST: Final = 256 << 10
+"""Before anything is known: 50 ms of 40 Mbit/s."""
+
+_SECOND_NS = 1_000_000_000
+_KEPT = 3  # of four parts of the rate known, when a lower one is measured
+_PARTS = 4
+
+
+class Backlog:
+    """See the module. Times are of the monotonic clock, in nanoseconds."""
+
+    __slots__ = ("_since_ns", "_unsent_bytes", "bytes_max")
+
+    def __init__(self) -> None:
+        self.bytes_max = BACKLOG_BYTES_FIRST
+        """What the stream may hold."""
+        self._since_ns = -1
+        self._unsent_bytes = 0
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the link is so slow that anything has to be done."""
+        return self.bytes_max < BACKLOG_BYTES_MAX
+
+    def full(self, unsent_bytes: int, now_ns: int) -> None:
+        """The stream takes no more; so much has not left. Nothing is written until `drained`."""
+        self._since_ns = now_ns
+        self._unsent_bytes = unsent_bytes
+
+    def drained(self, unsent_bytes: int, now_ns: int) -> None:
+        """The stream takes bytes again; so much has not left yet."""
+        if not unsent_bytes:
+            self.ran_dry()
+        elif self._since_ns >= 0 and now_ns > self._since_ns:
+            left = self._unsent_bytes - unsent_bytes
+            measured = max(0, left) * BACKLOG_NS // (now_ns - self._since_ns)
+            if measured < self.bytes_max:
+                # One stall, as TCP has them after a loss, is not a slow link.
+                measured = (_KEPT * self.bytes_max + measured) // _PARTS
+            self.bytes_max = min(max(measured, BACKLOG_BYTES_MIN), BACKLOG_BYTES_MAX)
+        self._since_ns = -1
+
+    def ran_dry(self) -> None:
+        """All that the stream took has left: it could have been more."""
+        self.bytes_max = min(2 * self.bytes_max, BACKLOG_BYTES_MAX)

@@ -1,0 +1,137 @@
+"""What is written to a link before what: urgent frames, bulk in pieces, and the order of each."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from raft.messages import (
+    MsgApp,
+    MsgAppResp,
+    MsgHeartbeat,
+    MsgProp,
+    MsgSnap,
+    MsgTransferLeader,
+    MsgVote,
+    PeerMessage,
+)
+from raft.types import Entry
+from rpc.hello import VERSION_OF_PIECES, RejectReason
+from rpc.lanes import in_lanes, is_urgent
+from rpc.peer import FrameReceived, FrameType, LinkState, Rejected
+from rpc.reader import HEAD_BYTES, PIECE_BYTES_MIN
+from tests.unit.rpc.test_peer import TWO, linked, move
+
+
+def payloads(events: list[object]) -> list[bytes]:
+    return [bytes(event.payload) for event in events if isinstance(event, FrameReceived)]
+
+
+@pytest.mark.parametrize("part", [0, 1, HEAD_BYTES, 50_000])
+def test_urgent_frame_overtakes_all_bulk_that_has_not_begun(part: int) -> None:
+    """The frame that has begun goes on: frames are not cut once they are queued."""
+    dialer, acceptor = linked()
+    for mark in b"abc":
+        dialer.send(FrameType.RAFT, [bytes([mark]) * 100_000])
+    events: list[object] = list(acceptor.receive(b"".join(dialer.gather())[:part]))
+    dialer.sent(part)
+    dialer.send(FrameType.RAFT, [b"vote"], urgent=True)
+    dialer.send(FrameType.HEARTBEAT, [b"beat"])
+    events += move(dialer, acceptor)
+    bulk = [bytes([mark]) * 100_000 for mark in b"abc"]
+    begun = int(part > 0)
+    assert payloads(events) == [*bulk[:begun], b"vote", b"beat", *bulk[begun:]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lanes_keep_their_order_whatever_the_stream_takes(seed: int) -> None:
+    """Partial writes, pieces and both lanes: nothing is lost, repeated or out of its lane's order;
+    an urgent frame waits for what has begun at most."""
+    rng = random.Random(seed)
+    dialer, acceptor = linked()
+    dialer.piece_bytes = rng.choice([PIECE_BYTES_MIN, 20_000, 1 << 20])
+    sent: dict[bool, list[bytes]] = {True: [], False: []}
+    events: list[object] = []
+    for number in range(120):
+        urgent = rng.random() < 0.5
+        size = rng.choice([0, 1, 300]) if urgent else rng.choice([0, 5, 4_000, 70_000])
+        payload = b"%d %d " % (urgent, number) + rng.randbytes(size)
+        cut = rng.randint(0, len(payload))
+        assert dialer.send(FrameType.RAFT, [payload[:cut], b"", payload[cut:]], urgent=urgent)
+        sent[urgent].append(payload)
+        data = b"".join(dialer.gather())[: rng.choice([0, 1, 17, 5_000, 50_000])]
+        dialer.sent(len(data))
+        events += acceptor.receive(data)
+    events += move(dialer, acceptor, step=rng.choice([7, 1 << 20]))
+    found = payloads(events)
+    for urgent, all_sent in sent.items():
+        assert [p for p in found if p.startswith(b"%d " % urgent)] == all_sent
+    assert dialer.unsent_bytes == 0
+
+
+def test_urgent_frame_waits_for_one_piece_and_not_for_its_frame() -> None:
+    """A batch may be as large as a slow link carries in a second."""
+    dialer, acceptor = linked()
+    dialer.piece_bytes = PIECE_BYTES_MIN
+    whole = random.Random(1).randbytes(10 * PIECE_BYTES_MIN + 5)
+    dialer.send(FrameType.RAFT, [whole[:1_000], memoryview(whole)[1_000:]])
+    first = b"".join(dialer.gather())[:100]
+    dialer.sent(100)
+    dialer.send(FrameType.HEARTBEAT, [b"beat"])
+    ahead = b"".join(dialer.gather())[: PIECE_BYTES_MIN + HEAD_BYTES - 100 + HEAD_BYTES + 4]
+    dialer.sent(len(ahead))
+    assert payloads([*acceptor.receive(first + ahead)]) == [b"beat"]
+    assert payloads([*move(dialer, acceptor)]) == [whole]
+
+
+def test_last_word_comes_behind_what_is_queued() -> None:
+    """The peer closes the link when it reads REJECT: it must not overtake acknowledged work."""
+    dialer, acceptor = linked()
+    dialer.send(FrameType.RAFT, [b"entries"])
+    dialer.send(FrameType.RAFT, [b"vote"], urgent=True)
+    dialer.reject(RejectReason.STOPPING, "")
+    events = move(dialer, acceptor)
+    assert payloads([*events]) == [b"vote", b"entries"]
+    assert isinstance(events[-1], Rejected)
+    assert acceptor.state is LinkState.CLOSED
+
+
+def test_bulk_leaves_room_for_what_is_urgent() -> None:
+    """Urgent messages have the reserve that heartbeats have."""
+    dialer, _ = linked()
+    while dialer.send(FrameType.RAFT, [bytes(1 << 20)]):
+        pass
+    assert dialer.send(FrameType.RAFT, [b"vote"], urgent=True)
+    assert not dialer.send(FrameType.PROPOSE, [bytes(1 << 20)])
+
+
+def test_every_message_has_a_lane_and_those_with_order_are_bulk() -> None:
+    """What is bulk: entries, snapshots, and the heartbeat that asks whether they have come."""
+    bulk = {MsgApp, MsgSnap, MsgProp, MsgTransferLeader}
+    for kind in get_args(PeerMessage):
+        if kind is not MsgHeartbeat:
+            assert is_urgent(object.__new__(kind)) is (kind not in bulk), kind
+    assert not is_urgent(MsgHeartbeat(2, 1, 1, 0))
+    assert is_urgent(MsgHeartbeat(2, 1, 1, 0, b"round"))
+
+
+def test_lanes_keep_the_order_of_messages() -> None:
+    """An empty append behind entries stays behind them."""
+    entries = MsgApp(2, 1, 1, 1, 5, [Entry(1, 6)], 5)
+    probe = MsgApp(2, 1, 1, 1, 6, [], 5)
+    answer, vote = MsgAppResp(2, 1, 1, 7), MsgVote(2, 1, 2, 1, 7)
+    urgent, bulk = in_lanes([(1, entries), (2, answer), (1, probe), (3, vote)])
+    assert urgent == [(2, answer), (3, vote)]
+    assert bulk == [(1, entries), (1, probe)]
+
+
+def test_peer_of_an_older_version_is_sent_whole_frames() -> None:
+    """It does not know of pieces."""
+    dialer, acceptor = linked(two=replace(TWO, version=VERSION_OF_PIECES - 1))
+    for source, count in ((dialer, 1), (acceptor, 2)):
+        source.piece_bytes = PIECE_BYTES_MIN
+        source.send(FrameType.RAFT, [bytes(PIECE_BYTES_MIN + 1)])
+        assert source.unsent_bytes == PIECE_BYTES_MIN + 1 + count * HEAD_BYTES
