@@ -40,19 +40,21 @@ _BULK: Final[frozenset[type[PeerMessage]]] = frozenset(
 )
 
 
-def is_urgent(message: PeerMessage) -> bool:
-    """Whether a message may overtake those that are not."""
-    if type(message) is MsgHeartbeat:
-        return message.context != b""
-    return type(message) not in _BULK
-
-
 def in_lanes(
     messages: Sequence[GroupMessage],
 ) -> tuple[Sequence[GroupMessage], Sequence[GroupMessage]]:
     """(urgent ones, the others), each in their order."""
+    # Without a call for each message: most turns have a few.
     urgent: list[GroupMessage] = []
     bulk: list[GroupMessage] = []
     for item in messages:
-        (urgent if is_urgent(item[1]) else bulk).append(item)
+        message = item[1]
+        if type(message) is MsgHeartbeat:
+            is_bulk = not message.context
+        else:
+            is_bulk = type(message) in _BULK
+        if is_bulk:
+            bulk.append(item)
+        else:
+            urgent.append(item)
     return urgent, bulk

@@ -218,7 +218,8 @@ class SimStream:
     def consumed(self, count: int) -> None:
         """The other end read `count` bytes of ours."""
         self._window += count
-        self._tell_writable()
+        if self._blocked:
+            self._tell_writable()
 
     def waits(self, count: int) -> None:
         """For the network: so many bytes leave later."""
@@ -227,10 +228,11 @@ class SimStream:
     def left(self, count: int) -> None:
         """For the network: so many bytes that waited have left."""
         self._unsent -= count
-        self._tell_writable()
+        if self._blocked:
+            self._tell_writable()
 
     def _tell_writable(self) -> None:
-        if self._blocked and not self.closed and 2 * self._unsent <= self._unsent_max:
+        if not self.closed and 2 * self._unsent <= self._unsent_max:
             self._blocked = False
             self._clock.call_later(0, self._writable)
 

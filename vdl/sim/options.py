@@ -8,7 +8,8 @@ Must not know: how any of it is done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from random import Random
 
 OFF = 0.2
@@ -16,6 +17,14 @@ OFF = 0.2
 
 PRODUCER_EXPIRY_MS = (8_000, 12_000)
 """Longer than a batch's retries and a pause of the server they wait at: see `ProducerLoad`."""
+
+NARROW = 0.125
+"""Chance that links are slow."""
+
+NARROW_JITTER_US_MAX = 2_000
+
+FLOODED_CACHE_KIB = 64 << 10
+"""More than floods of three partitions have under way, twice."""
 
 INTENSITY_MIN = 0.4
 """All rates of faults of a seed are multiplied by one number between this and 1, log-uniform."""
@@ -135,6 +144,10 @@ class Options:
     groups must be led again within a few syncs, in few terms."""
     producer_expiry_ms: int = 0
     """Not 0: servers forget producers that were idle for so long, of which there are some."""
+    link_kib: int = 0
+    """What a link between two servers carries a second; 0: whatever is sent."""
+    floods: int = 0
+    """Partitions that are written to as fast as the links carry it, before anything goes wrong."""
 
     @property
     def ages(self) -> bool:
@@ -167,7 +180,7 @@ def draw(rng: Random) -> Options:
         """Log-uniform: small values as often as large ones."""
         return int(low * (high / low) ** rng.random())
 
-    return Options(
+    drawn = Options(
         servers=rng.choice((1, 3, 3, 3, 3, 3, 3, 5)),
         coordinators=rng.choice((1, 2)),
         partitions=rng.randint(1, 4),
@@ -237,4 +250,20 @@ def draw(rng: Random) -> Options:
         bad_blocks=fault(0.1, 0.4),
         producer_expiry_ms=0 if rng.random() < 0.6 else spread(*PRODUCER_EXPIRY_MS),
         failover_sync_ms=0 if rng.random() < 0.8 else spread(100, 2_000),
+    )
+    return drawn if rng.random() >= NARROW else _narrowed(drawn, rng, spread)
+
+
+def _narrowed(drawn: Options, rng: Random, spread: Callable[[int, int], int]) -> Options:
+    """The same world on slow links, with memory for what waits for them. Links that lose segments
+    besides would carry hardly anything, and all of it late."""
+    return replace(
+        drawn,
+        loss=0.0,
+        jitter_us=min(drawn.jitter_us, NARROW_JITTER_US_MAX),
+        link_kib=spread(1_000, 12_000),
+        floods=rng.randint(1, 3),
+        cache_kib=FLOODED_CACHE_KIB,
+        small_cache_kib=0,
+        behind_kib=0,
     )

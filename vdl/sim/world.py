@@ -1,7 +1,8 @@
 """One simulated world, from a seed to its verdict.
 
 A world is machines on a network with clients beside them, on one clock. It lives through these
-phases: *birth* (a cluster forms, a topic is made); *safety* (clients work while the nemesis is at
+phases: *birth* (a cluster forms, a topic is made; where links are slow, they are filled: no leader
+may be lost for that); *safety* (clients work while the nemesis is at
 it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be there
 within ten election timeouts, in some worlds a consumer that is behind must catch up, every producer
 must come to an end, every reader must hear of what is in the logs then, all replicas must become
@@ -41,6 +42,7 @@ from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, l
 from vdl.sim.deaf import Deaf
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
+from vdl.sim.flood import UNDER_WAY_NS, Flood, under_way_bytes
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
@@ -81,6 +83,9 @@ FAILOVER_TIMEOUTS = 3
 FAILOVER_TERMS = 2
 """What a failover may take on slow disks. The least is three syncs, after the one under way."""
 SETTLE_NS = 60 * S
+REST_NS = 3 * S
+"""Without elections: leaderships do not move any more."""
+FLOOD_NS = 4 * S
 POLL_NS = 50 * MS
 BATCH_OVERHEAD, RECORD_OVERHEAD = 200, 50
 """More than a batch and a record take beside a record's value, in bytes."""
@@ -296,6 +301,54 @@ class World:
             and self.recorder.acknowledged >= ACKNOWLEDGEMENTS_MIN
         )
 
+    # --- slow links -------------------------------------------------------------------------------
+    def narrow(self, bytes_per_second: int) -> None:
+        """Let the links between servers carry so much."""
+        for source in self.machines:
+            for target in self.machines:
+                if source is not target:
+                    self.network.narrow(source.name, target.name, bytes_per_second)
+
+    def flood(self, partitions: int, link_bytes_per_second: int, *, kept_bytes: int = -1) -> Flood:
+        """Partitions of their own that can fill links of such a rate; they are on their way."""
+        self.watch.sent_bytes_max += partitions * under_way_bytes(link_bytes_per_second)
+        flood = Flood(
+            self.machines,
+            self.time,
+            self._fresh_client("flood"),
+            partitions=partitions,
+            link_bytes_per_second=link_bytes_per_second,
+            kept_bytes=kept_bytes,
+        )
+        flood.create()
+        return flood
+
+    def _fill_links(self) -> bool:
+        """Nothing is wrong but that links are full: every group keeps its leader."""
+        rate = self.options.link_kib << 10
+        self.narrow(rate)
+        flood = self.flood(self.options.floods, rate)
+        since = [self.time.now_ns, self.watch.elections]
+
+        def at_rest() -> bool:
+            if self.watch.elections != since[1]:
+                since[:] = [self.time.now_ns, self.watch.elections]
+            return flood.is_ready and self.time.now_ns - since[0] >= REST_NS
+
+        if not self.wait(BIRTH_NS, at_rest):
+            self.watch.violate("no-birth", "leaders change, though nothing is wrong")
+            return False
+        flood.begin()
+        self.run_for(FLOOD_NS)
+        flood.end()
+        self.run_for(2 * UNDER_WAY_NS)
+        if self.watch.elections != since[1]:
+            what = f"{self.watch.elections - since[1]} elections while links were full"
+            self.watch.violate("leader-lost", what)
+        self.note(f"flooded: {flood.acknowledged_bytes} bytes")
+        flood.delete()
+        return True
+
     # --- for stories ------------------------------------------------------------------------------
     def run_for(self, duration_ns: int) -> None:
         """Let time pass. A disk error that nothing caught ends its process, as a real one's."""
@@ -384,6 +437,8 @@ class World:
             return False
         if self.options.ages and not self._begin_ageing():
             self.watch.violate("no-birth", "nothing could be written that grows old")
+            return False
+        if self.options.floods and not self._fill_links():
             return False
         self._elections_at_birth = self.watch.elections
         self._watch_in_sync()

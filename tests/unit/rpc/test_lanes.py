@@ -20,7 +20,7 @@ from raft.messages import (
 )
 from raft.types import Entry
 from rpc.hello import VERSION_OF_PIECES, RejectReason
-from rpc.lanes import in_lanes, is_urgent
+from rpc.lanes import in_lanes
 from rpc.peer import FrameReceived, FrameType, LinkState, Rejected
 from rpc.reader import HEAD_BYTES, PIECE_BYTES_MIN
 from tests.unit.rpc.test_peer import TWO, linked, move
@@ -113,9 +113,10 @@ def test_every_message_has_a_lane_and_those_with_order_are_bulk() -> None:
     bulk = {MsgApp, MsgSnap, MsgProp, MsgTransferLeader}
     for kind in get_args(PeerMessage):
         if kind is not MsgHeartbeat:
-            assert is_urgent(object.__new__(kind)) is (kind not in bulk), kind
-    assert not is_urgent(MsgHeartbeat(2, 1, 1, 0))
-    assert is_urgent(MsgHeartbeat(2, 1, 1, 0, b"round"))
+            message = object.__new__(kind)
+            assert in_lanes([(1, message)])[kind in bulk] == [(1, message)]
+    asks, proves = MsgHeartbeat(2, 1, 1, 0), MsgHeartbeat(2, 1, 1, 0, b"round")
+    assert in_lanes([(1, asks), (1, proves)]) == ([(1, proves)], [(1, asks)])
 
 
 def test_lanes_keep_the_order_of_messages() -> None:
