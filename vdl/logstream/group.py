@@ -38,7 +38,7 @@ from raft.types import (
 from vdl.clock import MS
 from vdl.logstream.encodings import Encodings
 from vdl.logstream.options import HostOptions
-from vdl.logstream.pace import Pace
+from vdl.logstream.pace import Gain, Pace
 from vdl.logstream.reads import ReadRounds
 from vdl.logstream.snapshots import (
     MEMBERS_KEY,
@@ -141,6 +141,7 @@ class Group:
         "_clear_meta",
         "_cold_first",
         "_coming",
+        "_gain",
         "_gone_tick",
         "_held",
         "_members_stored",
@@ -268,6 +269,7 @@ class Group:
         """Where the log would have been cut when the state was last found too large for that."""
         self.encodings = Encodings()
         self._pace = pace
+        self._gain = Gain()
         self._cold_first: dict[NodeId, int] = {}
         """From where on each peer was last to be fed from disk, until that has been read."""
         self._held = 0
@@ -687,24 +689,30 @@ class Group:
         """Read what a peer needs, when it is its turn, if it needs it then."""
         peer = want.peer
         key = (self, peer)
+        pace = self._pace
+        began_ns = 0
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
             if isinstance(found, storage.StorageError):
                 found = []  # asked again at the peer's next sign of life
+            self._gain.fed(peer, len(found), began_ns)
             self.node.entries_ready(peer, [as_entry(stored) for stored in found])
             self._withdraw_unwanted()
-            self._pace.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
+            pace.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
             wake(self)
 
         def read() -> None:
+            nonlocal began_ns
+            began_ns = pace.now_ns()
             if self._is_wanted(peer, want.first):
                 self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
             else:
                 self._cold_first.pop(peer, None)
-                self._pace.ended(key, want.bytes_max)
+                pace.ended(key, want.bytes_max)
 
         self._cold_first[peer] = want.first
-        self._pace.run(key, want.bytes_max, read)
+        due_ns = self._gain.due_ns(peer, self.node.last_index, pace.now_ns())
+        pace.run(key, want.bytes_max, read, due_ns=due_ns)
 
     def _is_wanted(self, peer: NodeId, first: int) -> bool:
         """Whether the core still waits for these entries: a peer that is probed anew, as after the
@@ -716,6 +724,8 @@ class Group:
         for peer, first in list(self._cold_first.items()):
             if not self._is_wanted(peer, first):
                 self._pace.withdraw((self, peer))
+                if peer not in self.node.raft.progress:
+                    self._gain.forget(peer)
                 del self._cold_first[peer]
 
     def withdraw_reads(self) -> None:

@@ -1,7 +1,12 @@
 """How fast followers that are far behind are fed from disk.
 
 They read what nobody else reads, and may read all of it: without a limit they would take the disk
-and the links from the producers' followers. One limit in bytes serves all groups a server leads.
+and the links from the producers' followers. One limit in bytes serves all groups a server leads,
+which take turns.
+
+A limit alone would leave a follower behind for ever when producers are faster. So each may also be
+fed `GAIN` times as fast as its group is written to, whatever others take (`Gain` measures that,
+and `run` is told when the job is due by it).
 
 Jobs have a key, which says for whom they are: of each key at most one runs and one waits, and the
 one that waits can be withdrawn. Without that each reset of a link would leave a read behind that
@@ -12,24 +17,31 @@ Must not know: what is read, what a key stands for.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
 
 from vdl.clock import Clock, Timer
 
 _SECOND_NS = 1_000_000_000
 BURST_NS = 100_000_000
 """A pause of this length may be made up for at once."""
+GAIN = 2
+"""How many times as fast as its group is written to a follower is fed at least."""
+GAIN_NS = _SECOND_NS
+"""Over how long that is measured, about."""
+NEVER_NS = 1 << 63
 
-_Job = tuple[int, Callable[[], None]]
-"""The most bytes it may move, and what it does."""
+_Job = tuple[int, Callable[[], None], int]
+"""The most bytes it may move, what it does, when it may begin whatever others take."""
 
 
 class Pace:
     """See the module."""
 
     __slots__ = (
-        "_behind", "_bytes_per_second", "_clock", "_is_starting", "_next_ns", "_running", "_timer",
-        "_waiting",
+        "_behind", "_bytes_per_second", "_clock", "_due_first", "_is_starting", "_next_ns",
+        "_number", "_running", "_timer", "_waiting",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, bytes_per_second: int) -> None:
@@ -39,21 +51,38 @@ class Pace:
         """When the next read may begin: when all so far have taken their time."""
         self._waiting: dict[Hashable, _Job] = {}
         """In their order. Invariant: no key is also in `_running`."""
-        self._running: set[Hashable] = set()
+        self._running: dict[Hashable, bool] = {}
+        """By key: whether its bytes count for the limit."""
+        self._due_first: list[tuple[int, int, Hashable]] = []
+        """A heap of (when, number, key) of jobs that are due by themselves; also of some that wait
+        no longer, dropped when they come up."""
         self._behind: dict[Hashable, _Job] = {}
         """What waits for the job of its key that runs. Invariant: all keys are in `_running`."""
         self._is_starting = False
         """A job may end before it returns: the loop that began it goes on, not one within it."""
         self._timer: Timer | None = None
+        self._number = 0
 
-    def run(self, key: Hashable, size: int, job: Callable[[], None]) -> None:
-        """Run a job that moves at most `size` bytes, now or when it is its turn; `ended` must
-        follow. It takes the place of the one of its key that waits."""
+    def run(
+        self, key: Hashable, size: int, job: Callable[[], None], *, due_ns: int = NEVER_NS
+    ) -> None:
+        """Run a job that moves at most `size` bytes, now or when it is its turn, at `due_ns` at the
+        latest; `ended` must follow. It takes the place of the one of its key that waits."""
         if key in self._running:
-            self._behind[key] = size, job
+            self._behind[key] = size, job, due_ns
             return
-        self._waiting[key] = size, job
+        self._wait(key, (size, job, due_ns))
         self._go_on()
+
+    def _wait(self, key: Hashable, job: _Job) -> None:
+        self._waiting[key] = job
+        if job[2] < NEVER_NS:
+            self._number += 1
+            heappush(self._due_first, (job[2], self._number, key))
+
+    def now_ns(self) -> int:
+        """The clock that due times are of."""
+        return self._clock.now_ns()
 
     def withdraw(self, key: Hashable) -> None:
         """The job of this key is not needed any more: it does not run, unless it has begun."""
@@ -63,11 +92,12 @@ class Pace:
     def ended(self, key: Hashable, less: int) -> None:
         """The job of this key that ran is over. It moved `less` bytes fewer than it might have:
         others may use its time."""
-        self._running.remove(key)
+        counts = self._running.pop(key)
         behind = self._behind.pop(key, None)
         if behind is not None:
-            self._waiting[key] = behind
-        self._next_ns -= less * _SECOND_NS // self._bytes_per_second
+            self._wait(key, behind)
+        if counts:
+            self._next_ns -= less * _SECOND_NS // self._bytes_per_second
         self._go_on()
 
     def _go_on(self) -> None:
@@ -80,15 +110,68 @@ class Pace:
         self._is_starting = True
         while self._waiting and self._next_ns <= now_ns:
             key = next(iter(self._waiting))
-            size, job = self._waiting.pop(key)
             start_ns = max(self._next_ns, now_ns - BURST_NS)
-            self._next_ns = start_ns + size * _SECOND_NS // self._bytes_per_second
-            self._running.add(key)
-            job()
+            self._next_ns = start_ns + self._waiting[key][0] * _SECOND_NS // self._bytes_per_second
+            self._begin(key, counts=True)
+        while (due_ns := self._first_due_ns()) <= now_ns:
+            self._begin(self._due_first[0][2], counts=False)
         self._is_starting = False
         if self._waiting and self._timer is None:
-            self._timer = self._clock.call_later(self._next_ns - now_ns, self._due)
+            wait_ns = max(0, min(self._next_ns, due_ns) - now_ns)
+            self._timer = self._clock.call_later(wait_ns, self._due)
+
+    def _begin(self, key: Hashable, *, counts: bool) -> None:
+        _, job, _ = self._waiting.pop(key)
+        self._running[key] = counts
+        job()
+
+    def _first_due_ns(self) -> int:
+        """When the first job that waits is due by itself."""
+        heap = self._due_first
+        while heap:
+            due_ns, _, key = heap[0]
+            job = self._waiting.get(key)
+            if job is not None and job[2] == due_ns:
+                return due_ns
+            heappop(heap)
+        return NEVER_NS
 
     def _due(self) -> None:
         self._timer = None
         self._go_on()
+
+
+class Gain:
+    """How fast a group is written to, in entries, and when by that each of its followers that are
+    far behind is to be fed again. Looked at only while one is: it costs appends nothing. What
+    counts is entries, not bytes: to gain on the log's end is to be fed more than are written."""
+
+    __slots__ = ("_fed", "_seen")
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, int]] = deque()
+        """(time, the log's last index), oldest first: the last `GAIN_NS`, and one before."""
+        self._fed: dict[Hashable, tuple[int, int]] = {}
+        """By follower: when it was last fed, and how many entries."""
+
+    def fed(self, follower: Hashable, count: int, now_ns: int) -> None:
+        """A follower is sent so many entries."""
+        self._fed[follower] = now_ns, count
+
+    def forget(self, follower: Hashable) -> None:
+        """It is no member any more."""
+        self._fed.pop(follower, None)
+
+    def due_ns(self, follower: Hashable, last_index: int, now_ns: int) -> int:
+        """When it is to be fed again so that it gains; `NEVER_NS` while nothing is written."""
+        seen = self._seen
+        if not seen or now_ns > seen[-1][0]:
+            seen.append((now_ns, last_index))
+        while len(seen) > 2 and now_ns - seen[1][0] >= GAIN_NS:
+            seen.popleft()
+        since_ns, before = seen[0]
+        written = last_index - before
+        if written <= 0 or now_ns <= since_ns:
+            return NEVER_NS
+        began_ns, count = self._fed.get(follower, (now_ns, 0))
+        return began_ns + count * (now_ns - since_ns) // (GAIN * written)

@@ -10,6 +10,7 @@ import pytest
 from segments.api import NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from vdl.logstream.options import HostOptions
+from vdl.logstream.pace import GAIN
 
 RESETS = 30
 ENTRIES = 20
@@ -134,3 +135,61 @@ def test_replica_taken_out_of_service_feeds_nobody(monkeypatch: pytest.MonkeyPat
     assert world.waiting == 1
     world.cluster.nodes[world.leader].host.stop_group(world.group_id, deleted=True)
     assert world.waiting == 0
+
+
+IN_MEMORY = 50
+"""Entries that a log has in memory, its newest."""
+
+
+def test_follower_outside_memory_returns_though_more_is_written_than_the_limit_feeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A limit that is a constant would leave it behind for as long as producers go on."""
+    from tests.unit.logstream.conftest import Cluster
+
+    cluster = Cluster(catch_up_bytes_per_second=5_000, message_bytes_max=2_000)
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    leader = stream.leader_server
+    behind = leader % 3 + 1
+    group = cluster.nodes[leader].host.groups[group_id]
+    entries = MemoryLog.entries
+
+    def from_memory(log: MemoryLog, first: int, end: int, bytes_max: int) -> Any:
+        if log is group.log and first <= log.last_index - IN_MEMORY:
+            raise NotInMemory(first, end)
+        return entries(log, first, end, bytes_max)
+
+    def from_disk(
+        _store: Any, log: MemoryLog, first: int, end: int, bytes_max: int, done: Any
+    ) -> None:
+        def answer() -> None:
+            found = entries(log, first, end, bytes_max)
+            fed.append(len(found))
+            done(found)
+
+        cluster.nodes[leader].clock.call_later(1_000, answer)
+
+    monkeypatch.setattr(MemoryLog, "entries", from_memory)
+    monkeypatch.setattr(MemoryStore, "entries_cold", from_disk)
+
+    def produce(seconds: int) -> None:
+        """20 kB a second, four times the limit."""
+        for _ in range(100 * seconds):
+            cluster.append(stream, b"v" * 140)
+            cluster.run(10)
+
+    fed: list[int] = []
+    cluster.nodes[behind].crash()
+    produce(5)
+    cluster.nodes[behind].start()
+    produce(1)
+    fed.clear()
+    produce(2)
+    # 100 entries a second are written; what the limit gives is a sixth of that.
+    assert 2 * 100 * GAIN * 0.8 < sum(fed) < 2 * 100 * GAIN * 1.4
+    produce(12)
+    late = cluster.nodes[behind].host.stream(group_id)
+    assert late is not None
+    assert stream.serving
+    assert stream.high_watermark - late.high_watermark < IN_MEMORY

@@ -1,7 +1,7 @@
 """Feeding followers from disk: a limit in bytes, over all of them."""
 
 from vdl.clock import MS
-from vdl.logstream.pace import BURST_NS, Pace
+from vdl.logstream.pace import BURST_NS, NEVER_NS, Gain, Pace
 from vdl.sim.clock import NodeClock, VirtualTime
 
 RATE = 1_000_000
@@ -115,3 +115,66 @@ def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
         pace.run(number, 100, lambda number=number: read(number))
     time.run_until(2_000 * MS)
     assert done == list(range(-1, 5_000))
+
+
+def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
+    """Whoever falls behind else is fed when it must be; the others get what the limit gives."""
+    time = VirtualTime()
+    pace = Pace(NodeClock(time), RATE)
+    done: list[tuple[str, int]] = []
+
+    def job(key: str) -> None:
+        done.append((key, time.now_ns))
+        pace.ended(key, 0)
+
+    for key in ("a", "b", "c"):
+        pace.run(key, RATE, lambda key=key: job(key))
+    pace.run("due", 10 * RATE, lambda: job("due"), due_ns=300 * MS)
+    time.run_until(3_000 * MS)
+    assert [(key, at_ns // (100 * MS)) for key, at_ns in done] == [
+        ("a", 0), ("due", 3), ("b", 10), ("c", 20),
+    ]  # fmt: skip
+
+
+def test_job_that_is_due_and_withdrawn_does_not_run() -> None:
+    """Nor does one that gave way to another of its key at its time."""
+    time = VirtualTime()
+    pace = Pace(NodeClock(time), RATE)
+    done: list[str] = []
+    pace.run("running", 10 * RATE, lambda: done.append("running"))
+    pace.run("gone", RATE, lambda: done.append("gone"), due_ns=100 * MS)
+    pace.run("later", RATE, lambda: done.append("early"), due_ns=100 * MS)
+    pace.run("later", RATE, lambda: done.append("later"), due_ns=400 * MS)
+    pace.withdraw("gone")
+    time.run_until(300 * MS)
+    assert done == ["running"]
+    time.run_until(500 * MS)
+    assert done == ["running", "later"]
+
+
+def test_follower_is_fed_twice_what_is_written_to_its_group() -> None:
+    """Whatever the limit: ten followers of one group gain alike."""
+    gain = Gain()
+    last, now_ns = 1_000, 0
+    fed = dict.fromkeys(range(10), 0)
+    due = dict.fromkeys(range(10), 0)
+    for step in range(5_000):
+        now_ns += MS
+        last += 3  # three entries a millisecond
+        for follower, due_ns in due.items():
+            if now_ns >= due_ns:
+                gain.fed(follower, 200, now_ns)
+                fed[follower] += 200 if step >= 1_000 else 0
+                due[follower] = min(
+                    gain.due_ns(follower, last, now_ns), now_ns + 500 * MS
+                )  # the limit lets it at times
+    for count in fed.values():
+        assert 2 * 3 * 4_000 * 0.9 < count < 2 * 3 * 4_000 * 1.1
+
+
+def test_follower_of_a_group_at_rest_has_the_limit_only() -> None:
+    """Nothing is written: it returns anyway."""
+    gain = Gain()
+    for now_ns in range(0, 3_000 * MS, 100 * MS):
+        assert gain.due_ns(1, 50, now_ns) == NEVER_NS
+        gain.fed(1, 10, now_ns)
