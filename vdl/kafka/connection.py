@@ -45,7 +45,8 @@ GROWTH = 4
 MAPPED_BYTES_MIN = 4 << 20
 MAPPED_AFTER = 1 << 20
 READ_BYTES_MAX = 256 << 10
-"""Most that one read may bring of a mapped frame; so much ahead `memory` counts."""
+"""Most that one read may bring of a frame that is or will be mapped; so much ahead `memory`
+counts."""
 
 _LENGTH = Struct(">i")
 _NOTHING = memoryview(bytearray())
@@ -116,6 +117,11 @@ class FrameReader:
         return self._end - self._start
 
     @property
+    def needed(self) -> int:
+        """Bytes of the frame which is arriving when it is whole, as far as is known."""
+        return self._needed
+
+    @property
     def held(self) -> int:
         """Bytes that the frame which is arriving takes now."""
         return min(len(self._view), self._end) if self._is_mapped else len(self._view)
@@ -131,7 +137,7 @@ class FrameReader:
         room = len(self._view)
         if self._end == room or (self._start and self._start + self._needed > room):
             self._make_room()
-        if self._is_mapped:
+        if self._is_own and self._needed > MAPPED_BYTES_MIN:
             return self._view[self._end : self._end + READ_BYTES_MAX]
         return self._view[self._end :]
 
@@ -244,6 +250,11 @@ class Connection:
     def arrived(self) -> int:
         """Bytes of the request which is arriving that are here; 0 between requests."""
         return self._frames.arrived
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the request which is arriving when it is whole, as far as is known."""
+        return self._frames.needed
 
     @property
     def held(self) -> int:

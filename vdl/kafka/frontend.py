@@ -18,6 +18,8 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
   answers is not read either. While somebody waits for room, who holds some and does not get on,
   neither taking answers nor sending the rest of a request, has a part of the usual time for it;
   and who takes its answers slowly must take them at a rate that needs no more than all of it.
+* Long requests are read and long answers sent a part in each turn (`vdl.kafka.turn_pace`), and
+  stalled connections are closed one by one: nobody waits behind them.
 * Answers that become known during a turn of the loop leave with one call per connection. What the
   socket does not take stays here and leaves as there is room; where it is a small part of a large
   chunk of the tail cache it is copied, or it would keep all of that.
@@ -46,6 +48,13 @@ from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.memory import SMALL_BYTES, UNCOUNTED_BYTES
+from vdl.kafka.turn_pace import (
+    LONG_ANSWER_BYTES,
+    READ_BYTES_MIN,
+    SHORT_BYTES,
+    AnswerPace,
+    FramePace,
+)
 from vdl.kafka.wire.runtime import EncodeError, WireError
 
 _HEAD = Struct(">ii").pack
@@ -54,6 +63,8 @@ _PRODUCE = 0
 _API_VERSIONS = 18
 _SECOND_NS = 1_000 * MS
 _SWEEP_NS = _SECOND_NS
+_CUT_NS = 4 * MS
+"""Between two stalled connections that are closed."""
 _QUIET_NS = 60_000 * MS
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 _STALL_PARTS = 6
@@ -129,10 +140,12 @@ class ClientSession:
         "_frame_from",
         "_frontend",
         "_held_back",
+        "_is_long",
         "_looked",
         "_marked",
         "_out",
         "_out_bytes",
+        "_paced_since_ns",
         "_reading",
         "_started",
         "_transport",
@@ -173,6 +186,10 @@ class ClientSession:
         self._bytes_in_flight = 0
         self._arriving = 0
         """What the request that arrives will hold after one more read."""
+        self._is_long = False
+        """Whether it is one of those that are read at a pace."""
+        self._paced_since_ns = 0
+        """Since when it waits for its turn to be read; 0 when it does not."""
         self._charged = 0
         """What the server's memory for requests counts for this connection."""
         self._out: list[Buffer] = []
@@ -193,7 +210,10 @@ class ClientSession:
     # --- from the transport --------------------------------------------------------------------
     def get_buffer(self, size_hint: int) -> memoryview:
         """Where the next bytes may be put."""
-        return self._connection.get_buffer(size_hint)
+        view = self._connection.get_buffer(size_hint)
+        if self._is_long:
+            return view[: max(self._frontend.frame_pace.left, READ_BYTES_MIN)]
+        return view
 
     def buffer_updated(self, count: int) -> None:
         """`count` bytes were put there."""
@@ -217,11 +237,35 @@ class ClientSession:
             self.ending = f"malformed request: {error!r}"  # what came before it is answered first
         if not connection.mid_request:
             self.frame_since_ns = self._arriving = 0
+            self._is_long = False
         else:
             self._arriving = connection.memory
+            self._is_long = connection.needed > SHORT_BYTES
             if not self.frame_since_ns and self._reading:
                 self._frame_begins(now_ns)
         self.proceed()
+        if (
+            self._is_long
+            and not self._paced_since_ns
+            and not self.closed
+            and not self._frontend.frame_pace.took(self, count)
+        ):
+            self._paced_since_ns = now_ns
+            if self._reading:
+                self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        """It is its turn. The time until now was not the client's."""
+        now_ns = self._frontend.context.clock.now_ns()
+        waited_ns = now_ns - self._paced_since_ns
+        self._paced_since_ns = 0
+        if not self._reading:
+            return
+        self.last_active_ns += waited_ns
+        if self.frame_since_ns:
+            self.frame_since_ns += waited_ns
+            self._looked = self._looked[0] + waited_ns, self._looked[1]
+        self._transport.resume_reading()
 
     def receive(self, data: Buffer) -> None:
         """Bytes that arrived, for callers that hold them already."""
@@ -245,6 +289,13 @@ class ClientSession:
             return
         self._writable = True
         self.mark()
+
+    def send_on(self) -> None:
+        """It is its turn: a long answer may leave."""
+        try:
+            self.resume_writing()
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend.session_failed(self, error)
 
     def connection_lost(self) -> None:
         """The client is gone, or was closed; nobody waits for answers any more."""
@@ -272,6 +323,9 @@ class ClientSession:
         self._charged = 0
         requests.finished(self)
         requests.leave(self)
+        if self._paced_since_ns:
+            self._frontend.frame_pace.leave(self)
+        self._frontend.answer_pace.leave(self)
         self._frontend.forget(self)
 
     # --- requests ----------------------------------------------------------------------------
@@ -311,7 +365,7 @@ class ClientSession:
 
     def is_slow(self, now_ns: int, deadline_ns: int) -> bool:
         """Whether the request that is arriving did not get on for a whole deadline."""
-        if not 0 < self.frame_since_ns <= now_ns - deadline_ns:
+        if self._paced_since_ns or not 0 < self.frame_since_ns <= now_ns - deadline_ns:
             return False
         arrived = self._connection.arrived
         if self._frontend.context.requests.waiting and self._charged > SMALL_BYTES:
@@ -339,6 +393,7 @@ class ClientSession:
         return (
             context.requests.waiting > 0
             and self._reading
+            and not self._paced_since_ns
             and self._charged > SMALL_BYTES
             and self.frame_since_ns > 0
             and self.last_active_ns <= before_ns
@@ -401,7 +456,17 @@ class ClientSession:
         """Have the transport send; whether it took all. What it did not is kept, and counted."""
         answers = self.info.answers
         size = sum(map(len, buffers))
-        rest = self._transport.send(buffers)
+        if size >= LONG_ANSWER_BYTES:
+            pace = self._frontend.answer_pace
+            if not pace.may_send(self):
+                self._writable = False
+                answers.hold(_pinned(buffers))
+                self._unsent = buffers
+                return False
+            rest = self._transport.send(buffers)
+            pace.sent(size - sum(map(len, rest)))
+        else:
+            rest = self._transport.send(buffers)
         if not rest:
             answers.taken += size
             if answers.held:
@@ -588,7 +653,8 @@ class ClientSession:
             now_ns = self._frontend.context.clock.now_ns()
             self.last_active_ns = now_ns
             self._frame_begins(now_ns)
-        self._transport.resume_reading()
+        if not self._paced_since_ns:
+            self._transport.resume_reading()
 
     def _charge(self, held: int, *, may_read: bool) -> bool:
         """Count what this connection's requests hold, and will hold after one more read; False
@@ -631,6 +697,8 @@ class Frontend:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.frame_pace = FramePace(context.clock)
+        self.answer_pace = AnswerPace(context.clock)
         self.stats = {api.name: ApiStats() for api in API.values()}
         self.connections_accepted = 0
         self.connections_refused = 0
@@ -648,6 +716,9 @@ class Frontend:
         self._flush_scheduled = False
         self._hold_timer: Timer | None = None
         self._sweep_timer: Timer | None = None
+        self._stalled: deque[ClientSession] = deque()
+        """Found by a sweep, and to be cut one by one."""
+        self._cut_timer: Timer | None = None
         self._stopping = False
         self._next_id = 1
 
@@ -710,16 +781,33 @@ class Frontend:
         now_ns = self.context.clock.now_ns()
         idle_before = now_ns - config.connection_idle_ms * MS
         deadline_ns = config.frame_deadline_ms * MS
+        self._stalled.clear()
         for session in list(self._sessions.values()):
             if session.is_slow(now_ns, deadline_ns):
                 session.abort("slow: a request did not get on")
             elif session.is_stalled(now_ns, deadline_ns):
-                session.abort("stalled: holds memory that others wait for, and does not get on")
+                self._stalled.append(session)
             elif session.last_active_ns <= idle_before and not session.busy:
                 session.abort("idle for too long")
         self._sweep_timer = None
         if self._sessions:
             self._sweep_timer = self.context.clock.call_later(_SWEEP_NS, self._sweep)
+        if self._stalled and self._cut_timer is None:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Close one that is stalled still: what it holds goes back page by page, which is work. The
+        next ones later; by then nobody may wait any more."""
+        self._cut_timer = None
+        now_ns = self.context.clock.now_ns()
+        deadline_ns = self.context.config.frame_deadline_ms * MS
+        while self._stalled:
+            session = self._stalled.popleft()
+            if not session.closed and session.is_stalled(now_ns, deadline_ns):
+                session.abort("stalled: holds memory that others wait for, and does not get on")
+                break
+        if self._stalled:
+            self._cut_timer = self.context.clock.call_later(_CUT_NS, self._cut)
 
     # --- the turn ------------------------------------------------------------------------------
     def mark(self, session: ClientSession) -> None:
@@ -833,6 +921,7 @@ class Frontend:
         self.flush()
         for session in list(self._sessions.values()):
             session.close("stopping")
+        self._stalled.clear()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None

@@ -352,7 +352,7 @@ def test_a_request_that_stops_in_its_middle_is_cut_off() -> None:
     assert not client.closed
     world.run(19_000)
     assert not client.closed
-    world.run(32_000)
+    world.run(34_000)
     assert client.aborted
 
 

@@ -377,6 +377,23 @@ def test_who_does_not_go_on_with_a_request_is_given_up_while_others_wait() -> No
     assert any(client.aborted for client in stalled)
 
 
+def test_of_those_that_stall_no_more_are_given_up_than_others_need() -> None:
+    """One by one: what each held is given to those that wait, and then nobody waits."""
+    world = World(KafkaOptions(request_bytes_max=FRAME, request_memory_max=12 * FRAME))
+    world.topic()
+    world.run(10)
+    stalled = [begun(world, 3 * FRAME // 4) for _ in range(11)]
+    assert not world.context.requests.waiting
+    late = [begun(world, 3 * FRAME // 4) for _ in range(3)]
+    assert world.context.requests.waiting
+    for _ in range(10_000):
+        world.run(1)
+        for client in late[1:]:  # the first of them stalls as well
+            send(client, FRAME)
+    assert [len(client.answers()) for client in late] == [0, 1, 1]
+    assert 0 < sum(client.aborted for client in stalled) < len(stalled)
+
+
 def test_who_goes_on_slowly_with_a_request_is_given_up_while_others_wait() -> None:
     """Fast enough where nobody waits, and for ever in the way where somebody does."""
     world = world_of_requests()

@@ -1,0 +1,132 @@
+"""How much of a turn long requests and long answers get, so that nobody waits behind them.
+
+To move bytes is work of the loop: a megabyte takes milliseconds where the system gives each page of
+it anew. Of many clients that send long requests, or ask for long answers, each may have a piece
+ready in every turn, and whoever asks for little would wait for all the pieces.
+
+`FramePace`: all long requests together get `FRAME_BYTES` in each `FRAME_NS`, taking turns. Who has
+sent when that is used up is not read until those before him were. Requests up to `SHORT_BYTES`,
+which hold a batch of the usual size or some, are read as they come.
+
+`AnswerPace`: long answers leave until `ANSWER_BYTES` have left in a turn; the next ones leave in
+turns of their own. Between them the loop looks at all others. That costs no bandwidth.
+
+Must not know: requests, answers, sockets.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Protocol
+
+from vdl.clock import MS, Clock
+
+SHORT_BYTES = 2 << 20
+"""Of a request that is read as it comes: twice what clients put into one by default."""
+FRAME_NS = 4 * MS
+FRAME_BYTES = 512 << 10
+"""128 MiB a second."""
+READS_PER_TICK = 2
+"""So many of those that wait are read next."""
+READ_BYTES_MIN = 4 << 10
+"""Of one read when all is used up, by whom does not wait yet."""
+ANSWER_BYTES = 1 << 20
+LONG_ANSWER_BYTES = 64 << 10
+"""Shorter ones leave when they are known."""
+
+
+class Sender(Protocol):
+    def read_on(self) -> None:
+        """It is this one's turn to be read."""
+
+
+class Receiver(Protocol):
+    def send_on(self) -> None:
+        """It is this one's turn to be sent its answer."""
+
+
+class FramePace:
+    """The pace of one server's reading."""
+
+    __slots__ = ("_clock", "_is_ticking", "_waiting", "left")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: dict[Sender, None] = {}
+        """In the order in which they are read."""
+        self._is_ticking = False
+        self.left = FRAME_BYTES
+        """Bytes that may still be read before the next tick."""
+
+    def __len__(self) -> int:
+        """How many wait for their turn."""
+        return len(self._waiting)
+
+    def took(self, sender: Sender, count: int) -> bool:
+        """`count` bytes of a long request were read. False: read no more of it before `read_on`."""
+        self.left -= count
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._clock.call_later(FRAME_NS, self._tick)
+        if self.left > 0:
+            return True
+        self._waiting[sender] = None
+        return False
+
+    def leave(self, sender: Sender) -> None:
+        """It waits no more."""
+        self._waiting.pop(sender, None)
+
+    def _tick(self) -> None:
+        self._is_ticking = self.left < FRAME_BYTES or bool(self._waiting)
+        self.left = FRAME_BYTES
+        if self._is_ticking:
+            self._clock.call_later(FRAME_NS, self._tick)
+        for sender in list(islice(self._waiting, READS_PER_TICK)):
+            del self._waiting[sender]
+            sender.read_on()
+
+
+class AnswerPace:
+    """The pace of one server's answers."""
+
+    __slots__ = ("_clock", "_is_over", "_left", "_waiting")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: dict[Receiver, None] = {}
+        """In the order in which their answers leave."""
+        self._left = ANSWER_BYTES
+        """Bytes that may still leave in this turn."""
+        self._is_over = True
+        """Whether no next turn was asked for yet."""
+
+    def __len__(self) -> int:
+        """How many wait for their turn."""
+        return len(self._waiting)
+
+    def may_send(self, receiver: Receiver) -> bool:
+        """Whether a long answer may leave now; if not, `send_on` is called in a turn to come."""
+        if self._left > 0:
+            return True
+        self._waiting[receiver] = None
+        return False
+
+    def sent(self, count: int) -> None:
+        """`count` bytes of a long answer have left."""
+        self._left -= count
+        if self._is_over:
+            self._is_over = False
+            self._clock.call_later(1, self._next_turn)  # behind the next look at the files
+
+    def leave(self, receiver: Receiver) -> None:
+        """It waits no more."""
+        self._waiting.pop(receiver, None)
+
+    def _next_turn(self) -> None:
+        self._is_over = True
+        self._left = ANSWER_BYTES
+        while self._waiting and self._left > 0:
+            receiver = next(iter(self._waiting))
+            del self._waiting[receiver]
+            receiver.send_on()
