@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
 
 from tests.bench.beside_peer import comparison, set_peer_defaults
 from tests.bench.load import send, throughput_producer
@@ -59,9 +62,9 @@ def _measured(system: System, topic: str, options: argparse.Namespace) -> Figure
     with Requests(system.bootstrap, topic, clients=1) as requests:
         requests.paced(rate=RATE, count=RATE * 3)
         alone, alone_mb = _watched(system, requests, options.seconds)
-        with Crowd(system.bootstrap, topic, options.consumers, options.beginners) as crowd:
+        with crowd(system.bootstrap, topic, options.consumers, options.beginners) as sent:
             beside, beside_mb = _watched(system, requests, options.seconds)
-            sent_mb = crowd.sent / 1e6
+            sent_mb = sent() / 1e6
     return (
         percentiles("alone", alone)
         | percentiles("beside", beside)
@@ -86,6 +89,29 @@ def _watched(system: System, requests: Requests, seconds: int) -> tuple[list[flo
         done.set()
         watcher.join()
     return taken, max(most)
+
+
+@contextmanager
+def crowd(bootstrap: str, topic: str, *counts: int) -> Iterator[Callable[[], int]]:
+    """A crowd in a process of its own, or its work would hold up the clients that are measured.
+    Call what is yielded for the bytes it has sent."""
+    context = multiprocessing.get_context("spawn")
+    sent, stop = context.Value("q", 0), context.Event()
+    process = context.Process(target=_be_crowd, args=(sent, stop, bootstrap, topic, *counts))
+    process.start()
+    try:
+        yield lambda: sent.value
+    finally:
+        stop.set()
+        process.join()
+
+
+def _be_crowd(
+    sent: Synchronized[int], stop: Event, bootstrap: str, topic: str, *counts: int
+) -> None:
+    with Crowd(bootstrap, topic, *counts) as clients:
+        while not stop.wait(SAMPLE_SECONDS):
+            sent.value = clients.sent
 
 
 class Crowd:

@@ -24,9 +24,9 @@ from vdl.clock import MS, Clock
 SHORT_BYTES = 2 << 20
 """Of a request that is read as it comes: twice what clients put into one by default."""
 FRAME_NS = 4 * MS
-FRAME_BYTES = 512 << 10
-"""128 MiB a second."""
-READS_PER_TICK = 2
+FRAME_BYTES = 256 << 10
+"""64 MiB a second."""
+READS_PER_TICK = 1
 """So many of those that wait are read next."""
 READ_BYTES_MIN = 4 << 10
 """Of one read when all is used up, by whom does not wait yet."""
