@@ -60,17 +60,20 @@ class Later:
     called before the handler returns, and exactly once. When the client goes away first,
     `cancelled` becomes true, `on_cancel` runs if it was set, and a later `complete` is ignored.
 
+    `hurry`: set by who may answer with what there is before its time is over.
+
     `holding`: it has not taken its place in the log yet, so that nothing may start behind it until
     `let_go` is called.
     """
 
-    __slots__ = ("_notify", "cancelled", "done", "holding", "on_cancel", "response")
+    __slots__ = ("_notify", "cancelled", "done", "holding", "hurry", "on_cancel", "response")
 
     def __init__(self) -> None:
         self.response: Any = None
         self.done = False
         self.cancelled = False
         self.holding = False
+        self.hurry: Callable[[], None] | None = None
         self.on_cancel: Callable[[], None] | None = None
         self._notify: Callable[[Later], None] | None = None
 
@@ -82,7 +85,7 @@ class Later:
         assert not self.done, "an answer was given twice"
         self.response = response
         self.done = True
-        self.on_cancel = None
+        self.on_cancel = self.hurry = None
         notify = self._notify
         if notify is not None:
             self._notify = None
@@ -110,7 +113,7 @@ class Later:
         if self.done or self.cancelled:
             return
         self.cancelled = True
-        self._notify = None
+        self._notify = self.hurry = None
         on_cancel, self.on_cancel = self.on_cancel, None
         if on_cancel is not None:
             on_cancel()

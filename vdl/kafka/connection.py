@@ -39,6 +39,9 @@ from vdl.kafka.wire.runtime import WireError
 
 REQUEST_BYTES_MAX = 100 << 20
 """Kafka's `socket.request.max.bytes`."""
+OTHER_BYTES_MAX = 16 << 20
+"""Of a request that is no Produce: Fetch of 400,000 partitions. What others hold is decoded into
+many times as much."""
 CHUNK_BYTES_MIN = 4 << 10
 CHUNK_BYTES_MAX = 64 << 10
 GROWTH = 4
@@ -49,6 +52,8 @@ READ_BYTES_MAX = 256 << 10
 counts."""
 
 _LENGTH = Struct(">i")
+_LENGTH_AND_KEY = Struct(">ih")
+_PRODUCE = 0
 _NOTHING = memoryview(bytearray())
 
 
@@ -174,6 +179,14 @@ class FrameReader:
             return None
         return self._view[start + _LENGTH.size : start + needed], start + needed
 
+    def begins_with(self) -> int | None:
+        """The first two bytes of the frame that is arriving, as a number; None before it has so
+        many."""
+        if self._end - self._start < _LENGTH_AND_KEY.size:
+            return None
+        key: int = _LENGTH_AND_KEY.unpack_from(self._view, self._start)[1]
+        return key
+
     def consume(self, end: int) -> None:
         """The frame that `whole_frame` returned with this `end` has been taken."""
         self._start = end
@@ -281,6 +294,8 @@ class Connection:
         """
         frames = self._frames
         whole = frames.whole_frame()
+        if frames.needed > OTHER_BYTES_MAX and frames.begins_with() not in (None, _PRODUCE):
+            raise BadFrameLength(frames.needed, OTHER_BYTES_MAX)
         if whole is None:
             return None
         frame, end = whole

@@ -47,7 +47,14 @@ from vdl.kafka.connection import Connection, Request
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.api_versions import unsupported_version
-from vdl.kafka.memory import SMALL_BYTES, UNCOUNTED_BYTES
+from vdl.kafka.memory import (
+    PARTITIONS_FROM_BYTES,
+    SMALL_BYTES,
+    UNCOUNTED_BYTES,
+    decoded_bytes,
+    opaque_elements_bytes,
+    partitions_bytes,
+)
 from vdl.kafka.turn_pace import (
     LONG_ANSWER_BYTES,
     READ_BYTES_MIN,
@@ -114,13 +121,23 @@ class ApiStats:
 class Exchange:
     """One request that has started, and its answer once it is known."""
 
-    __slots__ = ("answer", "api", "bytes", "correlation_id", "request", "started_ns", "version")
+    __slots__ = (
+        "answer",
+        "api",
+        "bytes",
+        "correlation_id",
+        "counted",
+        "request",
+        "started_ns",
+        "version",
+    )
 
     def __init__(self, api: Api, request: Request, started_ns: int) -> None:
         self.api = api
         self.version = request.api_version
         self.correlation_id = request.correlation_id
-        self.bytes = request.bytes
+        self.bytes = self.counted = request.bytes
+        """`counted`: with what a Produce takes for its partitions, if they are many."""
         self.started_ns = started_ns
         self.answer: Any = None
         """A response, Encoded, Reply, an exception, or a Later that becomes one of them."""
@@ -133,10 +150,12 @@ class ClientSession:
     """One client connection. `closed` once nothing more goes in or out."""
 
     __slots__ = (
+        "_apart",
         "_arriving",
         "_bytes_in_flight",
         "_charged",
         "_connection",
+        "_decoded",
         "_frame_from",
         "_frontend",
         "_held_back",
@@ -190,6 +209,10 @@ class ClientSession:
         """Whether it is one of those that are read at a pace."""
         self._paced_since_ns = 0
         """Since when it waits for its turn to be read; 0 when it does not."""
+        self._apart = 0
+        """How much of the room that is kept apart it has for that."""
+        self._decoded = 0
+        """What the request that has started takes beside its frame, if it is no Produce."""
         self._charged = 0
         """What the server's memory for requests counts for this connection."""
         self._out: list[Buffer] = []
@@ -310,7 +333,7 @@ class ClientSession:
             answer = exchange.answer
             if type(answer) is not Later or answer.done:
                 continue
-            kept = min(exchange.bytes, self._charged) if exchange.api.pipelined else 0
+            kept = min(exchange.counted, self._charged) if exchange.api.pipelined else 0
             if not kept:
                 answer.cancel()
                 continue
@@ -323,6 +346,10 @@ class ClientSession:
         self._charged = 0
         requests.finished(self)
         requests.leave(self)
+        self._decoded = 0
+        self._give_apart()
+        self._frontend.heavy.pop(self, None)
+        self._frontend.crowded.pop(self, None)
         if self._paced_since_ns:
             self._frontend.frame_pace.leave(self)
         self._frontend.answer_pace.leave(self)
@@ -493,9 +520,9 @@ class ClientSession:
         key = self._waiting[0].api_key
         api = API.get(key)
         if api is None or not api.pipelined:
-            if self._started:
+            if self._started or (key in _LARGE_ANSWERS and not self._has_room()):
                 return False
-            return key not in _LARGE_ANSWERS or self._has_room()
+            return self._may_decode(self._waiting[0])
         if self._started:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
@@ -507,6 +534,43 @@ class ClientSession:
                 self._frontend.hold_back(self)
             return False
         return True
+
+    def _may_decode(self, request: Request) -> bool:
+        """Whether there is room for what the request is decoded to; if not, this waits for it."""
+        decoded = decoded_bytes(request.api_key, request.bytes)
+        if not decoded:
+            return True
+        memory = self._frontend.context.requests
+        if not memory.has_room_for(decoded) and memory.take_apart(decoded):
+            self._apart = decoded
+        elif not memory.may_have(self, decoded, is_alone=True):
+            memory.wait(self, self.mark)
+            self._frontend.crowded[self] = None
+            self._frontend.hurry()
+            return False
+        self._frontend.crowded.pop(self, None)
+        self._is_decoded(decoded)
+        memory.leave(self)
+        return True
+
+    def _is_decoded(self, count: int) -> None:
+        """So much more is held until the request is answered."""
+        self._decoded += count
+        self._charged += count
+        self._frontend.context.requests.change(count)
+        self._frontend.heavy[self] = None
+
+    def _give_apart(self) -> None:
+        if self._apart:
+            self._frontend.context.requests.give_apart(self._apart)
+            self._apart = 0
+
+    def hurry(self) -> None:
+        """Others wait for what a long poll of this one holds."""
+        if self._started:
+            answer = self._started[0].answer
+            if type(answer) is Later and answer.hurry is not None:
+                answer.hurry()
 
     def _has_room(self) -> bool:
         """Whether a large answer may be built now; if not, this waits for room."""
@@ -548,6 +612,13 @@ class ClientSession:
             return
         if not api.pipelined:
             exchange.request = message
+            if more := opaque_elements_bytes(api.key, message):
+                self._is_decoded(more)
+        elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
+            exchange.counted += more
+            self._bytes_in_flight += more
+            self._charged += more
+            frontend.context.requests.change(more)
         ctx = RequestContext(
             frontend.context,
             self.info,
@@ -565,6 +636,8 @@ class ClientSession:
         exchange.answer = answer
         if type(answer) is Later and not answer.done:
             answer.when_done(self._answered)
+            if self._decoded and (frontend.crowded or frontend.context.requests.first is self):
+                self.hurry()
 
     def _answered(self, later: Later) -> None:
         del later
@@ -586,7 +659,14 @@ class ClientSession:
             except Exception as error:  # noqa: BLE001 - the connection edge
                 answer = error
         self._started.popleft()
-        self._bytes_in_flight -= exchange.bytes
+        self._bytes_in_flight -= exchange.counted
+        if self._decoded:
+            # Its room is given back by `_regulate`, and its turn to have more than others now: it
+            # may have the next such request waiting.
+            self._decoded = 0
+            self._give_apart()
+            self._frontend.heavy.pop(self, None)
+            self._frontend.context.requests.finished(self)
         if isinstance(answer, BaseException):
             answer = self._frontend.handler_failed(exchange, answer)
         size = self._emit(exchange, answer) if not isinstance(answer, Reply) else 0
@@ -637,7 +717,7 @@ class ClientSession:
                 requests <= config.requests_in_flight_max // 2
                 and self._bytes_in_flight <= config.request_bytes_in_flight_max // 2
             )
-        held = self._bytes_in_flight + self._arriving
+        held = self._bytes_in_flight + self._arriving + self._decoded
         if held > SMALL_BYTES or self._charged:
             may_read = self._charge(held, may_read=may_read)
         if may_read is self._reading:
@@ -705,6 +785,10 @@ class Frontend:
         self.connections_ended: Counter[str] = Counter()
         """Connections this server closed, by the first word of the reason."""
         self.handler_errors = 0
+        self.heavy: dict[ClientSession, None] = {}
+        """Those whose request is counted as decoded, longest first."""
+        self.crowded: dict[ClientSession, None] = {}
+        """Those that wait for room for that."""
         self._sessions: dict[int, ClientSession] = {}
         self._by_host: Counter[str] = Counter()
         self._marked: list[ClientSession] = []
@@ -844,6 +928,11 @@ class Frontend:
                     session.proceed()
                 except Exception as error:  # noqa: BLE001 - the connection edge
                     self.session_failed(session, error)
+
+    def hurry(self) -> None:
+        """For sessions: one waits for room. Polls that hold much end now."""
+        for session in list(self.heavy):
+            session.hurry()
 
     def hold_back(self, session: ClientSession) -> None:
         """For sessions: a Produce waits for the host to have room."""

@@ -11,6 +11,11 @@ asks, and without room it is not read. Room for one largest request is kept apar
 waits longest: it is always read to its end, then the next, so requests that are all begun and none
 whole can stop nobody.
 
+A request in few bytes may become many objects, so it counts as `decoded_bytes` from when it starts
+until it is answered. Without room it does not start, but waits in the same line as those that are
+to be read; a sixteenth is kept apart for requests of moderate size. A long poll gives its room back
+when such a request waits: it is answered with what there is, and does not hold the largest's room.
+
 Answers (`response.memory_max`): from when an answer is built until the socket has taken it, with
 what its slices keep alive. Many long polls may be woken in one turn, so each is charged before the
 next one looks for room. Nobody is given all the room there is: a share of what is left, and at most
@@ -28,9 +33,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from typing import TYPE_CHECKING
+
+from vdl.kafka.wire.runtime import ELEMENTS_MAX
+
+if TYPE_CHECKING:
+    from vdl.kafka.wire.produce import ProduceRequest
 
 SMALL_BYTES = 64 << 10
 """What one connection may have under way at any time, in each direction: it is not counted."""
+MEDIUM_BYTES = 1 << 20
+"""A request that is decoded to no more, such as a Fetch of a thousand partitions, has room kept
+apart from that of long ones."""
 UNCOUNTED_BYTES = 1 << 10
 """An answer of so few is not counted."""
 FIRST_SHARE = 256
@@ -42,6 +56,47 @@ SHARE = 8
 WOKEN_MAX = 4
 """So many of those that wait longest are looked at when room is given back; who then waits no more
 has the next ones looked at."""
+
+_DECODED_FACTOR = 32
+"""Bytes that a byte of a request becomes at most where it is full of small elements: a partition of
+a Fetch has 28 on the wire and some 650 while the poll waits, its views and answers included."""
+_ELEMENTS_BYTES_MAX = ELEMENTS_MAX * 650
+_OPAQUE = {11: "protocols", 14: "assignments"}
+"""JoinGroup, SyncGroup: mostly bytes that are passed on, once more in a command. By the arrays
+whose elements may be small."""
+_OPAQUE_ELEMENT_BYTES = 256
+_PRODUCE = 0
+PARTITIONS_FROM_BYTES = 4 << 10
+"""A Produce below that has not many partitions."""
+_PARTITION_BYTES = 320
+
+
+def decoded_bytes(api_key: int, count: int) -> int:
+    """What a request of `count` bytes takes at most beside its frame, decoded and while it is under
+    way; 0 if little. Of Produce see `partitions_bytes`."""
+    if api_key == _PRODUCE:
+        return 0
+    if api_key in _OPAQUE:
+        decoded = 2 * count
+    else:
+        decoded = min(_DECODED_FACTOR * count, count + _ELEMENTS_BYTES_MAX)
+    return decoded if decoded > SMALL_BYTES else 0
+
+
+def opaque_elements_bytes(api_key: int, message: object) -> int:
+    """What `decoded_bytes` could not know before such a message was decoded."""
+    array = _OPAQUE.get(api_key)
+    if array is None:
+        return 0
+    decoded = _OPAQUE_ELEMENT_BYTES * len(getattr(message, array))
+    return decoded if decoded > SMALL_BYTES else 0
+
+
+def partitions_bytes(produce: ProduceRequest) -> int:
+    """What a Produce takes for its partitions, beside its frame; 0 if little."""
+    count = sum(len(topic.partition_data) for topic in produce.topic_data)
+    decoded = _PARTITION_BYTES * count
+    return decoded if decoded > SMALL_BYTES else 0
 
 
 class Memory:
@@ -95,13 +150,16 @@ class Memory:
 class RequestMemory(Memory):
     """The bound of requests. `reserve` of it is kept for `first`."""
 
-    __slots__ = ("first", "reserve")
+    __slots__ = ("apart", "apart_used", "first", "reserve")
 
     def __init__(self, limit: int, request_bytes_max: int) -> None:
         super().__init__(limit)
         assert request_bytes_max < limit, (request_bytes_max, limit)
         self.reserve = request_bytes_max + SMALL_BYTES
         """Its length and the chunk it began in come to a largest request."""
+        self.apart = min(limit - self.reserve, limit // 16)
+        """Kept apart for requests that are decoded to little."""
+        self.apart_used = 0
         self.first: object = None
         """Who is read to the end of its request whatever others hold."""
 
@@ -109,14 +167,32 @@ class RequestMemory(Memory):
         """Whether `who` may have `more` bytes beside what it holds. `is_alone`: it holds nothing
         but the request that arrives; who has others under way waits for their answers, and must
         not stand in line."""
-        if self.used + more <= self.limit - self.reserve:
+        if self.has_room_for(more):
             return True
-        if self.first is None and is_alone and next(iter(self._waiting), who) is who:
+        if not is_alone:
+            return False  # also who is first: else it would be for as long as it has requests
+        if self.first is None and next(iter(self._waiting), who) is who:
             self.first = who
         return self.first is who
 
+    def has_room_for(self, more: int) -> bool:
+        """Whether anybody may have so many bytes more."""
+        return self.used + more <= self.limit - self.reserve - self.apart
+
+    def take_apart(self, count: int) -> bool:
+        """Take so much of what is kept apart, if there is so much. It goes to `used` as well."""
+        if count > MEDIUM_BYTES or self.apart_used + count > self.apart:
+            return False
+        self.apart_used += count
+        return True
+
+    def give_apart(self, count: int) -> None:
+        """Give it back."""
+        self.apart_used -= count
+        assert self.apart_used >= 0, self.apart_used
+
     def _has_room(self) -> bool:
-        return self.first is None or self.used < self.limit - self.reserve
+        return self.first is None or self.used < self.limit - self.reserve - self.apart
 
     def finished(self, who: object) -> None:
         """It holds little again: the next one's turn."""

@@ -10,14 +10,16 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.errors import ErrorCode
+from vdl.kafka.connection import OTHER_BYTES_MAX
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.memory import SMALL_BYTES
 from vdl.kafka.record_checks import RecordChecks
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from vdl.kafka.wire.metadata import MetadataRequest
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
-PRODUCE, FETCH, METADATA = 0, 1, 3
+PRODUCE, FETCH, METADATA, JOIN_GROUP = 0, 1, 3, 11
 MIB = 1 << 20
 FRAME = 2 * MIB
 LIMIT = 3 * FRAME
@@ -295,13 +297,16 @@ def world_of_requests() -> World:
 def begun(world: World, count: int) -> Client:
     """A client that has sent so much of a large produce request."""
     client = world.client()
-    data = PartitionProduceData(0, memoryview(batch(size=FRAME - 50_000)))
-    request = ProduceRequest(None, -1, 1000, [TopicProduceData("t", bytes(16), [data])])
-    frame = client.frame(PRODUCE, 9, encoded(request))
+    frame = client.frame(PRODUCE, 9, encoded(produce_request(FRAME - 50_000)))
     client.session.receive(frame[:4])
     client.rest = memoryview(frame)[4:]  # type: ignore[attr-defined]
     send(client, count)
     return client
+
+
+def produce_request(size: int) -> ProduceRequest:
+    data = PartitionProduceData(0, memoryview(batch(size=size)))
+    return ProduceRequest(None, -1, 1000, [TopicProduceData("t", bytes(16), [data])])
 
 
 def encoded(request: ProduceRequest) -> bytes:
@@ -452,3 +457,168 @@ def test_batches_of_a_client_that_went_away_count_until_the_log_has_them(is_chec
     stream.commit()
     world.run(1)
     assert requests.used == 0
+
+
+def test_a_busy_client_does_not_keep_the_room_of_the_one_that_waits_longest() -> None:
+    """Its requests overlap for ever; the turn is for one of them."""
+    world = World(
+        KafkaOptions(request_bytes_max=FRAME, request_memory_max=4 * FRAME, message_max_bytes=FRAME)
+    )
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    world.run(10)
+    for _ in range(2):  # these hold much of what there is
+        begun(world, 3 * FRAME // 4)
+    busy = world.client()
+    body = encoded(produce_request(FRAME - 50_000))
+    rest = memoryview(b"")
+    late = None
+    known = 0
+    for turn in range(200):
+        for _ in range(40):
+            if not busy.reading:
+                break
+            rest = rest or memoryview(busy.frame(PRODUCE, 9, body))
+            busy.session.receive(rest[:50_000])
+            rest = rest[50_000:]
+        if turn == 20:
+            assert world.context.requests.first is busy.session
+            late = begun(world, FRAME)
+        elif late is not None:
+            send(late, FRAME)
+            if late.session._bytes_in_flight:
+                break
+        # What came in the turn before is acknowledged.
+        new = stream.batches[known:]
+        del stream.batches[known:]
+        stream.commit()
+        stream.batches += new
+        known = len(stream.batches)
+        world.run(1)
+    else:
+        raise AssertionError("never read to its end")
+
+
+# --- what requests become -------------------------------------------------------------------------
+
+
+def long_poll(partitions: int) -> FetchRequest:
+    asked = [FetchPartition(0, fetch_offset=0, partition_max_bytes=1000) for _ in range(partitions)]
+    topics = [FetchTopic("t", bytes(16), asked)]
+    return FetchRequest(max_wait_ms=200_000, min_bytes=1, max_bytes=1000, topics=topics)
+
+
+def polling(world: World, partitions: int, count: int = 1) -> Client:
+    client = world.client()
+    for _ in range(count):
+        client.request(FETCH, 11, long_poll(partitions))
+    return client
+
+
+def test_polls_of_many_partitions_are_counted_as_what_they_are_decoded_to() -> None:
+    """Who waits has those before it answered with what there is: none holds the room for long."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    requests = world.context.requests
+    clients = [polling(world, 2_000) for _ in range(40)]
+    world.run(1)
+    assert LIMIT // 2 < requests.peak <= LIMIT
+    world.run(1_000)
+    answered = sum(len(client.answers()) for client in clients)
+    assert 30 < answered < 40  # nobody waits for the room of the last ones
+    for client in clients:
+        client.session.connection_lost()
+    assert (requests.used, requests.waiting) == (0, 0)
+
+
+def test_polls_that_hold_much_end_when_another_waits_for_room() -> None:
+    """Also while the one that may go beyond all others stalls."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    early = [polling(world, 2_000) for _ in range(2)]
+    begun(world, 3 * FRAME // 4)
+    world.run(10)
+    assert [len(client.answers()) for client in early] == [0, 0]
+    polling(world, 2_000)
+    world.run(10)
+    assert [len(client.answers()) for client in early] == [1, 1]
+
+
+def test_a_poll_that_holds_more_than_others_may_is_answered_at_once() -> None:
+    """Or nobody else could have so much before its time is over."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    client = polling(world, 8_000)
+    world.run(10)
+    assert len(client.answers()) == 1
+
+
+def test_polls_of_some_partitions_have_room_beside_long_requests() -> None:
+    world = world_of_requests()
+    (stream,) = world.topic()
+    world.run(10)
+    for _ in range(20):
+        begun(world, 3 * FRAME // 4)
+    requests = world.context.requests
+    assert requests.waiting
+    client = polling(world, 300)
+    world.run(10)
+    assert not client.answers()  # it has started, and waits for records
+    fill(stream)
+    world.run(10)
+    assert client.answers()[0].responses[0].partitions[0].records
+
+
+def test_who_asks_much_again_and_again_does_not_keep_others_from_it() -> None:
+    """Each of its requests is counted as more than there is, and the next one waits already."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    first = polling(world, 8_000, count=20)
+    other = polling(world, 8_000)
+    world.run(20)
+    assert len(other.answers()) == 1
+    assert len(first.answers()) < 20
+
+
+def test_small_elements_among_bytes_that_are_passed_on_are_counted() -> None:
+    world = World()
+    world.run(10)
+    client = world.client()
+    protocols = [JoinGroupRequestProtocol(str(number), b"") for number in range(20_000)]
+    client.request(JOIN_GROUP, 2, JoinGroupRequest("g", 30_000, 30_000, protocols=protocols))
+    assert world.context.requests.peak > 20_000 * 200
+    world.run(10)
+    client.session.connection_lost()
+    assert world.context.requests.used == 0
+
+
+def test_what_a_produce_of_many_partitions_takes_is_counted_until_it_is_answered() -> None:
+    """Its answers wait for those of the requests before it."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    world.run(10)
+    client = world.client()
+    client.request(PRODUCE, 9, produce_request(100))
+    data = [PartitionProduceData(number, b"") for number in range(20_000)]
+    client.request(
+        PRODUCE, 9, ProduceRequest(None, -1, 1000, [TopicProduceData("t", bytes(16), data)])
+    )
+    assert world.context.requests.used > 20_000 * 300
+    stream.commit()
+    world.run(1)
+    assert len(client.answers()) == 2
+    assert world.context.requests.used == 0
+
+
+@pytest.mark.parametrize(("key", "is_cut"), [(PRODUCE, False), (METADATA, True)])
+def test_only_batches_need_requests_of_the_largest_size(key: int, is_cut: bool) -> None:
+    """Others become many times as much. They end before they have come."""
+    world = World()
+    client = world.client()
+    client.session.receive(pack(">ihh", OTHER_BYTES_MAX + 1, key, 1))
+    assert client.closed is is_cut

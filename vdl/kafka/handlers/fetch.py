@@ -511,6 +511,13 @@ class _Poll:
         if not self.gates:
             self._schedule()
 
+    def hurry(self) -> None:
+        """Others need the memory: answer with what there is."""
+        if not self.expired:
+            if self.timer is not None:
+                self.timer.cancel()
+            self._expire()
+
     def _schedule(self) -> None:
         if not self.scheduled:
             self.scheduled = True
@@ -678,6 +685,7 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
         session.read_by(poll)
     later = poll.later
     later.on_cancel = poll.release
+    later.hurry = poll.hurry
     poll.attempt()
     return later
 
