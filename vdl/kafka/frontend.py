@@ -543,8 +543,8 @@ class ClientSession:
         memory = self._frontend.context.requests
         if not memory.has_room_for(decoded) and memory.take_apart(decoded):
             self._apart = decoded
-        elif not memory.may_have(self, decoded, is_alone=True):
-            memory.wait(self, self.mark)
+        elif not memory.may_start(self, decoded):
+            memory.wait_to_start(self, self.mark)
             self._frontend.crowded[self] = None
             self._frontend.hurry()
             return False

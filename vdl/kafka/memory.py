@@ -150,7 +150,7 @@ class Memory:
 class RequestMemory(Memory):
     """The bound of requests. `reserve` of it is kept for `first`."""
 
-    __slots__ = ("apart", "apart_used", "first", "reserve")
+    __slots__ = ("_starting", "_starts_are_next", "apart", "apart_used", "first", "reserve")
 
     def __init__(self, limit: int, request_bytes_max: int) -> None:
         super().__init__(limit)
@@ -160,18 +160,62 @@ class RequestMemory(Memory):
         self.apart = min(limit - self.reserve, limit // 16)
         """Kept apart for requests that are decoded to little."""
         self.apart_used = 0
+        self._starting: dict[object, Callable[[], None]] = {}
+        """Who waits for room to start a request. They want much at once: in one line with those
+        that arrive piece by piece they would hold those up."""
+        self._starts_are_next = False
+        """Whose line is looked at first."""
         self.first: object = None
         """Who is read to the end of its request whatever others hold."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._starting)
 
     def may_have(self, who: object, more: int, *, is_alone: bool) -> bool:
         """Whether `who` may have `more` bytes beside what it holds. `is_alone`: it holds nothing
         but the request that arrives; who has others under way waits for their answers, and must
         not stand in line."""
+        return self._may_have(who, more, self._waiting, is_alone=is_alone)
+
+    def may_start(self, who: object, more: int) -> bool:
+        """Whether `who` may start a request that is decoded to so much."""
+        return self._may_have(who, more, self._starting, is_alone=True)
+
+    def wait_to_start(self, who: object, callback: Callable[[], None]) -> None:
+        """As `wait`."""
+        if who not in self._starting:
+            self.waits += 1
+        self._starting[who] = callback
+
+    def leave(self, who: object) -> None:
+        """Waits no more, for whatever it was."""
+        if self._starting and self._starting.pop(who, None) is not None and self._has_room():
+            self._wake()
+        super().leave(who)
+
+    def change(self, delta: int) -> None:
+        """So much more is held, or less."""
+        super().change(delta)
+        if delta < 0 and self._starting and not self._waiting and self._has_room():
+            self._wake()
+
+    def _wake(self) -> None:
+        lines = [self._waiting, self._starting]
+        if self._starts_are_next:
+            lines.reverse()
+        for line in lines:
+            for callback in list(islice(line.values(), WOKEN_MAX)):
+                callback()
+
+    def _may_have(
+        self, who: object, more: int, line: dict[object, Callable[[], None]], *, is_alone: bool
+    ) -> bool:
         if self.has_room_for(more):
             return True
         if not is_alone:
             return False  # also who is first: else it would be for as long as it has requests
-        if self.first is None and next(iter(self._waiting), who) is who:
+        if self.first is None and next(iter(line), who) is who:
             self.first = who
         return self.first is who
 
@@ -198,16 +242,20 @@ class RequestMemory(Memory):
         """It holds little again: the next one's turn."""
         if self.first is who:
             self.first = None
+            self._starts_are_next = not self._starts_are_next
             self._wake()
 
 
 class AnswerMemory(Memory):
     """The bound of answers."""
 
-    __slots__ = ("ample", "first")
+    __slots__ = ("_proved", "ample", "first")
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
+        self._proved: dict[object, Callable[[], None]] = {}
+        """Of those that wait, who have proved to read. What is kept apart for them is no use to
+        others, who may wait longer."""
         self.first = max(limit // FIRST_SHARE, min(SMALL_BYTES, limit // 64))
         """The most that a connection gets which has not proved to read."""
         self.ample = limit // 2
@@ -215,6 +263,23 @@ class AnswerMemory(Memory):
 
     def account(self) -> AnswerAccount:
         return AnswerAccount(self)
+
+    def wait_for_room(self, who: AnswerAccount, callback: Callable[[], None]) -> None:
+        """See `wait`."""
+        self.wait(who, callback)
+        if who.has_proved:
+            self._proved[who] = callback
+
+    def leave(self, who: object) -> None:
+        """Waits no more."""
+        if self._waiting:
+            self._proved.pop(who, None)
+            super().leave(who)
+
+    def _wake(self) -> None:
+        for callback in list(islice(self._proved.values(), WOKEN_MAX)):
+            callback()
+        super()._wake()
 
 
 class AnswerAccount:
@@ -231,11 +296,16 @@ class AnswerAccount:
         self.taken = 0
         """Bytes of answers that the socket took, since it last stopped taking them."""
 
+    @property
+    def has_proved(self) -> bool:
+        """Whether it has shown that it reads."""
+        return self.taken >= PROOF_SHARES * self._memory.first
+
     def limit(self) -> int:
         """How large an answer may be built now; 0: none, wait."""
         memory = self._memory
         room = memory.limit - memory.used
-        has_proved = self.taken >= PROOF_SHARES * memory.first
+        has_proved = self.has_proved
         if not has_proved:
             room -= memory.limit // 4
         if room <= 0:
@@ -261,7 +331,7 @@ class AnswerAccount:
 
     def wait(self, callback: Callable[[], None]) -> None:
         """`callback` when there may be room."""
-        self._memory.wait(self, callback)
+        self._memory.wait_for_room(self, callback)
 
     def stop_waiting(self) -> None:
         self._memory.leave(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from struct import pack
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.connection import OTHER_BYTES_MAX
 from vdl.kafka.context import KafkaOptions
-from vdl.kafka.memory import SMALL_BYTES
+from vdl.kafka.memory import SMALL_BYTES, AnswerMemory, RequestMemory
 from vdl.kafka.record_checks import RecordChecks
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -287,6 +288,22 @@ def test_who_stops_reading_must_prove_again_that_it_reads() -> None:
     assert answers.limit() == world.context.answers.first
 
 
+def test_who_has_proved_to_read_does_not_wait_behind_those_that_have_not() -> None:
+    """The room that is kept apart for it comes back; those before it may not have it."""
+    memory = AnswerMemory(4 * MIB)
+    woken: list[int] = []
+    held, reader, *others = [memory.account() for _ in range(12)]
+    held.promise(4 * MIB)
+    for number, other in enumerate(others):
+        other.wait(partial(woken.append, number))
+    reader.taken = 4 * MIB
+    reader.wait(partial(woken.append, -1))
+    held.promise(4 * MIB - 100_000)
+    assert -1 in woken
+    assert reader.limit()
+    assert not others[0].limit()
+
+
 # --- requests -------------------------------------------------------------------------------------
 
 
@@ -457,6 +474,43 @@ def test_batches_of_a_client_that_went_away_count_until_the_log_has_them(is_chec
     stream.commit()
     world.run(1)
     assert requests.used == 0
+
+
+def test_requests_that_arrive_go_on_beside_some_that_cannot_start() -> None:
+    """Those want more than there will be; what comes back is enough for the others."""
+    memory = RequestMemory(10 * FRAME, FRAME)
+    assert memory.may_have("stalls", 9 * FRAME, is_alone=True)
+    memory.change(8 * FRAME)
+    woken: list[str] = []
+    for number in range(10):
+        assert not memory.may_start(number, 9 * FRAME)
+        memory.wait_to_start(number, partial(woken.append, "large"))
+    memory.wait("small", partial(woken.append, "small"))
+    memory.change(-FRAME)
+    assert "small" in woken
+    assert memory.may_have("small", FRAME // 4, is_alone=True)
+
+
+def test_those_that_arrive_and_those_that_start_take_turns() -> None:
+    """To go beyond the room of others; neither keeps the other from it for ever."""
+    memory = RequestMemory(10 * FRAME, FRAME)
+    memory.change(9 * FRAME)
+    asked: list[str] = []
+
+    def ask_to_arrive() -> None:
+        if memory.may_have("arrives", FRAME, is_alone=True):
+            asked.append("arrives")
+
+    def ask_to_start() -> None:
+        if memory.may_start("starts", FRAME):
+            asked.append("starts")
+
+    assert memory.may_have("before", FRAME, is_alone=True)
+    memory.wait("arrives", ask_to_arrive)
+    memory.wait_to_start("starts", ask_to_start)
+    for _ in range(4):
+        memory.finished(memory.first)
+    assert asked == ["starts", "arrives"] * 2
 
 
 def test_a_busy_client_does_not_keep_the_room_of_the_one_that_waits_longest() -> None:
