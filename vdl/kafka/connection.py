@@ -78,10 +78,10 @@ class FrameReader:
         "_end",
         "_is_mapped",
         "_is_own",
-        "_needed",
         "_start",
         "_view",
         "bytes_max",
+        "needed",
     )
 
     def __init__(self, bytes_max: int = REQUEST_BYTES_MAX) -> None:
@@ -90,8 +90,8 @@ class FrameReader:
         self._view = _NOTHING
         self._start = 0
         self._end = 0
-        self._needed = _LENGTH.size
-        """Bytes from `start` until the next frame is whole, as far as is known."""
+        self.needed = _LENGTH.size
+        """Bytes from `start` until the next frame is whole, as far as is known. To be read."""
         self._is_own = False
         """Whether the buffer is one large frame's, and will not go beyond the frame's end."""
         self._is_mapped = False
@@ -122,11 +122,6 @@ class FrameReader:
         return self._end - self._start
 
     @property
-    def needed(self) -> int:
-        """Bytes of the frame which is arriving when it is whole, as far as is known."""
-        return self._needed
-
-    @property
     def held(self) -> int:
         """Bytes that the frame which is arriving takes now."""
         return min(len(self._view), self._end) if self._is_mapped else len(self._view)
@@ -134,15 +129,15 @@ class FrameReader:
     @property
     def _needs_room(self) -> bool:
         room = len(self._view)
-        return self._end == room or (self._start > 0 and self._start + self._needed > room)
+        return self._end == room or (self._start > 0 and self._start + self.needed > room)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
         """Where the next bytes go; never empty. `size_hint` is asyncio's, and is not needed."""
         del size_hint
         room = len(self._view)
-        if self._end == room or (self._start and self._start + self._needed > room):
+        if self._end == room or (self._start and self._start + self.needed > room):
             self._make_room()
-        if self._is_own and self._needed > MAPPED_BYTES_MIN:
+        if self._is_own and self.needed > MAPPED_BYTES_MIN:
             return self._view[self._end : self._end + READ_BYTES_MAX]
         return self._view[self._end :]
 
@@ -174,7 +169,7 @@ class FrameReader:
         (length,) = _LENGTH.unpack_from(self._view, start)
         if not 0 <= length <= self.bytes_max:
             raise BadFrameLength(length, self.bytes_max)
-        needed = self._needed = _LENGTH.size + length
+        needed = self.needed = _LENGTH.size + length
         if arrived < needed:
             return None
         return self._view[start + _LENGTH.size : start + needed], start + needed
@@ -190,7 +185,7 @@ class FrameReader:
     def consume(self, end: int) -> None:
         """The frame that `whole_frame` returned with this `end` has been taken."""
         self._start = end
-        self._needed = _LENGTH.size
+        self.needed = _LENGTH.size
         if end == self._end:
             # Nothing is under way: hold no memory. Views given out keep theirs alive.
             self._view = _NOTHING
@@ -200,18 +195,18 @@ class FrameReader:
     def _next_size(self) -> tuple[int, bool]:
         """Size of the next buffer, and whether it is mapped."""
         arrived = self._end - self._start
-        if self._needed <= CHUNK_BYTES_MAX:
-            return max(self._chunk_bytes, min(self._needed, GROWTH * arrived)), False
-        if arrived >= MAPPED_AFTER and self._needed > MAPPED_BYTES_MIN:
-            return self._needed, True
-        return min(self._needed, max(self._chunk_bytes, GROWTH * arrived)), False
+        if self.needed <= CHUNK_BYTES_MAX:
+            return max(self._chunk_bytes, min(self.needed, GROWTH * arrived)), False
+        if arrived >= MAPPED_AFTER and self.needed > MAPPED_BYTES_MIN:
+            return self.needed, True
+        return min(self.needed, max(self._chunk_bytes, GROWTH * arrived)), False
 
     def _make_room(self) -> None:
         """A new buffer that begins with the bytes of the unfinished frame, which are copied."""
         arrived = self._end - self._start
         size, self._is_mapped = self._next_size()
-        self._is_own = self._needed > CHUNK_BYTES_MAX
-        assert size > arrived, (size, arrived, self._needed)
+        self._is_own = self.needed > CHUNK_BYTES_MAX
+        assert size > arrived, (size, arrived, self.needed)
         view = memoryview(mmap.mmap(-1, size) if self._is_mapped else bytearray(size))
         view[:arrived] = self._view[self._start : self._end]
         self._view = view

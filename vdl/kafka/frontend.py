@@ -48,6 +48,7 @@ from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.memory import (
+    DECODED_FROM_BYTES,
     PARTITIONS_FROM_BYTES,
     SMALL_BYTES,
     UNCOUNTED_BYTES,
@@ -522,7 +523,8 @@ class ClientSession:
         if api is None or not api.pipelined:
             if self._started or (key in _LARGE_ANSWERS and not self._has_room()):
                 return False
-            return self._may_decode(self._waiting[0])
+            request = self._waiting[0]
+            return request.bytes <= DECODED_FROM_BYTES or self._may_decode(request)
         if self._started:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):

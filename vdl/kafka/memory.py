@@ -60,6 +60,8 @@ has the next ones looked at."""
 _DECODED_FACTOR = 32
 """Bytes that a byte of a request becomes at most where it is full of small elements: a partition of
 a Fetch has 28 on the wire and some 650 while the poll waits, its views and answers included."""
+DECODED_FROM_BYTES = SMALL_BYTES // _DECODED_FACTOR
+"""A request of no more is decoded to little."""
 _ELEMENTS_BYTES_MAX = ELEMENTS_MAX * 650
 _OPAQUE = {11: "protocols", 14: "assignments"}
 """JoinGroup, SyncGroup: mostly bytes that are passed on, once more in a command. By the arrays
