@@ -367,11 +367,6 @@ class Group:
         reachable = [replica for replica in voters if server_of(replica) in servers]
         return not (node.lead or node.is_leader or len(reachable) * 2 <= len(voters))
 
-    def is_due_to_stand(self, tick: int) -> bool:
-        """Whether its timer says that it should campaign now, and it does not lead."""
-        self.catch_up(tick)
-        return not self.node.is_leader and self.node.ticks_until_due() <= 1
-
     def stand_in_turn(self, servers: Set[int], tick: int, *, standing: int) -> None:
         """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
         `servers`, those alive, do in their order of preference and not at one time: two who ask at

@@ -563,24 +563,25 @@ class Host:
         if self._groups.get(group.group_id) is not group:
             return
         node = group.node
-        is_told = False
-        if is_leader := node.is_leader:
+        if node.is_leader:
             self._proofs.tell_leader(group)
+            due, _ = group.fall_due(tick)
+            may_have_news = True
         else:
             group.catch_up(tick)
-            is_told = self._proofs.tell_follower(group)
+            # One that is told nothing new and waits on has none: most of them, most of the time.
+            may_have_news = self._proofs.tell_follower(group)
             if node.lead and node.commit < node.last_index:
                 # Quiet for an election timeout, yet not all is committed here.
                 self._turn.send(group.group_id, group.asks_for_news())
                 self.mark_dirty(group)
-            if group.is_due_to_stand(tick):
-                if is_told and group.has_news:
+            due = node.ticks_until_due()
+            if due <= 1:
+                if may_have_news and group.has_news:
                     self.mark_dirty(group)
                 self.elections.ask(group, self.clock.now_ns())
                 return
-        due, was_due = group.fall_due(tick)
-        # A follower that is told nothing new and waits on has none: most of them, most of the time.
-        if (is_leader or is_told or was_due) and group.has_news:
+        if may_have_news and group.has_news:
             self.mark_dirty(group)
         elif not group.dirty:
             self._schedule(group, tick, due)  # the common case of a group at rest
