@@ -7,7 +7,8 @@ partition has acknowledged a record; what the servers use when nobody asks them 
 each time until every group is led again, seconds from: the SIGKILL of one server (the other two
 lead); its next start (until it has all its replicas); a planned stop of all and their next start;
 the SIGKILL of all and their next start. `..._elections_per_group` counts the elections that were
-won meanwhile: one is what a group needs, more were for nothing.
+won meanwhile, for each group, or for each of the third that the killed server led, about: one is
+what a group needs, more were for nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -63,9 +64,9 @@ def run(partitions: int, step: int, seconds: float) -> Figures:
         figures |= _idleness(servers, partitions, seconds)
         figures |= _kill_one(servers, groups)
         servers.stop()
-        figures |= _until_led(servers, groups, "planned_stop", servers.start)
+        figures |= _start_all(servers, groups, "planned_stop")
         servers.kill()
-        figures |= _until_led(servers, groups, "kill_of_all", servers.start)
+        figures |= _start_all(servers, groups, "kill_of_all")
     finally:
         servers.down()
     return figures
@@ -89,7 +90,7 @@ def _make(servers: Servers, partitions: int, step: int, groups: int) -> Figures:
         "create_seconds": created - began,
         "create_slowest_topic_seconds": longest,
         "create_to_all_led_seconds": led - began,
-        "create_elections_per_group": _elections(servers) / groups,
+        "create_elections_per_group": _elections(servers, servers.ids) / groups,
     }
 
 
@@ -140,7 +141,12 @@ def _idleness(servers: Servers, partitions: int, seconds: float) -> Figures:
 
 
 def _kill_one(servers: Servers, groups: int) -> Figures:
+    survivors = [number for number in servers.ids if number != KILLED]
+    before = _elections(servers, survivors)
     figures = _until_led(servers, groups, "kill_of_one", lambda: servers.kill_one(KILLED))
+    won = _elections(servers, survivors) - before
+    led_by_killed = groups / len(servers.ids)
+    figures["kill_of_one_elections_per_lost_group"] = won / led_by_killed
     began = time.monotonic()
     servers.start_one(KILLED)
     while int(servers.health(KILLED).get("groups", 0)) < groups:
@@ -153,19 +159,17 @@ def _kill_one(servers: Servers, groups: int) -> Figures:
     return figures
 
 
-def _until_led(servers: Servers, groups: int, name: str, act: object) -> Figures:
-    assert callable(act)
-    before, began = _elections(servers), time.monotonic()
+def _until_led(servers: Servers, groups: int, name: str, act: Callable[[], object]) -> Figures:
+    began = time.monotonic()
     act()
-    led = _wait_led(servers, groups)
-    # Counters of a process begin with it: those that were started again count for themselves.
-    elections = _elections(servers)
-    if elections >= before and name == "kill_of_one":
-        elections -= before
-    return {
-        f"{name}_to_all_led_seconds": led - began,
-        f"{name}_elections_per_group": elections / groups,
-    }
+    return {f"{name}_to_all_led_seconds": _wait_led(servers, groups) - began}
+
+
+def _start_all(servers: Servers, groups: int, name: str) -> Figures:
+    """Counters of a process begin with it."""
+    figures = _until_led(servers, groups, name, servers.start)
+    elections = _elections(servers, servers.ids) / groups
+    return figures | {f"{name}_elections_per_group": elections}
 
 
 def _wait_led(servers: Servers, groups: int) -> float:
@@ -184,9 +188,9 @@ def _wait_led(servers: Servers, groups: int) -> float:
         time.sleep(POLL_SECONDS)
 
 
-def _elections(servers: Servers) -> float:
+def _elections(servers: Servers, of: Sequence[int]) -> float:
     name = "vdl_server_leaderships_won_total"
-    return sum(servers.metrics(number).get(name, 0.0) for number in servers.running())
+    return sum(servers.metrics(number).get(name, 0.0) for number in of)
 
 
 def _say(text: str) -> None:
