@@ -598,6 +598,7 @@ class Host:
             self.mark_dirty(group)
         elif not group.dirty:
             self._schedule(group, tick, due)
+            self._due.arm()
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:
@@ -632,6 +633,7 @@ class Host:
                 self._schedule(group, tick, group.node.ticks_until_due())
             else:
                 self._campaign_if_preferred(group)
+        self._due.arm()
         self._conditions.link_up(server)
         self._replacement.ask(server)
         self._forwarding.retry(self.clock.now_ns())

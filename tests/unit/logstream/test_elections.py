@@ -243,6 +243,29 @@ def test_group_that_waits_counts_up_no_term_and_asks_nobody(
     assert all(cluster.leader(group_id) for group_id in groups)
 
 
+def test_timer_is_always_set_for_the_group_that_is_due_first(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """Whoever schedules a group: links that come up, turns in the line that are not needed."""
+    cluster = make_cluster(elections_max=1)
+    create(cluster, 20)
+
+    def check(ms: int) -> None:
+        for _ in range(ms):
+            cluster.run(1)
+            for node in cluster.nodes.values():
+                due = node.host._due
+                assert node.clock.stopped or 0 < due._armed_tick <= due._ticks[0]
+
+    cluster.nodes[1].crash()
+    check(1_500)
+    cluster.nodes[1].start()
+    check(1_500)
+    for other in (2, 3):
+        cluster.network.reset(1, other)
+    check(1_500)
+
+
 # --- coming to life -------------------------------------------------------------------------------
 
 
