@@ -390,6 +390,12 @@ class Group:
         node.campaign_soon(options.failover_ticks_min + spread * turn // max(1, last))
         self._gone_tick = tick
 
+    def leader_resigned(self, tick: int) -> None:
+        """Its leader lived until now, and leads no more: time to be elected anew is counted from
+        when this replica might have looked last."""
+        self.catch_up(tick)
+        self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
+
     def _stand_again(self) -> None:
         """While nobody leads, campaign again before the election timeout: votes may have been
         split, a question may have come before its hearer knew. Ever later, for a slow disk needs

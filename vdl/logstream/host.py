@@ -69,6 +69,7 @@ from vdl.logstream.replicas import (
     Replicas,
     replica_ids,
 )
+from vdl.logstream.rest import REST_TICKS, SILENT_NS, Rest
 from vdl.logstream.state_group import Outcome, StateGroup
 from vdl.logstream.stats import HostStats
 from vdl.logstream.stream import LogStream
@@ -152,6 +153,7 @@ class Host:
             founders=dict(record.founders),
         )
         self.leadership = Leadership(clock, self.catalog, age_ns=self.loop_time.age_ns)
+        self.rest = Rest(age_ns=self.leadership.silent_ns, wake=self._wake_from_rest)
         self.time = ClusterTime(
             clock, servers=len(record.founders), hold_ms=options.clock_hold_ms, log=log
         )
@@ -272,6 +274,8 @@ class Host:
             gaps=self._gaps,
             elections=self.elections,
             overload=self.overload,
+            rest=self.rest,
+            alive=self._alive,
             log=log,
             staged=self._staged,
             retry=self._healed,
@@ -564,9 +568,12 @@ class Host:
             return
         node = group.node
         if node.is_leader:
-            self._proofs.tell_leader(group)
+            has_quorum = self._proofs.tell_leader(group)
             due, _ = group.fall_due(tick)
             may_have_news = True
+            # Not one that has heartbeats to send, or waits for its transferee.
+            is_quiet = due > self.options.heartbeat_ticks and not node.transferring
+            may_rest = has_quorum and is_quiet and group.is_settled
         else:
             group.catch_up(tick)
             # One that is told nothing new and waits on has none: most of them, most of the time.
@@ -581,10 +588,31 @@ class Host:
                     self.mark_dirty(group)
                 self.elections.ask(group, self.clock.now_ns())
                 return
+            is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
+            may_rest = is_heard and bool(node.lead) and node.commit == node.last_index
         if may_have_news and group.has_news:
             self.mark_dirty(group)
-        elif not group.dirty:
+        elif group.dirty:
+            pass
+        elif may_rest and self.rest.is_calm:
+            self.rest.begin(group)
+            self._due.schedule(group, tick + REST_TICKS)
+        else:
             self._schedule(group, tick, due)  # the common case of a group at rest
+
+    def _wake_from_rest(self, group: Group) -> None:
+        """Its timers run again, from when its leader was last heard."""
+        if self._groups.get(group.group_id) is not group:
+            return
+        tick = self._due.tick()
+        if group.node.is_leader:
+            self._schedule(group, tick, 1)
+        else:
+            group.catch_up(tick)
+            self._proofs.tell_follower(group)
+            self._schedule(group, tick, group.node.ticks_until_due())
+            self._stepped(group)
+        self._due.arm()
 
     def _stand(self, group: Group) -> None:
         """It is the group's turn to campaign: if nobody leads it by now, nor was given its vote."""
@@ -644,6 +672,7 @@ class Host:
     def link_down(self, server_id: int, *, refused: bool) -> None:
         """The session is over. A refused link is proof that the process is gone: its followers
         need not wait for the election timeout."""
+        self.rest.wake_all()  # while it is still known what the server has last said
         self._alive.pop(server_id, None)
         self.time.unlinked(server_id)
         self._conditions.link_down(server_id)
@@ -713,6 +742,11 @@ class Host:
                 group.catch_up(tick)
                 self._proofs.tell_follower(group)
                 self.mark_dirty(group)
+            elif group is not None and not group.node.is_leader:
+                # Nobody leads it, as far as that server is concerned, from now on.
+                group.leader_resigned(tick)
+                self._schedule(group, tick, group.node.ticks_until_due())
+                self._due.arm()
         if changed:
             self.on_leader_news()
 

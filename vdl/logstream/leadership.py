@@ -110,6 +110,13 @@ class Leadership:
         lists = self._lists
         return lists.receiver.wall_ms(server_id), lists.sender.acked_ns(server_id)
 
+    def silent_ns(self, server_id: int) -> int:
+        """How long ago it was that a server confirmed its list and was sent the newest heartbeat
+        that it acknowledged, the longer of both; since the clock began, if one never was."""
+        lists = self._lists
+        confirmed_ns = lists.receiver.confirmed_ns(server_id)
+        return self._age_ns(max(0, min(confirmed_ns, lists.sender.acked_ns(server_id))))
+
     # --- proofs ---------------------------------------------------------------------------
     def leader_heard(self, group_id: int) -> tuple[int, int, int] | None:
         """(term, replica id, nanoseconds since it was certainly alive) of the listed leader of a

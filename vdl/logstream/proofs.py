@@ -60,13 +60,17 @@ class Proofs:
             self._transport.confirm(server, confirmed)
         self._clock.call_soon(confirmed)
 
-    def tell_leader(self, group: Group) -> None:
-        """Tell a node that leads which peers are there. A list's acknowledgement is a server's; it
-        speaks for the replica that the catalog lists there, not for one that went with its
-        directory."""
+    def tell_leader(self, group: Group) -> bool:
+        """Tell a node that leads which peers are there; whether they are most, with itself.
+
+        A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
+        there, not for one that went with its directory."""
+        heard = 1
         for replica in group.placement:
             if self.is_heard(group, replica):
                 group.node.peer_heard(replica)
+                heard += 1
+        return heard * 2 > len(group.placement)
 
     def is_heard(self, group: Group, replica: NodeId) -> bool:
         """Whether a group's leader heard from the server of that replica, in the directory the

@@ -11,7 +11,7 @@ Must not know: messages, the network, how any of it is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import segments.api as storage
@@ -31,6 +31,7 @@ from vdl.logstream.options import HostOptions
 from vdl.logstream.overload import Overload
 from vdl.logstream.producer_expiry import ProducerExpiry
 from vdl.logstream.replacement import Replacement
+from vdl.logstream.rest import Rest
 from vdl.logstream.retention import KEEP, RetentionPolicy
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.stream import LogStream
@@ -73,6 +74,8 @@ class Upkeep:
         gaps: LoopGaps,
         elections: Elections,
         overload: Overload,
+        rest: Rest,
+        alive: Collection[int],
         log: Log,
         staged: Callable[[Group], None],
         retry: Callable[[Group], None],
@@ -98,6 +101,8 @@ class Upkeep:
         self._gaps = gaps
         self._elections = elections
         self._overload = overload
+        self._rest = rest
+        self._alive = alive
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._log = log
@@ -139,6 +144,7 @@ class Upkeep:
         self._gaps.look()
         self._elections.look(now_ns)
         self._overload.look()
+        self._rest.look(self._alive)
         self._time.look()
         if self._disk_watch.is_hung(self._store.durable_token, now_ns):
             self._transfers.make_room()

@@ -1,0 +1,180 @@
+"""Groups for which nothing is to be done rest while servers are heard, and lose no time by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raft.node import RawNode
+from raft.types import StateType
+from vdl.clock import MS
+from vdl.logstream.options import TICK_NS
+from vdl.logstream.rest import SILENT_NS, Rest
+from vdl.state.commands import CreateTopics, NewTopic
+
+RESTED_MS = 15_000
+"""After so long every group rests, and has been looked at once at the most."""
+
+
+class Woken:
+    """A `Rest` of three servers, and which groups it woke."""
+
+    def __init__(self) -> None:
+        self.ages = {1: 0, 2: 0, 3: 0}
+        self.woken: list[Any] = []
+        self.rest = Rest(age_ns=lambda server: self.ages[server], wake=self.woken.append)
+
+
+def fake_group(group_id: int) -> Any:
+    class Fake:
+        def __init__(self) -> None:
+            self.group_id = group_id
+
+    return Fake()
+
+
+def test_groups_may_rest_while_every_linked_server_is_heard() -> None:
+    """At the limit and below it; a server without a link is not listened for."""
+    world = Woken()
+    assert not world.rest.is_calm, "nobody has looked yet"
+    world.ages[2] = SILENT_NS - 1
+    world.rest.look([1, 2])
+    assert world.rest.is_calm
+    world.ages[2] = SILENT_NS
+    world.rest.look([1, 2])
+    assert not world.rest.is_calm
+    world.rest.look([1, 3])
+    assert world.rest.is_calm
+
+
+def test_groups_at_rest_are_woken_once_when_a_server_is_silent() -> None:
+    world = Woken()
+    world.rest.look([1, 2])
+    first, second = fake_group(11), fake_group(12)
+    for group in (first, second, first):
+        world.rest.begin(group)
+    assert len(world.rest) == 2
+    world.rest.look([1, 2])
+    assert world.woken == []
+    world.ages[1] = SILENT_NS
+    world.rest.look([1, 2])
+    world.rest.look([1, 2])
+    assert world.woken == [first, second]
+    assert len(world.rest) == 0
+
+
+# --- with real groups ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A node's id for each time somebody asked it when it is due."""
+    asked: list[int] = []
+    ticks_until_due = RawNode.ticks_until_due
+
+    def noted(node: RawNode) -> int:
+        asked.append(node.id)
+        return ticks_until_due(node)
+
+    monkeypatch.setattr(RawNode, "ticks_until_due", noted)
+    return asked
+
+
+def rested(cluster: Any, partitions: int = 1) -> list[int]:
+    new = NewTopic("t", b"t".ljust(16), assignments=[[1, 2, 3]] * partitions)
+    groups: list[int] = cluster.propose(CreateTopics([new])).topics[0].group_ids
+    cluster.run(RESTED_MS)
+    return groups
+
+
+def wait_led(cluster: Any, group_id: int, *, without: int) -> float:
+    """Milliseconds until another server than `without` serves, in steps of ten."""
+    for passed_ms in range(0, 10_000, 10):
+        for node in cluster.nodes.values():
+            stream = node.host.stream(group_id)
+            if node.id != without and stream is not None and stream.serving:
+                return passed_ms
+        cluster.run(10)
+    raise AssertionError("nobody else serves")
+
+
+def test_groups_at_rest_cost_next_to_nothing(cluster: Any, looks: list[int]) -> None:
+    """Each was looked at once or twice a second, on each server."""
+    rested(cluster, 50)
+    assert all(len(node.host.rest) >= 50 for node in cluster.nodes.values())
+    looks.clear()
+    cluster.run(10_000)
+    assert len(looks) < 50 * 3 * 8  # two or three for each look, and some for the catalog
+
+
+def test_silent_leader_of_a_group_at_rest_is_replaced_in_the_normal_time(cluster: Any) -> None:
+    """Its process is stopped: links stay, and only silence tells of it."""
+    (group_id,) = rested(cluster)
+    cluster.network.pause(1)
+    cluster.nodes[1].clock.pause()
+    longest_ms = 2 * cluster.options.election_ticks * TICK_NS / MS
+    assert longest_ms / 2 - 150 <= wait_led(cluster, group_id, without=1) <= longest_ms + 200
+
+
+def test_leader_of_a_group_at_rest_whose_link_is_cut_is_given_an_election_timeout(
+    cluster: Any,
+) -> None:
+    """Counted from when it was heard last: neither at once, for the timers stood, nor anew."""
+    (group_id,) = rested(cluster)
+    for other in (2, 3):
+        cluster.network.reset(1, other)
+        cluster.network.cut(1, other)
+        cluster.network.cut(other, 1)
+    timeout_ms = cluster.options.election_ticks * TICK_NS / MS
+    taken_ms = wait_led(cluster, group_id, without=1)
+    assert timeout_ms - 150 <= taken_ms <= 2 * timeout_ms + 200
+    cluster.run(2 * timeout_ms)
+    assert not cluster.nodes[1].host.groups[group_id].node.is_leader, "it hears no majority"
+
+
+def test_leader_at_rest_that_is_alone_gives_up_within_two_timeouts(cluster: Any) -> None:
+    """Cut off in silence, its links up: its own timers tell."""
+    (group_id,) = rested(cluster)
+    for other in (2, 3):
+        cluster.network.cut(1, other)
+        cluster.network.cut(other, 1)
+    node = cluster.nodes[1].host.groups[group_id].node
+    assert node.is_leader
+    cluster.run(2 * cluster.options.election_ticks * TICK_NS / MS + 200)
+    assert not node.is_leader
+
+
+def test_followers_at_rest_of_a_leader_that_resigned_do_not_all_stand_at_once(
+    cluster: Any,
+) -> None:
+    """Its list says so; two that ask in one tick split the votes of all who are left."""
+    groups = rested(cluster, 20)
+    host = cluster.nodes[1].host
+    for group_id in groups:
+        group = host.groups[group_id]
+        group.node.step_down()
+        host.mark_dirty(group)
+    terms = {cluster.nodes[2].host.groups[group_id].node.term for group_id in groups}
+    cluster.run(3_000)
+    leaders = [cluster.leader(group_id) for group_id in groups]
+    ends = [leader.group.node.term for leader in leaders]
+    assert sum(ends) / len(ends) < max(terms) + 1.5, "votes were split"
+
+
+def test_transfer_of_a_group_at_rest_ends_as_soon_as_ever(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """One that fails is over after an election timeout: proposals do not wait for longer."""
+    cluster = make_cluster()
+    (group_id,) = rested(cluster)
+    leader = cluster.nodes[1].host.groups[group_id]
+    cluster.nodes[2].crash()
+    cluster.run(RESTED_MS)
+    leader.node.transfer_leader(2 << 16 | 1)
+    leader.node.raft.lead_transferee = 2 << 16 | 1
+    cluster.nodes[1].host.mark_dirty(leader)
+    cluster.run(2 * cluster.options.election_ticks * TICK_NS / MS)
+    assert not leader.node.transferring
+    assert leader.node.state is StateType.LEADER
