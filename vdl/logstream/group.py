@@ -334,6 +334,11 @@ class Group:
         return self.placement[0] == self.replica_id and self.node.raft.is_voter
 
     # --- time ------------------------------------------------------------------------------
+    @property
+    def tick(self) -> int:
+        """The present tick; `last_tick` may be long past, for a group that rests."""
+        return self._tick()
+
     def catch_up(self, tick: int) -> None:
         """Make up for ticks that passed unseen, without letting anything fall due: what fell due
         is the timer's to say, and the message at hand may be the reason why it should not."""
@@ -573,7 +578,7 @@ class Group:
     def _snapshot(self) -> Snapshot:
         """What a replica gets that is behind the log's start. Raises
         SnapshotTemporarilyUnavailable."""
-        log, owner, encodings, tick = self.log, self.owner, self.encodings, self.last_tick
+        log, owner, encodings, tick = self.log, self.owner, self.encodings, self.tick
         kept = encodings.kept(first_index=log.first_index, tick=tick)
         if kept is not None:
             return kept
