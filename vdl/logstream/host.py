@@ -853,6 +853,7 @@ class Host:
             stream.close()
         if group is not None:
             self.elections.forget(group)
+            self.rest.forget(group_id)
             group.reads.fail()
             group.withdraw_reads()
             group.owner.stopped()

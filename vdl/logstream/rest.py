@@ -46,9 +46,17 @@ class Rest:
     def __len__(self) -> int:
         return len(self._groups)
 
+    def __contains__(self, group_id: int) -> bool:
+        """Whether a group rests."""
+        return group_id in self._groups
+
     def begin(self, group: Group) -> None:
         """The group rests from now on."""
         self._groups[group.group_id] = group
+
+    def forget(self, group_id: int) -> None:
+        """The replica is not here any more."""
+        self._groups.pop(group_id, None)
 
     def look(self, servers: Iterable[int]) -> None:
         """`servers` are linked: whether all of them are heard. Some ten times a second."""

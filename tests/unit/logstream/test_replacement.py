@@ -15,6 +15,7 @@ from vdl.logstream.group import Group
 from vdl.logstream.incoming import Incoming
 from vdl.logstream.replacement import LEARNERS_MAX, SMALL_GROUPS_PATIENCE, groups_that_halt
 from vdl.logstream.replicas import CATALOG_GROUP
+from vdl.logstream.rest import REST_TICKS
 from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
@@ -622,7 +623,10 @@ def test_learner_that_has_become_a_voter_watches_its_leader(cluster: Any) -> Non
     assert following
     for group in following:
         assert group.node.raft.is_voter
-        assert 0 < group.due_tick - tick <= 2 * host.options.election_ticks
+        rests = group.group_id in host.rest
+        assert (
+            0 < group.due_tick - tick <= (REST_TICKS if rests else 2 * host.options.election_ticks)
+        )
 
 
 def test_members_change_only_when_the_commit_that_says_so_is_durable(cluster: Any) -> None:
