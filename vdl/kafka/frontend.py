@@ -614,7 +614,9 @@ class ClientSession:
             return
         if not api.pipelined:
             exchange.request = message
-            if more := opaque_elements_bytes(api.key, message):
+            if request.bytes > DECODED_FROM_BYTES and (
+                more := opaque_elements_bytes(api.key, message)
+            ):
                 self._is_decoded(more)
         elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
             exchange.counted += more

@@ -307,7 +307,7 @@ class AnswerAccount:
         """How large an answer may be built now; 0: none, wait."""
         memory = self._memory
         room = memory.limit - memory.used
-        has_proved = self.has_proved
+        has_proved = self.taken >= PROOF_SHARES * memory.first  # as above, without a call
         if not has_proved:
             room -= memory.limit // 4
         if room <= 0:
