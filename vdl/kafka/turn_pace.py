@@ -5,7 +5,8 @@ it anew. Of many clients that send long requests, or ask for long answers, each 
 ready in every turn, and whoever asks for little would wait for all the pieces.
 
 `FramePace`: all long requests together get `FRAME_BYTES` in each `FRAME_NS`, taking turns. Who has
-sent when that is used up is not read until those before him were. Requests up to `SHORT_BYTES`,
+sent when that is used up is not read until those before him were. While `FEW` wait at most, they
+get `FEW_BYTES`: some producers with large requests are no crowd. Requests up to `SHORT_BYTES`,
 which hold a batch of the usual size or some, are read as they come.
 
 `AnswerPace`: long answers leave until `ANSWER_BYTES` have left in a turn; the next ones leave in
@@ -26,6 +27,9 @@ SHORT_BYTES = 2 << 20
 FRAME_NS = 4 * MS
 FRAME_BYTES = 256 << 10
 """64 MiB a second."""
+FEW = 4
+FEW_BYTES = 1 << 20
+"""256 MiB a second."""
 READS_PER_TICK = 1
 """So many of those that wait are read next."""
 READ_BYTES_MIN = 4 << 10
@@ -48,15 +52,15 @@ class Receiver(Protocol):
 class FramePace:
     """The pace of one server's reading."""
 
-    __slots__ = ("_clock", "_is_ticking", "_waiting", "left")
+    __slots__ = ("_clock", "_given", "_is_ticking", "_waiting", "left")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: dict[Sender, None] = {}
         """In the order in which they are read."""
         self._is_ticking = False
-        self.left = FRAME_BYTES
-        """Bytes that may still be read before the next tick."""
+        self._given = self.left = FEW_BYTES
+        """Bytes that may be read until the next tick, and what is left of them."""
 
     def __len__(self) -> int:
         """How many wait for their turn."""
@@ -78,8 +82,8 @@ class FramePace:
         self._waiting.pop(sender, None)
 
     def _tick(self) -> None:
-        self._is_ticking = self.left < FRAME_BYTES or bool(self._waiting)
-        self.left = FRAME_BYTES
+        self._is_ticking = self.left < self._given or bool(self._waiting)
+        self._given = self.left = FEW_BYTES if len(self._waiting) <= FEW else FRAME_BYTES
         if self._is_ticking:
             self._clock.call_later(FRAME_NS, self._tick)
         for sender in list(islice(self._waiting, READS_PER_TICK)):

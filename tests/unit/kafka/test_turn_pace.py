@@ -10,6 +10,7 @@ from vdl.clock import MS
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.turn_pace import (
     ANSWER_BYTES,
+    FEW_BYTES,
     FRAME_BYTES,
     READ_BYTES_MIN,
     SHORT_BYTES,
@@ -77,6 +78,26 @@ def test_long_requests_of_many_take_little_of_each_turn() -> None:
     assert not world.frontend.frame_pace
 
 
+def test_long_requests_of_few_are_read_faster() -> None:
+    """Two producers with large requests are no crowd."""
+    world = world_of_requests()
+    senders = [Sender(world) for _ in range(2)]
+    for _ in range(10):
+        for sender in senders:
+            sender.send()
+        world.run(4)
+    waited = 0
+    before = sum(len(sender.rest) for sender in senders)
+    for _ in range(6):
+        for _ in range(8):
+            for sender in senders:
+                sender.send()
+        waited += len(world.frontend.frame_pace)
+        world.run(4)
+    assert waited, "the pace was not needed"
+    assert before - sum(len(sender.rest) for sender in senders) >= 2 * 6 * FRAME_BYTES
+
+
 def test_short_requests_are_read_as_they_come() -> None:
     """What clients send by default does not wait for others, however many there are."""
     world = world_of_requests()
@@ -136,7 +157,7 @@ def test_a_pace_that_nobody_needs_sets_no_timer() -> None:
     pace.took(Nobody(), 1)
     answers.sent(1)
     world.run(20)
-    assert pace.left == FRAME_BYTES
+    assert pace.left == FEW_BYTES
     assert not world.time.step()
 
 
