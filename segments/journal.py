@@ -55,6 +55,10 @@ SMALL_BLOCK_BYTES = 16 << 10
 class JournalOwner(Protocol):
     """What the journal asks of the store."""
 
+    @property
+    def journal_log_count(self) -> int:
+        """How many marks there are: one a log."""
+
     def journal_marks(self, *, before: int = 0) -> list[Mark]:
         """State of every log, for a file header; `before`: of one that stands for the files from
         that sequence on."""
@@ -464,7 +468,7 @@ class Journal:
         return bool(batch.records) and current.position + need > current.capacity
 
     def _header_bytes(self) -> int:
-        return file_header_bytes(len(self._owner.journal_marks()))
+        return file_header_bytes(self._owner.journal_log_count)
 
     def _build(self, batch: Batch, flags: int) -> tuple[list[Buffer], JournalFile, int]:
         """(buffers, file, end position) of the block for `batch`, in a new file when it must be."""

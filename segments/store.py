@@ -409,6 +409,10 @@ class DiskStore:
         return self._journal.submit(urgent=urgent)
 
     # --- the journal's owner ------------------------------------------------------------------
+    @property
+    def journal_log_count(self) -> int:
+        return len(self._logs)
+
     def journal_marks(self, *, before: int = 0) -> list[Mark]:
         logs = [self._logs[log_id] for log_id in sorted(self._logs)]
         return [log.mark_before(before) if before else log.mark() for log in logs]

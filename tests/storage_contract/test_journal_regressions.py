@@ -4,6 +4,7 @@ import errno
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from segments.inline import InlineWorkers
 from segments.log import Batch
 from segments.split import marks_behind
 from segments.store import DiskStore
-from tests.storage_contract.conftest import SimHarness
+from tests.storage_contract.conftest import SimHarness, put
 from tests.storage_contract.steps import OPTIONS, draw, stage
 
 JOURNAL_BYTES = 256 << 10
@@ -373,3 +374,28 @@ def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
         if log.flushed_index > 100 and log.first_index == 1:
             store.trim_log(log, first_index=100)
     assert log.segments[0].first_index > 1
+
+
+def test_state_of_all_logs_is_collected_once_for_a_journal_file(
+    monkeypatch: pytest.MonkeyPatch, writer: Any
+) -> None:
+    """With ten thousand logs it takes the loop some milliseconds: to know how long the file's
+    header becomes, it is enough to count them."""
+    harness = SimHarness(OPTIONS)
+    store = harness.start()
+    log = harness.new_log()
+    collected: list[int] = []
+    marks = DiskStore.journal_marks
+
+    def counted(self: DiskStore, **what: int) -> list[Mark]:
+        collected.append(1)
+        return marks(self, **what)
+
+    monkeypatch.setattr(DiskStore, "journal_marks", counted)
+    begun = store._journal.current_sequence
+    for _ in range(60):
+        put(harness, log, writer, 10, size=500)
+    files = store._journal.current_sequence - begun
+    assert files > 5
+    assert len(collected) == files
+    assert store.journal_log_count == len(marks(store))
