@@ -69,11 +69,17 @@ class LoopTime:
 
     def tick(self) -> int:
         """The present tick."""
-        return (self._look() - self.lost_ns) // TICK_NS
+        now_ns = self._clock.now_ns()
+        if self._is_late or now_ns - self._due_ns >= GRACE_NS:
+            self._look()
+        return (now_ns - self.lost_ns) // TICK_NS
 
     def age_ns(self, then_ns: int) -> int:
         """How long ago a moment of the clock was, by this time."""
-        age_ns = self._look() - then_ns
+        now_ns = self._clock.now_ns()
+        if self._is_late or now_ns - self._due_ns >= GRACE_NS:
+            self._look()
+        age_ns = now_ns - then_ns
         for start_ns, end_ns, lost_ns in reversed(self._lately):
             if end_ns <= then_ns:
                 break
