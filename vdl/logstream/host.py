@@ -589,7 +589,9 @@ class Host:
                 self.elections.ask(group, self.clock.now_ns())
                 return
             is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
-            may_rest = is_heard and bool(node.lead) and node.commit == node.last_index
+            # Not a learner: it has no timer to go by, and may be a voter soon.
+            is_idle = bool(node.lead) and node.commit == node.last_index
+            may_rest = is_heard and is_idle and node.raft.is_voter
         if may_have_news and group.has_news:
             self.mark_dirty(group)
         elif group.dirty:

@@ -178,3 +178,18 @@ def test_transfer_of_a_group_at_rest_ends_as_soon_as_ever(
     cluster.run(2 * cluster.options.election_ticks * TICK_NS / MS)
     assert not leader.node.transferring
     assert leader.node.state is StateType.LEADER
+
+
+def test_learner_does_not_rest(cluster: Any) -> None:
+    """It has no timer that could be waited for, and may be a voter with the next entry."""
+    (group_id,) = rested(cluster)
+    host = cluster.nodes[2].host
+    group = host.groups[group_id]
+    assert group_id in host.rest
+    host.rest.wake_all()
+    cluster.run(200)
+    group.node.raft.is_voter = False
+    tick = host._due.tick()
+    host._fall_due(group, tick)
+    assert group_id not in host.rest
+    assert group.due_tick - tick <= cluster.options.election_ticks
