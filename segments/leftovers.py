@@ -164,7 +164,12 @@ def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> list
     ours: it is let be. A log of ours had an id that was given out."""
     deleted, logs = f"{directory}/deleted", f"{directory}/logs"
     graves, others = _logs_in(fs, deleted, identity)
-    remove_logs(fs, directory, graves)
+    # Only what was moved: a log that was reset has a grave, and a directory in which it lives on.
+    if graves:
+        _sync_moves(fs, directory)
+    for log_id in graves:
+        fs.remove_tree(f"{deleted}/{log_id:08x}")
+        failpoint.hit("remove.removed")
     found, strays = _logs_in(fs, logs, identity)
     strangers = [log_id for log_id in found if log_id not in identity.logs]
     for n in range(0, len(strangers), REMOVED_LOGS):

@@ -132,6 +132,22 @@ def test_reset_log_is_flushed_once_its_old_files_are_gone(engine):
     assert engine.all_entries(log) == engine.all_entries(engine.reopen())
 
 
+def test_start_that_empties_a_grave_lets_the_log_live_on(engine):
+    """A log that was reset has both: its old files, whose removal was cut short, and its new ones."""
+    log = engine.log
+    reset(engine, log)
+    engine.workers.advance(20 * REST_MS)
+    put(engine, log, 5)
+    engine.checkpoint()
+    before = engine.all_entries(log)
+    grave = Path(engine.directory, "deleted", "00000001")
+    grave.mkdir()
+    (grave / "0000000000.log").write_bytes(b"old")
+    assert engine.all_entries(engine.reopen()) == before
+    assert not engine.log.lost
+    assert not grave.exists()
+
+
 def test_full_disk_gets_its_room_back_without_rests(engine, monkeypatch):
     """Whoever waits for room gains nothing from turns."""
     removals = Removals(engine, monkeypatch)
