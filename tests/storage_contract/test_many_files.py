@@ -133,7 +133,7 @@ def test_reset_log_is_flushed_once_its_old_files_are_gone(engine):
 
 
 def test_start_that_empties_a_grave_lets_the_log_live_on(engine):
-    """A log that was reset has both: its old files, whose removal was cut short, and its new ones."""
+    """A log that was reset has both: old files, whose removal was cut short, and its new ones."""
     log = engine.log
     reset(engine, log)
     engine.workers.advance(20 * REST_MS)
