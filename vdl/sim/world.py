@@ -78,10 +78,11 @@ TOPIC = "orders"
 BIRTH_NS = 30 * S
 ELECTION_TIMEOUT_NS = 1_200 * MS
 LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
-FAILOVER_SYNCS = 8
+FAILOVER_SYNCS = 20
 FAILOVER_TIMEOUTS = 3
 FAILOVER_TERMS = 2
-"""What a failover may take on slow disks. The least is three syncs, after the one under way."""
+"""What a failover may take on slow disks. The least is three syncs, after the one under way; votes
+of five may be split, and the second election waits for four times what a vote has taken."""
 SETTLE_NS = 60 * S
 REST_NS = 3 * S
 """Without elections: leaderships do not move any more."""
