@@ -36,7 +36,9 @@ def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:
 
 
 def forget_leader(raft: Raft) -> None:
-    """Stop believing in the leader, so that candidates are heard; stay in the term."""
+    """Stop believing in the leader, so that candidates are heard; stay in the term. The election it
+    may have won is over."""
+    raft.vote_wait = 0
     # A lease-based leader answers reads trusting that nobody elects another one meanwhile.
     if raft.read_only_option is not ReadOnlyOption.LEASE_BASED:
         raft.lead = NONE

@@ -277,7 +277,8 @@ class RawNode:
             follower.become_follower(raft, raft.term, NONE)
 
     def forget_leader(self) -> None:
-        """A follower stops believing in its leader, so that it hears candidates."""
+        """A follower stops believing in its leader, or in whom it voted for, so that it hears
+        candidates."""
         if self.raft.state is FOLLOWER:
             follower.forget_leader(self.raft)
 

@@ -691,8 +691,9 @@ class Host:
                     if server_of(replica) == server_id:
                         node.report_unreachable(replica)
                         self.mark_dirty(group)
-            elif server_of(node.lead) == server_id:
-                group.leader_lost_ns = self.clock.now_ns()
+            elif server_of(node.lead or node.vote) == server_id:
+                if node.lead:
+                    group.leader_lost_ns = self.clock.now_ns()
                 if refused:
                     alive = {self.server_id, *self._alive}
                     group.stand_in_turn(alive, self._due.tick(), standing=len(lost))
