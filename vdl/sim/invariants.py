@@ -86,6 +86,12 @@ class Watch:
     def elections(self) -> int:
         return self.raft.elections
 
+    def elections_but(self, topic: str) -> int:
+        """How many there were, but for those of a topic's partitions."""
+        groups = {group for (name, _), group in self.raft.partitions.items() if name == topic}
+        watched = self.raft.groups.items()
+        return sum(len(seen.leaders) for group_id, seen in watched if group_id not in groups)
+
     def violate(self, name: str, detail: str) -> None:
         self.violations.append(Violation(name, detail))
 
@@ -233,6 +239,15 @@ class Watch:
                 for group_id, group in host.groups.items():
                     terms[group_id] = max(terms.get(group_id, 0), group.node.term)
         return terms
+
+    def away_from_home(self) -> str:
+        """A group that another replica leads than the first of its placement, empty when there is
+        none."""
+        for host in self._hosts():
+            for group_id, group in sorted(host.groups.items()):
+                if group.node.is_leader and not group.preferred:
+                    return f"group {group_id}"
+        return ""
 
     def unled(self, core: Sequence[Machine]) -> str:
         """A group that nobody in `core` serves though a majority of its voters are there, empty
