@@ -8,7 +8,9 @@ else is asked before.
 A vote that is on its way to the disk is not given up for another term: whoever asked for it has
 waited for nothing, and on a disk that needs as long as an election timeout nobody would ever win.
 So with `durable_campaign` nobody stands before the own vote, for whomever, is durable; and then for
-some times as long as that took, because the others' disks need their time, too.
+some times as long as that took, because the others' disks need their time, too. One whose own disk
+is quicker asks again before the slower ones have answered; their votes, when they come, count all
+the same, for as long as nobody leads and the term is the one they were given in.
 
 Voting is here too, because granting and counting votes are two sides of one rule; every role votes.
 """
@@ -103,6 +105,8 @@ def vote_is_durable(raft: Raft) -> None:
     if not raft.vote_pending:
         return
     raft.vote_pending = False
+    if raft.lead != NONE:
+        return  # the others were enough
     raft.election_elapsed = 0
     raft.campaign_due = 0
     raft.vote_wait = min(VOTE_WAITS * raft.vote_ticks, VOTE_WAIT_MAX)
@@ -140,6 +144,7 @@ def _become_candidate(raft: Raft) -> None:
     assert raft.state is not LEADER
     raft.reset(raft.term + 1)
     _vote(raft, raft.id)
+    raft.ballots = {}
     raft.state = CANDIDATE
 
 
@@ -239,7 +244,7 @@ def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
     queue = raft.msgs if raft.durable_campaign else raft.msgs_after_append
     if (
         may_vote
-        and not _awaits_votes(raft)
+        and not _awaits_votes(raft, msg.from_)
         and not _comes_first(raft, msg)
         and raft.log.is_up_to_date(index=msg.index, term=msg.log_term)
     ):
@@ -264,32 +269,38 @@ def _comes_first(raft: Raft, msg: MsgPreVote) -> bool:
     return False
 
 
-def _awaits_votes(raft: Raft) -> bool:
+def _awaits_votes(raft: Raft, asker: NodeId) -> bool:
     """Whether an election that this replica has a vote in may still come to an end: it is not
-    disturbed by another one while disks need their time."""
-    return raft.vote_pending or (raft.lead == NONE and raft.vote_wait > 0)
+    disturbed by another one while disks need their time. Whoever asks again though it was given
+    the vote, has not heard of that."""
+    return raft.vote_pending or (raft.lead == NONE and raft.vote_wait > 0 and raft.vote != asker)
 
 
-def _count(raft: Raft, voter: int, *, granted: bool) -> VoteResult:
+def _count(raft: Raft, votes: dict[NodeId, bool], msg: MsgVoteResp | MsgPreVoteResp) -> VoteResult:
     # The first answer of a voter counts: a repeated message is no second vote.
-    raft.votes.setdefault(voter, granted)
-    return joint_vote(raft.membership.incoming, raft.membership.outgoing, raft.votes)
+    votes.setdefault(msg.from_, not msg.reject)
+    return joint_vote(raft.membership.incoming, raft.membership.outgoing, votes)
 
 
-def _on_vote_answer(raft: Raft, msg: MsgVoteResp) -> None:
-    if raft.state is not CANDIDATE:
+def on_vote_answer(raft: Raft, msg: MsgVoteResp) -> None:
+    """With `durable_campaign` also one that is late: who stood may ask for the next term by now.
+    Its log is what the vote was asked for: nobody has led this term."""
+    if raft.ballots is None or not (raft.state is CANDIDATE or raft.durable_campaign):
         return
-    result = _count(raft, msg.from_, granted=not msg.reject)
+    result = _count(raft, raft.ballots, msg)
     if result is VoteResult.WON:
         become_leader(raft)
     elif result is VoteResult.LOST:
-        become_follower(raft, raft.term, NONE)
+        raft.ballots = None
+        raft.vote_wait = 0
+        if raft.state is CANDIDATE:
+            become_follower(raft, raft.term, NONE)
 
 
 def _on_pre_vote_answer(raft: Raft, msg: MsgPreVoteResp) -> None:
     if raft.state is not PRE_CANDIDATE:
         return
-    result = _count(raft, msg.from_, granted=not msg.reject)
+    result = _count(raft, raft.votes, msg)
     if result is VoteResult.WON:
         campaign(raft, Campaign.ELECTION)
     elif result is VoteResult.LOST:
@@ -337,6 +348,5 @@ HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
     MsgCommit: _on_commit,
     MsgSnap: _on_snapshot,
     MsgProp: _on_proposal,
-    MsgVoteResp: _on_vote_answer,
     MsgPreVoteResp: _on_pre_vote_answer,
 }

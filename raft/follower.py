@@ -33,6 +33,8 @@ def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:
     raft.reset(term)
     raft.lead = lead
     raft.state = FOLLOWER
+    if lead != NONE:
+        raft.election_is_over()
 
 
 def forget_leader(raft: Raft) -> None:
@@ -177,7 +179,9 @@ def _heard_leader(raft: Raft, lead: NodeId) -> None:
     assert raft.lead in (NONE, lead), (raft.lead, lead, raft.term)
     raft.election_elapsed = 0
     raft.campaign_due = 0
-    raft.lead = lead
+    if raft.lead == NONE:
+        raft.lead = lead
+        raft.election_is_over()
 
 
 def _on_proposal(raft: Raft, msg: MsgProp) -> None:

@@ -40,7 +40,7 @@ from raft.messages import (
 )
 from raft.progress import PROBE, REPLICATE, SNAPSHOT, Progress
 from raft.quorum import VoteResult, joint_vote, majority_index
-from raft.state import FOLLOWER, LEADER, Raft
+from raft.state import LEADER, Raft
 from raft.types import (
     CONF_CHANGE_KINDS,
     NONE,
@@ -60,11 +60,12 @@ SNAPSHOT_ANSWERS_MAX: Final = 50
 
 def become_leader(raft: Raft) -> None:
     """Begin to lead: append an empty entry, whose commit shows what is committed (§5.4.2, §8)."""
-    assert raft.state is not FOLLOWER
+    assert raft.ballots is not None
     assert raft.state is not LEADER
     raft.reset(raft.term)
     raft.lead = raft.id
     raft.state = LEADER
+    raft.election_is_over()
     own = raft.progress[raft.id]
     own.become_replicate()
     own.recent_active = True

@@ -36,6 +36,7 @@ from raft.messages import (
     MsgStorageApplyResp,
     MsgTimeoutNow,
     MsgVote,
+    MsgVoteResp,
 )
 from raft.progress import Progress
 from raft.ready import Ready, ReadyMaker
@@ -66,6 +67,7 @@ _FROM_LEADERS: Final = frozenset((MsgApp, MsgHeartbeat, MsgCommit, MsgSnap))
 _ANY_ROLE: Final[dict[type[Message], Callable[..., None]]] = {
     MsgVote: candidate.handle_vote,
     MsgPreVote: candidate.handle_pre_vote,
+    MsgVoteResp: candidate.on_vote_answer,
     MsgTimeoutNow: candidate.on_timeout_now,
     MsgStorageAppendResp: ready.handle_storage_append_resp,
     MsgStorageApplyResp: ready.handle_storage_apply_resp,

@@ -45,6 +45,7 @@ class Raft:
 
     __slots__ = (
         "async_storage_writes",
+        "ballots",
         "batch_appends",
         "broadcast_due",
         "campaign_due",
@@ -133,7 +134,7 @@ class Raft:
         self.state: StateType = FOLLOWER
         self.lead: NodeId = NONE
         self.votes: dict[NodeId, bool] = {}
-        """Answers to this replica's own (pre-)candidacy."""
+        """Answers to this replica's question whether it would be elected (pre-vote)."""
 
         self.election_elapsed = 0
         """Ticks since the leader was heard, a vote was cast, or (leader) check-quorum passed."""
@@ -234,12 +235,23 @@ class Raft:
             progress.reset(next_index=last + 1, match=last if node == self.id else 0)
 
     def _no_vote_pending(self) -> None:
+        self.ballots: dict[NodeId, bool] | None = None
+        """Answers to this replica's candidacy in this term; None: it has not stood in this life, or
+        what came of it is known."""
         self.vote_pending = False
         """The vote, for whomever, is on its way to the disk (`durable_campaign`)."""
         self.vote_ticks = 0
         """How long the vote took to be durable, or has taken so far."""
         self.vote_wait = 0
         """Ticks for which the election that the vote was given in is not disturbed by another."""
+
+    def election_is_over(self) -> None:
+        """Somebody leads this term: what was waited for has come, and the next election is another
+        one."""
+        self.ballots = None
+        self.vote_wait = 0
+        if self.durable_campaign and self.randomized_election_timeout >= 2 * self.election_ticks:
+            self.draw_election_timeout()  # it was made longer for slow disks
 
     def draw_election_timeout(self) -> None:
         """Randomized so that votes are rarely split (§5.2)."""
@@ -249,6 +261,8 @@ class Raft:
 
     def set_membership(self, membership: Membership, index: Index) -> None:
         """Take on the membership as of `index`: keep what is known of members that stay."""
+        if self.state is not CANDIDATE:
+            self.ballots = None  # what others were asked for was to lead the old members
         self.membership = membership
         self.membership_index = index
         self.progress = track(

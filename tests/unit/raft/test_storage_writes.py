@@ -132,6 +132,90 @@ def test_voter_refuses_another_election_while_its_vote_is_on_its_way() -> None:
     assert asked() == [False]
 
 
+def _asked_for_votes(*, slow: tuple[int, ...]) -> Network:
+    """Node 1 stands in term 1, and has asked; the disks of `slow` hold their votes back."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.node(1).campaign()
+    network.step(MsgPreVoteResp(1, 2, 1))
+    network.settle(1)
+    for voter in slow:
+        network.step(MsgVote(voter, 1, 1, 1, 1))
+        network.collect(voter)
+    network.messages.clear()
+    return network
+
+
+def test_vote_from_a_slow_disk_counts_though_its_candidate_asks_again() -> None:
+    """Else who has the quickest disk gives each election up before the slowest has answered."""
+    network = _asked_for_votes(slow=(2,))
+    node = network.node(1)
+    node.tick(2 * ELECTION_TICKS)
+    network.collect(1)
+    assert (node.term, node.state) == (1, StateType.PRE_CANDIDATE)
+    network.storage_step(2)
+    network.settle(1)
+    assert (node.term, node.state) == (1, StateType.LEADER)
+
+
+def test_vote_from_a_slow_disk_counts_after_refusals_of_the_next_election() -> None:
+    """Who waits for its own disk refuses: that ends the question, not the election before it."""
+    network = _asked_for_votes(slow=(2, 3))
+    node = network.node(1)
+    node.tick(2 * ELECTION_TICKS)
+    network.collect(1)
+    for voter in (2, 3):
+        network.step(MsgPreVoteResp(1, voter, 1, reject=True))
+    assert (node.term, node.state) == (1, StateType.FOLLOWER)
+    network.storage_step(3)
+    network.settle(1)
+    assert (node.term, node.state) == (1, StateType.LEADER)
+
+
+def test_late_votes_do_not_make_anybody_lead_who_has_restarted_or_follows() -> None:
+    """§5.2: it may have led the term before the crash, with other entries; or somebody does."""
+    network = _asked_for_votes(slow=(2, 3))
+    network.crash(1)
+    for voter in (2, 3):
+        network.step(MsgVoteResp(1, voter, 1))
+    assert (network.node(1).vote, network.node(1).state) == (1, StateType.FOLLOWER)
+    network = _asked_for_votes(slow=(2, 3))
+    network.step(MsgVoteResp(1, 2, 1))
+    network.node(1).step_down()
+    network.step(MsgVoteResp(1, 3, 1))
+    assert network.node(1).state is StateType.FOLLOWER
+
+
+def test_asker_that_was_given_the_vote_is_not_kept_waiting() -> None:
+    """The answer may have been lost with its link."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.step(MsgVote(2, 1, 1, 1, 1))
+    network.collect(2)
+    network.node(2).tick(5 * ELECTION_TICKS)
+    network.storage_step(2)
+    network.step(MsgPreVote(2, 3, 2, 1, 1))
+    network.step(MsgPreVote(2, 1, 2, 1, 1))
+    assert network.hosts[2].take_ready() == [
+        MsgPreVoteResp(3, 2, 1, reject=True),
+        MsgPreVoteResp(1, 2, 2),
+    ]
+
+
+def test_slow_vote_does_not_make_the_next_failover_slow() -> None:
+    """Whoever was elected leads perhaps for days; then its silence is told as soon as ever."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.step(MsgVote(2, 1, 1, 1, 1))
+    network.collect(2)
+    node = network.node(2)
+    node.tick(5 * ELECTION_TICKS)
+    network.storage_step(2)
+    assert node.ticks_until_due() >= 20 * ELECTION_TICKS
+    network.step(MsgHeartbeat(2, 1, 1, 0))
+    assert node.ticks_until_due() < 2 * ELECTION_TICKS
+    node.forget_leader()
+    network.step(MsgPreVote(2, 3, 2, 1, 1))
+    assert not network.hosts[2].take_ready()[-1].reject
+
+
 def test_of_two_that_ask_at_one_time_one_goes_on() -> None:
     """Both would be told yes, and have a vote each: on slow disks that costs a second election."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
