@@ -7,7 +7,8 @@ are for later versions and are not looked at.
 
 Behind the flags, if any of its replicas has damaged entries: how many of the groups that follow it
 has not the whole state of (u32, little-endian), and the groups (u64), those first. Such a replica
-cannot lead yet; the others should not while there is one without damage.
+cannot lead yet; the others should not while there is one without damage. Servers that speak less
+than `VERSION_OF_DAMAGE` are sent the flags alone: some of them refuse more.
 
 Must not know: what follows from it.
 """

@@ -38,6 +38,8 @@ leader appends only while the servers of all members speak 4. 5: frames may come
 
 VERSION_OF_PIECES = 5
 """Who speaks less is sent whole frames."""
+VERSION_OF_DAMAGE = 5
+"""Who speaks less may end the link when a CONDITION names groups."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

@@ -13,10 +13,11 @@ Must not know: what a disk is, who leads what.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import segments.api as storage
 from rpc.condition import Condition, decode_condition, encode_condition
-from rpc.hello import Hello
+from rpc.hello import VERSION_OF_DAMAGE, Hello
 from rpc.peer import FrameType
 from rpc.streams import Transport
 from vdl.log import Log
@@ -152,7 +153,10 @@ class Conditions:
             self._peers.pop(server_id, None)
 
     def _tell(self, server_id: int) -> None:
-        frame = encode_condition(self._told)
+        told = self._told
+        if self._alive[server_id].version < VERSION_OF_DAMAGE:
+            told = replace(told, incomplete=(), damaged=())
+        frame = encode_condition(told)
         if self._transport.send(server_id, FrameType.CONDITION, frame):
             self._untold.discard(server_id)
         else:
