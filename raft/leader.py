@@ -391,8 +391,11 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         progress.sent_commit = index
         _owe_commit(raft)
     if not progress.maybe_update(index) and not (
-        # A probe's answer without news still ends the probing.
-        progress.match == index and progress.state is PROBE
+        # A probe's answer without news still ends the probing. But not what a replica answers to
+        # this leader's messages of an older term, which its question for votes has overtaken.
+        progress.match == index
+        and progress.state is PROBE
+        and (index == progress.next - 1 or not raft.quiet_heartbeats)
     ):
         return
     if progress.state is REPLICATE:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raft.errors import InvalidConfig
-from raft.messages import MsgApp, MsgHeartbeat
+from raft.messages import MsgApp, MsgAppResp, MsgHeartbeat
 from raft.node import NEVER_DUE
 from raft.types import Entry, StateType
 from tests.unit.raft.network import ELECTION_TICKS, Network
@@ -295,6 +295,38 @@ def test_quiet_leader_is_due_for_check_quorum_and_the_end_of_a_transfer() -> Non
     assert leader.ticks_until_due() == ELECTION_TICKS
     network.tick(1, 4)
     assert leader.ticks_until_due() == ELECTION_TICKS - 4
+
+
+def test_refusal_of_a_leaders_older_term_is_no_answer_to_its_probe() -> None:
+    """Entries of the term before may be on their way still when votes have overtaken them. Taken
+    for a replica that has nothing, it would be sent a snapshot, or the log from its beginning."""
+    network = Network(**QUIET)
+    leader = network.elect(1)
+    network.propose(b"a", b"b", b"c")
+    network.settle()
+    network.hosts[1].compact(leader.applied)
+    network.propose(b"on its way")
+    network.collect(1)
+    [entries] = [m for m in network.messages if isinstance(m, MsgApp) and m.to == 2]
+    network.messages.clear()
+    leader.step_down()
+    for number in (2, 3):
+        network.node(number).forget_leader()
+    network.cut = lambda message: isinstance(message, MsgApp) and message.to == 2
+    network.elect(1)
+    network.step(entries)
+    network.collect(2)
+    [refusal] = network.messages
+    assert isinstance(refusal, MsgAppResp)
+    network.step(refusal)
+    network.messages.clear()
+    assert not leader.has_ready()
+    network.heal()
+    network.tick(1)
+    network.settle()
+    progress = leader.progress(2)
+    assert progress is not None
+    assert progress.match == leader.last_index
 
 
 # --- Views and settings ------------------------------------------------------------------------
