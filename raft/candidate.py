@@ -105,8 +105,6 @@ def vote_is_durable(raft: Raft) -> None:
     if not raft.vote_pending:
         return
     raft.vote_pending = False
-    if raft.lead != NONE:
-        return  # the others were enough
     raft.election_elapsed = 0
     raft.campaign_due = 0
     raft.vote_wait = min(VOTE_WAITS * raft.vote_ticks, VOTE_WAIT_MAX)

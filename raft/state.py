@@ -246,10 +246,9 @@ class Raft:
         """Ticks for which the election that the vote was given in is not disturbed by another."""
 
     def election_is_over(self) -> None:
-        """Somebody leads this term: what was waited for has come, and the next election is another
-        one."""
-        self.ballots = None
-        self.vote_wait = 0
+        """Somebody leads this term: what was waited for has come, also if the own vote is not
+        durable yet, and the next election is another one."""
+        self._no_vote_pending()
         if self.durable_campaign and self.randomized_election_timeout >= 2 * self.election_ticks:
             self.draw_election_timeout()  # it was made longer for slow disks
 

@@ -216,6 +216,22 @@ def test_slow_vote_does_not_make_the_next_failover_slow() -> None:
     assert not network.hosts[2].take_ready()[-1].reject
 
 
+def test_vote_that_others_made_needless_holds_nothing_up() -> None:
+    """Its candidate leads, and dies before this disk has written the vote."""
+    network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
+    network.step(MsgVote(2, 1, 1, 1, 1))
+    network.collect(2)
+    node = network.node(2)
+    node.tick(5 * ELECTION_TICKS)
+    network.step(MsgHeartbeat(2, 1, 1, 0))
+    node.forget_leader()
+    node.campaign_soon(3)
+    network.storage_step(2)
+    assert node.ticks_until_due() == 3
+    network.step(MsgPreVote(2, 3, 2, 1, 1))
+    assert not network.hosts[2].take_ready()[-1].reject
+
+
 def test_of_two_that_ask_at_one_time_one_goes_on() -> None:
     """Both would be told yes, and have a vote each: on slow disks that costs a second election."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
