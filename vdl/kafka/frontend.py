@@ -546,7 +546,7 @@ class ClientSession:
         if not memory.has_room_for(decoded) and memory.take_apart(decoded):
             self._apart = decoded
         elif not memory.may_start(self, decoded):
-            memory.wait_to_start(self, self.mark)
+            memory.wait_to_start(self, self.mark, decoded)
             self._frontend.crowded[self] = None
             self._frontend.hurry()
             return False
@@ -756,7 +756,7 @@ class ClientSession:
         memory.change(more)
         if not counted:
             memory.finished(self)
-        memory.leave(self)
+        memory.leave_arriving(self)
         return may_read
 
     def _close(self) -> None:

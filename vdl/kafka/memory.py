@@ -152,7 +152,9 @@ class Memory:
 class RequestMemory(Memory):
     """The bound of requests. `reserve` of it is kept for `first`."""
 
-    __slots__ = ("_starting", "_starts_are_next", "apart", "apart_used", "first", "reserve")
+    __slots__ = (
+        "_moderate", "_starting", "_starts_are_next", "apart", "apart_used", "first", "reserve",
+    )  # fmt: skip
 
     def __init__(self, limit: int, request_bytes_max: int) -> None:
         super().__init__(limit)
@@ -165,6 +167,9 @@ class RequestMemory(Memory):
         self._starting: dict[object, Callable[[], None]] = {}
         """Who waits for room to start a request. They want much at once: in one line with those
         that arrive piece by piece they would hold those up."""
+        self._moderate: dict[object, Callable[[], None]] = {}
+        """Those of them that may have what is kept apart. It is no use to the others, who may wait
+        longer."""
         self._starts_are_next = False
         """Whose line is looked at first."""
         self.first: object = None
@@ -184,14 +189,22 @@ class RequestMemory(Memory):
         """Whether `who` may start a request that is decoded to so much."""
         return self._may_have(who, more, self._starting, is_alone=True)
 
-    def wait_to_start(self, who: object, callback: Callable[[], None]) -> None:
-        """As `wait`."""
+    def wait_to_start(self, who: object, callback: Callable[[], None], more: int) -> None:
+        """As `wait`, with a request that is decoded to so much."""
         if who not in self._starting:
             self.waits += 1
         self._starting[who] = callback
+        if more <= MEDIUM_BYTES:
+            self._moderate[who] = callback
+
+    def leave_arriving(self, who: object) -> None:
+        """Waits no more to be read. It may go on waiting to start what has been read."""
+        super().leave(who)
 
     def leave(self, who: object) -> None:
         """Waits no more, for whatever it was."""
+        if self._moderate and self._moderate.pop(who, None) is not None:
+            self._wake_moderate()
         if self._starting and self._starting.pop(who, None) is not None and self._has_room():
             self._wake()
         super().leave(who)
@@ -236,6 +249,12 @@ class RequestMemory(Memory):
         """Give it back."""
         self.apart_used -= count
         assert self.apart_used >= 0, self.apart_used
+        self._wake_moderate()
+
+    def _wake_moderate(self) -> None:
+        if self.apart_used < self.apart:
+            for callback in list(islice(self._moderate.values(), WOKEN_MAX)):
+                callback()
 
     def _has_room(self) -> bool:
         return self.first is None or self.used < self.limit - self.reserve - self.apart

@@ -484,7 +484,7 @@ def test_requests_that_arrive_go_on_beside_some_that_cannot_start() -> None:
     woken: list[str] = []
     for number in range(10):
         assert not memory.may_start(number, 9 * FRAME)
-        memory.wait_to_start(number, partial(woken.append, "large"))
+        memory.wait_to_start(number, partial(woken.append, "large"), 9 * FRAME)
     memory.wait("small", partial(woken.append, "small"))
     memory.change(-FRAME)
     assert "small" in woken
@@ -507,7 +507,7 @@ def test_those_that_arrive_and_those_that_start_take_turns() -> None:
 
     assert memory.may_have("before", FRAME, is_alone=True)
     memory.wait("arrives", ask_to_arrive)
-    memory.wait_to_start("starts", ask_to_start)
+    memory.wait_to_start("starts", ask_to_start, FRAME)
     for _ in range(4):
         memory.finished(memory.first)
     assert asked == ["starts", "arrives"] * 2
@@ -626,6 +626,41 @@ def test_polls_of_some_partitions_have_room_beside_long_requests() -> None:
     assert client.answers()[0].responses[0].partitions[0].records
 
 
+def test_a_long_request_that_waits_to_start_keeps_its_place() -> None:
+    """There is room for what it is, and not yet for what it is decoded to."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    holders = [begun(world, 3 * FRAME // 4) for _ in range(3)]
+    world.run(10)
+    requests = world.context.requests
+    holders.sort(key=lambda holder: holder.session is requests.first)
+    holders[0].session.connection_lost()
+    client = polling(world, 3_000)
+    world.run(10)
+    assert client.session._charged > SMALL_BYTES
+    assert client.session._waiting
+    for holder in holders[1:]:
+        holder.session.connection_lost()
+    world.run(10)
+    assert not client.session._waiting
+    assert not world.frontend.crowded
+
+
+def test_polls_of_some_partitions_start_when_others_give_their_room_back() -> None:
+    """It is kept apart for them, whatever those hold that are read."""
+    world = world_of_requests()
+    world.topic()
+    world.run(10)
+    for _ in range(20):
+        begun(world, 3 * FRAME // 4)
+    polling(world, 300)
+    world.run(10)
+    clients = [polling(world, 10_000), *(polling(world, 300) for _ in range(9))]
+    world.run(10)
+    assert [len(client.session._waiting) for client in clients] == [1] + [0] * 9
+
+
 def test_who_asks_much_again_and_again_does_not_keep_others_from_it() -> None:
     """Each of its requests is counted as more than there is, and the next one waits already."""
     world = world_of_requests()
@@ -633,9 +668,17 @@ def test_who_asks_much_again_and_again_does_not_keep_others_from_it() -> None:
     world.run(10)
     first = polling(world, 8_000, count=20)
     other = polling(world, 8_000)
+    before: list[int] = []
+
+    def send(buffers: Any) -> list[Any]:
+        before.append(first.sends)
+        return Client.send(other, buffers)
+
+    other.send = send  # type: ignore[method-assign]
     world.run(20)
     assert len(other.answers()) == 1
-    assert len(first.answers()) < 20
+    assert before[0] < 5
+    assert len(first.answers()) == 20
 
 
 def test_small_elements_among_bytes_that_are_passed_on_are_counted() -> None:
