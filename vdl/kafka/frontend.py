@@ -360,7 +360,11 @@ class ClientSession:
     def end(self, reason: str) -> None:
         """Start no further request; close when what has started is answered."""
         self.ending = self.ending or reason
+        # Answers may take long to leave: what waits to start is not counted until then.
+        self._bytes_in_flight -= sum(request.bytes for request in self._waiting)
         self._waiting.clear()
+        self._frontend.crowded.pop(self, None)
+        self._frontend.context.requests.leave(self)
         if self._started or self._out or self._unsent:
             self.mark()
         else:
@@ -414,7 +418,10 @@ class ClientSession:
         before_ns = now_ns - deadline_ns // _STALL_PARTS
         if 0 < self._unsent_since_ns <= before_ns:
             self.info.answers.taken = 0
-            if context.answers.waiting and (
+            is_waited_for = context.answers.waiting or (
+                context.requests.waiting and self._charged > SMALL_BYTES
+            )
+            if is_waited_for and (
                 self.stuck_since_ns <= before_ns or self._reads_slowly(now_ns, deadline_ns)
             ):
                 return True
@@ -520,7 +527,9 @@ class ClientSession:
     def _may_start(self) -> bool:
         key = self._waiting[0].api_key
         api = API.get(key)
-        if api is None or not api.pipelined:
+        if api is None:
+            return not self._started  # to be told so: it is not decoded
+        if not api.pipelined:
             if self._started or (key in _LARGE_ANSWERS and not self._has_room()):
                 return False
             request = self._waiting[0]
@@ -593,6 +602,7 @@ class ClientSession:
         api = API.get(request.api_key)
         version = request.api_version
         if api is None:
+            self._bytes_in_flight -= request.bytes
             self.end(f"unknown API key {request.api_key}")
             return
         frontend = self._frontend

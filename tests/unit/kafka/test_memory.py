@@ -553,6 +553,53 @@ def test_a_busy_client_does_not_keep_the_room_of_the_one_that_waits_longest() ->
         raise AssertionError("never read to its end")
 
 
+def test_who_takes_no_answers_and_holds_requests_is_given_up_while_others_wait() -> None:
+    """Nothing is read of them meanwhile, so that they cannot go on with what they began."""
+    world = world_of_requests()
+    (stream,) = world.topic()
+    for _ in range(8):
+        fill(stream, size=100_000)
+    world.run(10)
+    for _ in range(3):
+        client = world.client()
+        client.room = 0
+        poll = fetch(max_wait_ms=1_000)
+        poll.min_bytes = 50 * MIB
+        client.request(FETCH, 11, poll)
+        frame = client.frame(PRODUCE, 9, encoded(produce_request(FRAME - 50_000)))
+        client.session.receive(frame[:4])
+        client.rest = memoryview(frame)[4:]  # type: ignore[attr-defined]
+        send(client, 3 * FRAME // 4)
+    world.run(2_000)
+    late = begun(world, FRAME)
+    assert world.context.requests.waiting
+    for _ in range(20):
+        world.run(1_000)
+        send(late, FRAME)
+    assert not late.rest  # type: ignore[attr-defined]
+
+
+def test_what_is_behind_an_unknown_request_is_not_counted_while_answers_leave() -> None:
+    world = world_of_requests()
+    (stream,) = world.topic()
+    for _ in range(8):
+        fill(stream, size=100_000)
+    world.run(10)
+    client = world.client()
+    client.room = 0
+    poll = fetch(max_wait_ms=1_000)
+    poll.min_bytes = 50 * MIB
+    client.request(FETCH, 11, poll)
+    unknown = pack(">hhih", 999, 0, 5, -1) + bytes(200_000)
+    client.session.receive(pack(">i", len(unknown)) + unknown)
+    client.request(FETCH, 11, long_poll(3_000))
+    world.run(2_000)
+    assert client.session.ending
+    assert not client.closed
+    requests = world.context.requests
+    assert (requests.used, requests.waiting, requests.first) == (0, 0, None)
+
+
 # --- what requests become -------------------------------------------------------------------------
 
 
