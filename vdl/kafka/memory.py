@@ -12,9 +12,9 @@ waits longest: it is always read to its end, then the next, so requests that are
 whole can stop nobody.
 
 A request in few bytes may become many objects, so it counts as `decoded_bytes` from when it starts
-until it is answered. Without room it does not start, but waits in the same line as those that are
-to be read; a sixteenth is kept apart for requests of moderate size. A long poll gives its room back
-when such a request waits: it is answered with what there is, and does not hold the largest's room.
+until it is answered. Without room it does not start, but waits in a line beside that of those to be
+read; a sixteenth is kept apart for requests of moderate size. A long poll gives its room back when
+such a request waits: it is answered with what there is, and does not hold the largest's room.
 
 Answers (`response.memory_max`): from when an answer is built until the socket has taken it, with
 what its slices keep alive. Many long polls may be woken in one turn, so each is charged before the
