@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from segments import failpoint
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
-from segments.fs import File, cut_off, make_durable_directory, read_whole, write_over
+from segments.fs import File, FileSystem, cut_off, read_whole, write_over
 from segments.segment import (
     SEGMENT_HEADER_BYTES,
     Cursor,
@@ -129,7 +129,7 @@ class _Writer:
             self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
             self._allocated = self._file.size()
         else:
-            make_durable_directory(plan.files.fs, plan.files.directory)
+            _make_directory(plan.files.fs, plan.files.directory)
         if plan.has_scrap:
             plan.files.remove_scrap(cursor.segment, plan.first)
 
@@ -250,6 +250,14 @@ class _Writer:
         self.result.opened.append(info)
         cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES
         cursor.max_timestamp = cursor.first_timestamp = NO_TIMESTAMP
+
+
+def _make_directory(fs: FileSystem, path: str) -> None:
+    """A log's, durably: also where a flush before this one made it, and was refused to sync the
+    one it stands in."""
+    if not fs.exists(path):
+        fs.make_directory(path)
+    fs.sync_directory(path.rpartition("/")[0])
 
 
 def _is_later(entry: EntryLike, first_timestamp: int | None, span_ms: int) -> bool:
