@@ -195,6 +195,8 @@ class DiskStore:
             replay = replay_journal(fs, f"{directory}/journal", identity, progress)
             check_logs(fs, directory, replay)
             make_durable_directory(fs, f"{directory}/deleted")
+            # Its name may be all that the life before it gave the identity: files go by it next.
+            fs.sync_directory(directory)
             strays = remove_strangers(fs, directory, identity)
             meta = Meta(fs, f"{directory}/meta", options.meta_map_bytes)
             fs.sync_directory(directory)

@@ -62,3 +62,24 @@ def test_directory_of_a_log_is_durable_where_its_first_flush_was_refused(
     engine.power_cut()
     engine.start()
     assert engine.all_entries(engine.log) == before
+
+
+def test_start_makes_the_identity_durable_before_logs_go_by_it(engine, monkeypatch):
+    """A life that ended between its rename and the sync; the start after it ends at a power cut."""
+    log = engine.new_log()
+    put(engine, log, 50)
+    engine.checkpoint()
+    with monkeypatch.context() as patch:
+        failures = refuse(patch, "sync_directory", "data", errno.EIO)
+        engine.store.delete_log(log.log_id)
+        engine.pump()
+        assert not failures
+    engine.fatal.clear()
+    engine.crash()
+    with monkeypatch.context() as patch:
+        refuse(patch, "remove_tree", "data/deleted/00000001", errno.EIO)
+        with pytest.raises(OSError, match="deleted"):
+            engine.start()
+    engine.power_cut()
+    engine.start()
+    assert engine.log is None
