@@ -5,19 +5,31 @@ it, and its links stay alive: nobody would ever depose it, while every command t
 own disk fails. So it has to notice by itself. The same goes for a disk that writes the journal and
 hangs over a segment: what it has taken piles up in memory.
 
+A disk that is slow does not hang. Where writes have lately taken long, more is waited for: on disks
+that all need seconds for a sync, leaderships would wander for ever.
+
 Must not know: the disk, who leads what.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from vdl.clock import MS
+
+USUAL_TIMES: Final = 3
+"""So many times as long as writes have lately taken is waited for at the least."""
+PATIENCE_TIMES: Final = 5
+"""So many times the patience at the most."""
 
 
 class DiskWatch:
     """Fed with the tokens that were handed to the journal and those it has made durable, and with
     what is being done to other files."""
 
-    __slots__ = ("_owed", "_patience_ns", "_since_ns", "_staged", "_work", "_work_since_ns")
+    __slots__ = (
+        "_owed", "_patience_ns", "_since_ns", "_staged", "_usual_ns", "_work", "_work_since_ns",
+    )  # fmt: skip
 
     def __init__(self, patience_ms: int, now_ns: int) -> None:
         self._patience_ns = patience_ms * MS
@@ -25,6 +37,8 @@ class DiskWatch:
         self._owed = 0
         """The token that is waited for, since `_since_ns`."""
         self._since_ns = now_ns
+        self._usual_ns = 0
+        """How long writes have lately taken, a long one for some time after."""
         self._work = 0
         """`Store.file_work` as it has been since `_work_since_ns`."""
         self._work_since_ns = now_ns
@@ -36,10 +50,16 @@ class DiskWatch:
     def is_hung(self, durable: int, now_ns: int) -> bool:
         """Whether something handed over longer ago than the patience is still not durable."""
         if durable >= self._owed:
+            took_ns = now_ns - self._since_ns
+            self._usual_ns = max(took_ns, self._usual_ns - self._usual_ns // 16)
             self._owed = self._staged
             self._since_ns = now_ns
             return False
-        return now_ns - self._since_ns > self._patience_ns
+        return now_ns - self._since_ns > self._limit_ns()
+
+    def _limit_ns(self) -> int:
+        usual_ns = min(USUAL_TIMES * self._usual_ns, PATIENCE_TIMES * self._patience_ns)
+        return max(self._patience_ns, usual_ns)
 
     def is_stalled(self, work: int, now_ns: int) -> bool:
         """Whether one step of a checkpoint or a chore has taken longer than the patience."""
@@ -47,4 +67,4 @@ class DiskWatch:
             self._work = work
             self._work_since_ns = now_ns
             return False
-        return now_ns - self._work_since_ns > self._patience_ns
+        return now_ns - self._work_since_ns > self._limit_ns()

@@ -1,0 +1,60 @@
+"""When a disk is said to hang: not when it is only slow."""
+
+from vdl.clock import MS
+from vdl.logstream.disk_watch import PATIENCE_TIMES, DiskWatch
+
+PATIENCE_MS = 3_000
+LOOK_MS = 100
+
+
+class Watched:
+    """A disk watch that is looked at ten times a second, beside a disk."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.watch = DiskWatch(PATIENCE_MS, 0)
+        self.durable = 0
+
+    def write(self, took_ms: int) -> bool:
+        """One write that takes so long; whether the disk was said to hang meanwhile."""
+        self.watch.staged(self.durable + 1)
+        end_ms = self.now_ms + took_ms
+        hung = False
+        while self.now_ms < end_ms:
+            self.now_ms += LOOK_MS
+            hung |= self.watch.is_hung(self.durable, self.now_ms * MS)
+        self.durable += 1
+        self.watch.is_hung(self.durable, self.now_ms * MS)
+        return hung
+
+
+def test_write_that_takes_longer_than_the_patience_hangs() -> None:
+    disk = Watched()
+    assert not any(disk.write(50) for _ in range(100))
+    assert disk.write(PATIENCE_MS + 500)
+
+
+def test_disk_that_is_slow_does_not_hang() -> None:
+    """Leaderships would go to others whose disks are as slow, and come back, for ever."""
+    disk = Watched()
+    assert not any(disk.write(2_000) for _ in range(5))
+    assert not disk.write(PATIENCE_MS + 1_000)
+    assert disk.write(PATIENCE_TIMES * PATIENCE_MS + 1_000), "it is waited for only so long"
+
+
+def test_disk_that_was_slow_is_soon_expected_to_be_quick() -> None:
+    disk = Watched()
+    disk.write(2_000)
+    for _ in range(100):
+        disk.write(50)
+    assert disk.write(PATIENCE_MS + 500)
+
+
+def test_steps_at_other_files_go_by_the_same_measure() -> None:
+    """A flush is several syncs of the disk that needs seconds for one."""
+    for slow_ms, is_stalled in ((50, True), (2_000, False)):
+        disk = Watched()
+        disk.write(slow_ms)
+        assert not disk.watch.is_stalled(7, disk.now_ms * MS)
+        later_ms = disk.now_ms + PATIENCE_MS + 500
+        assert disk.watch.is_stalled(7, later_ms * MS) is is_stalled
