@@ -590,7 +590,7 @@ class Host:
                 return
             is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
             # Not a learner: it has no timer to go by, and may be a voter soon.
-            is_idle = bool(node.lead) and node.commit == node.last_index
+            is_idle = node.commit == node.last_index and server_of(node.lead) in self._alive
             may_rest = is_heard and is_idle and node.raft.is_voter
         if may_have_news and group.has_news:
             self.mark_dirty(group)
