@@ -20,8 +20,10 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,6 +38,7 @@ from segments.workers import ThreadWorkers
 from vdl.administration import Administration
 from vdl.config import ADMIN_LISTENER, Config
 from vdl.http import HttpServer
+from vdl.kafka.api import load as load_apis
 from vdl.kafka.listener import Listener
 from vdl.listening import listening_socket
 from vdl.log import EventLog, start_logging
@@ -232,6 +235,7 @@ class Process:
             self._listeners.append(listener)
         if self._config.admin is not None:
             self._loop.create_task(self._open_admin())
+        threading.Thread(target=load_apis, name="load", daemon=True).start()
 
     def _cannot_listen(self, name: str, port: int, error: OSError) -> None:
         self._log.error("cannot_listen", listener=name, port=port, error=str(error))
@@ -243,7 +247,8 @@ class Process:
             listener.close()
 
     async def _open_admin(self) -> None:
-        """The admin service, after the listeners: gRPC takes a while to load."""
+        """The admin service, after the listeners: gRPC takes a while to load, in a thread."""
+        await asyncio.to_thread(import_module, "rpc.admin_service")
         from rpc.admin_service import AdminService
 
         admin = self._config.admin

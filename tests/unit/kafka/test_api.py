@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,22 @@ def test_api_row_names_a_handler_and_a_codec(api: Api) -> None:
     assert len(inspect.signature(api.handler).parameters) == 2
     assert (api.key, api.name) == (api.wire.API_KEY, api.wire.NAME)
     assert api.wire.MIN_VERSION <= api.min_version <= api.max_version <= api.wire.MAX_VERSION
+
+
+def test_loaded_apis_need_no_module_for_their_first_request() -> None:
+    """In a process of its own: others have loaded some of them here."""
+    program = (
+        "import sys\n"
+        "from vdl.kafka.api import ROWS, load\n"
+        "load()\n"
+        "before = set(sys.modules)\n"
+        "assert all(row.wire and row.handler for row in ROWS)\n"
+        "print(len(set(sys.modules) - before))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "0"
 
 
 @ROW
