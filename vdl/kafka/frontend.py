@@ -73,6 +73,8 @@ _SECOND_NS = 1_000 * MS
 _SWEEP_NS = _SECOND_NS
 _CUT_NS = 4 * MS
 """Between two stalled connections that are closed."""
+_HURRY_NS = 20 * MS
+"""For which a poll that holds memory which others wait for may go on at most."""
 _QUIET_NS = 60_000 * MS
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 _STALL_PARTS = 6
@@ -651,7 +653,7 @@ class ClientSession:
         if type(answer) is Later and not answer.done:
             answer.when_done(self._answered)
             if self._decoded and (frontend.crowded or frontend.context.requests.first is self):
-                self.hurry()
+                frontend.hurry()
 
     def _answered(self, later: Later) -> None:
         del later
@@ -817,6 +819,7 @@ class Frontend:
         self._stalled: deque[ClientSession] = deque()
         """Found by a sweep, and to be cut one by one."""
         self._cut_timer: Timer | None = None
+        self._hurry_timer: Timer | None = None
         self._stopping = False
         self._next_id = 1
 
@@ -944,9 +947,16 @@ class Frontend:
                     self.session_failed(session, error)
 
     def hurry(self) -> None:
-        """For sessions: one waits for room. Polls that hold much end now."""
-        for session in list(self.heavy):
-            session.hurry()
+        """For sessions: one waits for room. Polls that hold much end soon; not at once, or their
+        clients would ask again and again as fast as they can."""
+        if self._hurry_timer is None:
+            self._hurry_timer = self.context.clock.call_later(_HURRY_NS, self._hurry)
+
+    def _hurry(self) -> None:
+        self._hurry_timer = None
+        if self.crowded or self.context.requests.first is not None:
+            for session in list(self.heavy):
+                session.hurry()
 
     def hold_back(self, session: ClientSession) -> None:
         """For sessions: a Produce waits for the host to have room."""
