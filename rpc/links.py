@@ -13,10 +13,10 @@ refused, and the link is pinged to find out.
 
 **Fast failover.** A link that ends unexpectedly is dialled again at once, before anything is
 reported. Nobody listening there proves that the process is gone: `link_down(refused=True)`. A
-connection that is accepted and then dies before HELLO belongs to a process in the middle of dying:
-it is dialled again within milliseconds. A new link is reported as down and up: a new session.
-Anything slower is `link_down(refused=False)` after `redial_report_ms`, and Raft's election timeout
-decides.
+connection that dies before HELLO, accepted or still in the listener's queue, belongs to a process
+in the middle of dying: it is dialled again within milliseconds. A new link is reported as down and
+up: a new session. Anything slower is `link_down(refused=False)` after `redial_report_ms`, and
+Raft's election timeout decides.
 
 **Back-off** doubles from `backoff_first_ms` to `backoff_max_ms`, with jitter. A link that lived
 less than `stable_ms` is not dialled again at once: two servers that disagree must not spin.
@@ -408,7 +408,7 @@ class Links:
         peer.dial = None
         if isinstance(result, DialFailed):
             self._dial_failed(peer, result.cause)
-            self._attempt_failed(peer, refused=result.refused)
+            self._attempt_failed(peer, refused=result.refused, died_early=result.is_reset)
             return
         engine = PeerEngine(
             self._local, Role.DIALER, expected=peer.server_id, limits=self._options.limits

@@ -48,6 +48,7 @@ class Network:
         # Dicts as ordered sets: faults call back in this order.
         self._streams: dict[MemoryStream, None] = {}
         self._dials: dict[MemoryDial, None] = {}
+        self._dying: set[Address] = set()
 
     # --- what servers do ------------------------------------------------------------------------
     def dialer(self, server_id: int) -> MemoryDialer:
@@ -60,11 +61,22 @@ class Network:
             raise OSError(f"{address} is in use")
         self._vanished.discard(server_id)
         self._servers[address] = server_id
+        self._dying.discard(address)
         self._listeners[address] = (server_id, on_stream)
 
-    def stop_listening(self, address: Address) -> None:
-        """Who dials `address` now is refused."""
+    def stop_listening(self, address: Address, *, is_dying: bool = False) -> None:
+        """Who dials `address` now is refused; or reset, as by a process in the middle of dying."""
         self._listeners.pop(address, None)
+        if is_dying:
+            self._dying.add(address)
+        else:
+            self._dying.discard(address)
+
+    def failure(self, address: Address) -> DialFailed:
+        """What a dial to an address comes to at which nobody listens."""
+        if address in self._dying:
+            return DialFailed(refused=False, cause="reset", is_reset=True)
+        return DialFailed(refused=True, cause="refused")
 
     # --- faults ---------------------------------------------------------------------------------
     def cut(self, source: int, target: int) -> None:
@@ -234,7 +246,7 @@ class MemoryDial:
             self._is_waiting = True
             return
         stream = network.connect(source, self._address)
-        result = DialFailed(refused=True, cause="refused") if stream is None else stream
+        result = network.failure(self._address) if stream is None else stream
         network.call(source, partial(self._finish, result))
 
     def _finish(self, result: Stream | DialFailed) -> None:

@@ -75,10 +75,12 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DialFailed:
-    """No stream came of it. `refused`: the other machine answered that nobody listens there."""
+    """No stream came of it. `refused`: the other machine answered that nobody listens there.
+    `is_reset`: somebody listened, and was gone before the connection was taken."""
 
     refused: bool
     cause: str
+    is_reset: bool = False
 
 
 class Dial(Protocol):

@@ -175,8 +175,8 @@ class SocketDial:
     """One attempt to connect."""
 
     __slots__ = (
-        "_address", "_all_refused", "_candidates", "_fd", "_is_over", "_loop", "_on_result",
-        "_resolver", "_socket", "_tried",
+        "_address", "_all_refused", "_candidates", "_fd", "_is_over", "_is_reset", "_loop",
+        "_on_result", "_resolver", "_socket", "_tried",
     )  # fmt: skip
 
     def __init__(
@@ -195,6 +195,7 @@ class SocketDial:
         self._candidates: list[Candidate] = []
         self._tried: Candidate | None = None  # the last that was taken from them
         self._all_refused = True  # of those tried so far
+        self._is_reset = False  # any of those
         self._is_over = False
         known = numeric(address)
         if known is not None:
@@ -226,7 +227,7 @@ class SocketDial:
         if not self._candidates:
             # Only when every address of the name refuses is the process known to be gone. They may
             # be those of the lookup before: where the peer was dialled last.
-            self._finish(DialFailed(refused=self._all_refused, cause=cause))
+            self._finish(DialFailed(self._all_refused, cause, self._is_reset))
             return
         self._tried = family, target = self._candidates.pop(0)
         try:
@@ -273,6 +274,8 @@ class SocketDial:
         self._release()
         if error.errno != errno.ECONNREFUSED:
             self._all_refused = False
+        if error.errno == errno.ECONNRESET:
+            self._is_reset = True
         self._try_next(_cause(error))
 
     def _finish(self, result: Stream | DialFailed) -> None:

@@ -93,6 +93,18 @@ def test_links_crash_of_a_dying_listener_is_found_by_quick_redials() -> None:
     assert downs(world, 2, 1) == [True]
 
 
+def test_links_crash_of_a_listener_that_resets_is_found_by_quick_redials() -> None:
+    """A dial may wait in the queue of a process that dies: it is reset, and not refused."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    address = address_of(1)
+    world.crash(1)
+    world.network.stop_listening(address, is_dying=True)
+    world.clock.call_later(5_000_000, lambda: world.network.stop_listening(address))
+    world.run(30)
+    assert downs(world, 2, 1) == [True]
+
+
 def test_links_reset_with_both_alive_is_a_new_session() -> None:
     """A reset link is dialled again at once: down without refusal, then up."""
     world = World(2)

@@ -129,6 +129,24 @@ asyncio.run(serve())
 """
 
 
+def test_transport_dial_in_the_queue_of_a_dying_listener_is_reset() -> None:
+    """The kernel took the connection, and the process ends before it does: nobody was refused."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        listener = socket.create_server(LOOPBACK)
+        results: list[Stream | DialFailed] = []
+        SocketDialer(loop).dial(listener.getsockname(), results.append)
+        # The dial sets out in this turn of the loop, and looks at what came of it in the next.
+        loop.call_soon(listener.close)
+        await until(lambda: bool(results))
+        (result,) = results
+        assert isinstance(result, DialFailed)
+        assert (result.refused, result.is_reset) == (False, True)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("with_traffic", [False, True])
 def test_transport_killed_process_is_refused_within_milliseconds(with_traffic: bool) -> None:
     """kill -9: the link ends, nobody listens; that is proof, long before any timeout."""
