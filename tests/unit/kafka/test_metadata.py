@@ -269,16 +269,76 @@ def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> N
     assert answer.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
 
 
-def test_metadata_tells_of_a_leaders_loss_before_it_tells_of_the_next_leader() -> None:
-    """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
-    server disappears. Each client is told of the loss once, and of the new leader when it asks
-    again."""
+def test_metadata_waits_for_the_next_leader_of_a_server_just_lost() -> None:
+    """librdkafka, told that nobody leads, asks again a second later if it has nothing under way."""
+    world = World()
+    world.topic("t", 2)
+    first, second = world.host.catalog.topics["t"].partitions
+    del world.host.leaders[first], world.host.leaders[second]
+    world.host.lost[3] = world.clock.now_ns()
+    client = world.client()
+    client.request(METADATA, 9, named("t"))
+    world.run(100)
+    world.host.leaders[second] = (2, 6)
+    world.run(100)
+    assert client.answers() == []
+    world.host.leaders[first] = (1, 6)
+    world.run(10)
+    partitions = client.answers()[0].topics[0].partitions
+    assert [(p.leader_id, p.error_code) for p in partitions] == [(1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("request_", [named("t"), MetadataRequest(None)], ids=["one", "all"])
+def test_metadata_waits_for_no_leader_longer_than_elections_take(request_: MetadataRequest) -> None:
+    """From the server's loss on: a partition that stays without a leader holds nobody up."""
     world = World()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
-    world.host.lost_ns[group_id] = world.clock.now_ns() + 1
-    for client in (world.client(), world.client()):
-        first = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
-        assert (first.leader_id, first.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
-        second = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
-        assert (second.leader_id, second.error_code) == (1, ErrorCode.NONE)
+    del world.host.leaders[group_id]
+    world.host.lost[3] = world.clock.now_ns()
+    world.run(300)
+    client = world.client()
+    client.request(METADATA, 9, request_)
+    world.run(190)
+    assert client.answers() == []
+    world.run(20)
+    (partition,) = client.answers()[0].topics[0].partitions
+    assert (partition.leader_id, partition.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+    (partition,) = client.ask(METADATA, 9, request_).topics[0].partitions
+    assert partition.leader_id == -1
+
+
+def test_metadata_tells_of_a_lost_server_once_more() -> None:
+    """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
+    server disappears; and it remembers how long a server did not answer while it is told of it."""
+    world = World()
+    world.topic("t", 1)
+    clients = world.client(), world.client()
+
+    def told() -> list[list[int]]:
+        answers = [client.ask(METADATA, 9, named("t")) for client in clients]
+        return [[broker.node_id for broker in answer.brokers] for answer in answers]
+
+    for _ in range(2):
+        world.host.alive = [1, 2]
+        world.run(10)
+        world.host.lost[3] = world.clock.now_ns()
+        world.run(10)
+        for client in clients:
+            client.ask(METADATA, 9, MetadataRequest([]))  # about no partition
+        assert told() == [[1, 2, 3]] * 2
+        assert told() == [[1, 2]] * 2
+        world.host.alive = [1, 2, 3]
+        world.host.lost[3] = -1
+        assert told() == [[1, 2, 3]] * 2
+
+
+def test_metadata_tells_of_a_lost_server_for_a_while() -> None:
+    """Who asks late has no connection to it."""
+    world = World()
+    world.topic("t", 1)
+    world.host.alive = [1, 2]
+    world.host.lost[3] = world.clock.now_ns()
+    world.run(5_000)
+    answer = world.client().ask(METADATA, 9, named("t"))
+    assert [broker.node_id for broker in answer.brokers] == [1, 2]

@@ -270,7 +270,7 @@ class TwinHost:
         self.overloaded = False
         self.alive = [1, 2, 3]
         self.in_sync = [1, 2, 3]
-        self.lost_ns: dict[int, int] = {}
+        self.lost: dict[int, int] = {}
         self.streams: dict[int, TwinStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
@@ -329,8 +329,8 @@ class TwinHost:
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         return tuple(self.in_sync)
 
-    def leader_lost_ns(self, group_id: int) -> int:
-        return self.lost_ns.get(group_id, 0)
+    def lost_ns(self, server_id: int) -> int:
+        return self.lost.get(server_id, -1)
 
     def confirm_links(self, done: Callable[[], None]) -> None:
         self.clock.call_soon(done)

@@ -9,6 +9,9 @@ is fresh without a write anywhere. Which replicas are in sync is what the partit
 last (`vdl/logstream/in_sync.py`); a replica counts as offline when this server has no link to its
 server. What an authoriser would allow is not said: there is none.
 
+Of a partition whose leader's server has just gone the next leader is waited for. librdkafka, told
+that there is none, asks again 100 ms later if it has records under way, and else a second later.
+
 A topic nobody knows is created if client and server allow it. The answer then waits a moment for
 its leaders; if they take longer the client is told LEADER_NOT_AVAILABLE and asks again, as with
 Kafka.
@@ -36,7 +39,7 @@ from vdl.kafka.wire.metadata import (
     MetadataResponseTopic,
 )
 from vdl.logstream.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import topic_name_complaint
+from vdl.state.catalog import Catalog, topic_name_complaint
 from vdl.state.commands import CreateTopics, NewTopic
 
 CATALOG_GROUP = 0
@@ -47,6 +50,11 @@ _IDS_IN_REQUEST_FROM = 12
 _INTERNAL_NAMES = frozenset({"__consumer_offsets", "__transaction_state"})
 """Kafka's own topics. Offsets live in coordinator groups here, so these are never created."""
 _CREATE_TIMEOUT_MS = 5_000
+_ELECTION_NS = 500 * MS
+"""From the loss of a server: how long the next leader of what it led is waited for."""
+_STILL_TOLD_NS = 5_000 * MS
+"""From the loss of a server: how long clients may be told of it. Kafka takes 9 s to notice."""
+_NEVER_NS = 1 << 62
 _PARTITIONS_DESCRIBED_MAX = 2_000
 """`max.request.partition.size.limit`."""
 
@@ -54,7 +62,7 @@ _PARTITIONS_DESCRIBED_MAX = 2_000
 class View:
     """The cluster as one request sees it: leaders, who is reachable, addresses."""
 
-    __slots__ = ("alive", "ctx", "is_cut_off", "leaders", "lost_ns")
+    __slots__ = ("alive", "ctx", "is_cut_off", "leaders")
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
@@ -65,8 +73,6 @@ class View:
         """Linked to no majority: who is alive cannot be told. Clients that are told of this server
         alone forget the others (sarama, kafka-python, Java), and would ask nobody else."""
         self.leaders: set[int] = set()
-        self.lost_ns = 0
-        """The latest loss of a leader this answer tells of."""
 
     def may_live(self, server_id: int) -> bool:
         """Whether this server is linked to it, or to too few to know."""
@@ -84,8 +90,7 @@ class View:
         leader, term = host.leader_of(group_id)
         replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
         error = ErrorCode.NONE
-        is_news = self._is_news(group_id)
-        if leader < 0 or is_news:
+        if leader < 0:
             leader = -1
             error = ErrorCode.LEADER_NOT_AVAILABLE
         elif endpoint(self.ctx, leader) is None:
@@ -106,14 +111,6 @@ class View:
             [server for server in replicas if not self.may_live(server)],
         )
 
-    def _is_news(self, group_id: int) -> bool:
-        """Whether this client has to hear first that the leader is gone with its server. librdkafka
-        loses a partition for a second when it moves in the answer in which its server disappears;
-        told of the loss alone, it lets go and asks again after 100 ms."""
-        lost_ns = self.ctx.server.host.leader_lost_ns(group_id)
-        self.lost_ns = max(self.lost_ns, lost_ns)
-        return lost_ns > self.ctx.connection.told_of_loss_ns
-
     def topic(self, topic: Topic) -> MetadataResponseTopic:
         """One topic with all its partitions."""
         return MetadataResponseTopic(
@@ -125,21 +122,35 @@ class View:
         )
 
     def brokers(self) -> list[MetadataResponseBroker]:
-        """Servers that clients may connect to: linked to this one, or leading what was told."""
+        """Servers that clients may connect to: linked to this one, or leading what was told; and
+        once more those just lost."""
         found = []
         for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
             address = server.listeners.get(self.ctx.connection.listener)
-            if address is not None and (self.may_live(server_id) or server_id in self.leaders):
+            if address is not None and (
+                self.may_live(server_id)
+                or server_id in self.leaders
+                or self._is_still_told(server_id)
+            ):
                 host, port = address
                 found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
         return found
+
+    def _is_still_told(self, server_id: int) -> bool:
+        """Whether this answer is the first that this client gets since a server was lost.
+        librdkafka loses a partition for a second when it moves in the answer in which its server
+        disappears. In the next one it had better: it connects to a server that came back only when
+        as much time has passed as it waited for one that did not answer."""
+        lost_ns = self.ctx.server.host.lost_ns(server_id)
+        is_told = lost_ns <= self.ctx.connection.told_of_loss_ns
+        return not is_told and _lost_for_ns(self.ctx, server_id) < _STILL_TOLD_NS
 
 
 def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse | Later:
     """Servers and topics; creates topics that do not exist when that is wanted."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _confirmed(ctx, lambda: _everything(ctx))
+        return _confirmed(ctx, None, lambda: _everything(ctx))
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -169,16 +180,62 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             options = ctx.server.config
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
             return _create(ctx, asked, missing[:fit])
-    return _confirmed(ctx, lambda: _some(ctx, asked, frozenset()))
+    return _confirmed(ctx, asked, lambda: _some(ctx, asked, frozenset()))
 
 
-def _confirmed(ctx: RequestContext, answer: Callable[[], MetadataResponse]) -> Later:
-    """Answer once it is certain who is alive. Clients ask in the very moment in which they lose
-    their connection to a leader; to be told of that leader again costs them a second."""
+def _confirmed(
+    ctx: RequestContext,
+    asked: list[MetadataRequestTopic] | None,
+    answer: Callable[[], MetadataResponse],
+) -> Later:
+    """Answer once it is certain who is alive, and who leads instead of those that are not. Clients
+    ask in the very moment in which they lose their connection to a leader; to be told of that
+    leader again costs them a second. `asked` None: all topics."""
     later = Later()
-    host = ctx.server.host
-    host.confirm_links(lambda: later.complete(Unbuilt(answer)))
+    server = ctx.server
+
+    def complete() -> None:
+        later.complete(Unbuilt(answer))
+
+    def confirmed() -> None:
+        lost_for_ns = min(_lost_for_ns(ctx, number) for number in server.host.catalog.servers)
+        left_ns = _ELECTION_NS - lost_for_ns
+        if left_ns <= 0:
+            complete()
+            return
+        deadline_ns = server.clock.now_ns() + left_ns
+        groups = _groups(ctx, asked)
+        when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.run(complete))
+
+    server.host.confirm_links(confirmed)
     return later
+
+
+def _lost_for_ns(ctx: RequestContext, server_id: int) -> int:
+    """How long this server has had no link to another; `_NEVER_NS` if it has, or never had."""
+    lost_ns = ctx.server.host.lost_ns(server_id)
+    return _NEVER_NS if lost_ns < 0 else ctx.server.clock.now_ns() - lost_ns
+
+
+def _groups(ctx: RequestContext, asked: list[MetadataRequestTopic] | None) -> list[int]:
+    """The groups of the partitions of these topics, `None` for all."""
+    catalog = ctx.server.host.catalog
+    if asked is None:
+        topics = list(catalog.topics.values())
+    else:
+        topics = [
+            topic
+            for wanted in asked
+            if (topic := _topic(catalog, wanted.name, wanted.topic_id)) is not None
+        ]
+    return [group for topic in topics for group in topic.partitions]
+
+
+def _topic(catalog: Catalog, name: str | None, topic_id: bytes) -> Topic | None:
+    """The topic of this id, or of this name if the id is null."""
+    if topic_id != NO_TOPIC_ID:
+        return catalog.topics_by_id.get(topic_id)
+    return None if name is None else catalog.topics.get(name)
 
 
 def _everything(ctx: RequestContext) -> MetadataResponse:
@@ -199,11 +256,10 @@ def _some(
         (wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id)
         for wanted in asked
     ):
+        topic = _topic(catalog, name, topic_id)
         if topic_id != NO_TOPIC_ID:
-            topic = catalog.topics_by_id.get(topic_id)
             missing = ErrorCode.UNKNOWN_TOPIC_ID
         else:
-            topic = catalog.topics.get(name)
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if topic is None and topic_name_complaint(name or ""):
                 missing = ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -217,14 +273,16 @@ def _some(
 
 
 def _response(view: View, topics: list[MetadataResponseTopic]) -> MetadataResponse:
-    connection = view.ctx.connection
-    connection.told_of_loss_ns = max(connection.told_of_loss_ns, view.lost_ns)
-    return MetadataResponse(
+    server = view.ctx.server
+    response = MetadataResponse(
         brokers=view.brokers(),
-        cluster_id=view.ctx.server.host.cluster_id,
+        cluster_id=server.host.cluster_id,
         controller_id=view.controller_id(),
         topics=topics,
     )
+    if topics:
+        view.ctx.connection.told_of_loss_ns = server.clock.now_ns()
+    return response
 
 
 def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: list[str]) -> Later:
