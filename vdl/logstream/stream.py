@@ -13,8 +13,9 @@ Must not know: the wire format of requests, other partitions, the disk.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -28,7 +29,7 @@ from vdl.logstream.in_sync import copied
 from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.options import HostOptions
 from vdl.logstream.producer_expiry import ProducerMarks
-from vdl.logstream.retention import RetentionPolicy, UntimedSegments, retention_start
+from vdl.logstream.retention import RetentionPolicy, UntimedSegments, held_start
 from vdl.logstream.snapshots import Items
 from vdl.logstream.times import TimedOffset, find_offset_for_time
 from vdl.logstream.turn import server_of
@@ -530,13 +531,29 @@ class LogStream:
         *,
         settled_ms: int,
         stamp_ms: int,
+        fed: Collection[int],
     ) -> None:
-        """Delete what the policy no longer asks to keep; times are those of `ClusterTime`."""
+        """Delete what the policy no longer asks to keep; times are those of `ClusterTime`. `fed`:
+        the servers whose replicas may still need some of it."""
         self._untimed.look(spans, stamp_ms)
-        start = retention_start(spans, policy, settled_ms, self._untimed)
+        needed = self._needed_by(fed)
+        start = held_start(spans, policy, settled_ms, self._untimed, needed=needed)
         offset = min(start, self.high_watermark)
         if self.serving and not self._deletions and offset > self.log_start_offset:
             self._advance_log_start(offset)
+
+    def _needed_by(self, servers: Collection[int]) -> int:
+        """The least committed offset that a replica on one of these servers does not hold yet, as
+        far as this leader knows; `NEVER` if all have all."""
+        log, raft = self.group.log, self.group.node.raft
+        needed = NEVER
+        for replica, progress in raft.progress.items():
+            if server_of(replica) in servers and progress.match < self.group.commit:
+                match = max(progress.match, log.first_index - 1)
+                # What is damaged heals: until then nobody is waited for.
+                with contextlib.suppress(storage.CorruptRecord):
+                    needed = min(needed, log.offset_after(match))
+        return needed
 
     def expire_producers(self, now_ns: int, *, may_append: bool) -> None:
         """Have producers forgotten that have been idle for long enough. Called on every replica, so

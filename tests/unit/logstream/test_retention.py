@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rpc.peer import FrameType
 from segments.api import CorruptRecord, OffsetOutOfRange, SegmentSpan
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
@@ -12,6 +13,7 @@ from vdl.logstream import times
 from vdl.logstream.retention import (
     RetentionPolicy,
     UntimedSegments,
+    held_start,
     retention_start,
 )
 from vdl.logstream.times import NO_OFFSET, TimedOffset
@@ -74,6 +76,28 @@ def test_last_segments_without_times_go_when_a_leader_has_known_them_so_long() -
     assert retention_start(late, policy, 1_801, untimed) == 18
     assert retention_start(late, policy, 1_801, UntimedSegments()) == 0, "a new leader"
     assert retention_start(late, RetentionPolicy(retention_bytes=80), 0, untimed) == 10
+
+
+@pytest.mark.parametrize(
+    ("policy", "now_ms", "needed", "start"),
+    [
+        (RetentionPolicy(retention_ms=500), 2_501, 20, 20),
+        (RetentionPolicy(retention_ms=500), 2_501, 19, 10),
+        (RetentionPolicy(retention_ms=500), 2_501, 9, 10),
+        (RetentionPolicy(retention_ms=500), 2_001, 9, 10),
+        (RetentionPolicy(retention_ms=500), 2_000, 9, 0),
+        (RetentionPolicy(retention_bytes=149), 0, 9, 0),
+        (RetentionPolicy(retention_bytes=75), 0, 12, 10),
+        (RetentionPolicy(retention_bytes=50), 0, 9, 10),
+        (RetentionPolicy(retention_bytes=0), 0, 0, 20),
+        (RetentionPolicy(), 10**9, 0, 0),
+    ],
+)
+def test_what_a_follower_needs_goes_only_when_twice_as_much_is_kept(
+    policy: RetentionPolicy, now_ms: int, needed: int, start: int
+) -> None:
+    """Whole segments, as ever."""
+    assert held_start(SPANS, policy, now_ms, UntimedSegments(), needed=needed) == start
 
 
 def written(cluster: Any, records: int) -> int:
@@ -226,6 +250,69 @@ def test_clocks_that_were_all_wrong_delete_within_a_hold_of_their_correction(exp
         assert starts(cluster, group_id) == {0}
     cluster.run(1_500)
     assert starts(cluster, group_id) == {3}
+
+
+class BesideDeaf:
+    """A partition that keeps records for a week, and has some that are older, on two replicas. The
+    third one's server is linked and takes nothing."""
+
+    def __init__(self, cluster: Any, days: int) -> None:
+        self.cluster = cluster
+        self.group_id = cluster.create_topic()
+        cluster.run(500)
+        stream = cluster.leader(self.group_id)
+        self.deaf = cluster.nodes[stream.leader_server % 3 + 1]
+        frame = self.deaf.host.frame
+        self.deaf.host.frame = lambda server, kind, payload: (
+            None if kind is FrameType.RAFT else frame(server, kind, payload)
+        )
+        for _ in range(3):
+            cluster.append(stream, timestamp=cluster.nodes[1].clock.wall_ms() - days * DAY_MS)
+            cluster.run(10)
+        for node in cluster.nodes.values():
+            node.host.upkeep.policy_of = lambda stream: WEEK
+
+    @property
+    def start(self) -> int:
+        start: int = self.cluster.leader(self.group_id).log_start_offset
+        return start
+
+
+def test_retention_waits_for_a_follower_that_is_being_fed(expiring: Any) -> None:
+    """It would begin again at the log's start, and again; what it has, it needs no more."""
+    world = BesideDeaf(expiring, 8)
+    expiring.run(8_000)
+    assert world.start == 0
+    del world.deaf.host.frame
+    expiring.run(4_000)
+    assert starts(expiring, world.group_id) == {3}
+
+
+def test_retention_waits_for_no_follower_that_is_stuck(expiring: Any) -> None:
+    """Twice as much is kept for it, and no more: the others' disks would fill."""
+    world = BesideDeaf(expiring, 15)
+    expiring.run(8_000)
+    assert world.start == 3
+
+
+def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:
+    """Nobody knows when it comes back."""
+    world = BesideDeaf(expiring, 8)
+    world.deaf.crash()
+    expiring.run(8_000)
+    assert world.start == 3
+
+
+def test_retention_waits_for_nobody_on_a_full_disk(expiring: Any) -> None:
+    """Deleting is what makes room."""
+    world = BesideDeaf(expiring, 8)
+    expiring.run(8_000)
+    stream = expiring.leader(world.group_id)
+    upkeep = expiring.nodes[stream.leader_server].host.upkeep
+    upkeep._conditions = SimpleNamespace(is_full=True)
+    upkeep._retain_next([(stream, WEEK)], upkeep._time.settled_ms(), upkeep._time.now_ms())
+    expiring.run(5)
+    assert world.start == 3
 
 
 def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:
