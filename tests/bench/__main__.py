@@ -32,6 +32,7 @@ MEASUREMENTS = (
     "catch_up",
     "idle",
     "many_partitions",
+    "overload",
     "memory",
     "recovery",
     "limit",
