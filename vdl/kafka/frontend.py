@@ -18,6 +18,9 @@ or a simulated network) hands it what arrived and sends what it wants sent. Rule
   answers is not read either. While somebody waits for room, who holds some and does not get on,
   neither taking answers nor sending the rest of a request, has a part of the usual time for it;
   and who takes its answers slowly must take them at a rate that needs no more than all of it.
+* Requests start for a part of each turn (`vdl.kafka.turn_pace`): the loop is never theirs for long.
+  Those that are left start in turns to come, their connections in fair order; of such a one no
+  more is read than has arrived at once.
 * Long requests are read and long answers sent a part in each turn (`vdl.kafka.turn_pace`), and
   stalled connections are closed one by one: nobody waits behind them.
 * Answers that become known during a turn of the loop leave with one call per connection. What the
@@ -62,6 +65,7 @@ from vdl.kafka.turn_pace import (
     SHORT_BYTES,
     AnswerPace,
     FramePace,
+    StartPace,
 )
 from vdl.kafka.wire.runtime import EncodeError, WireError
 
@@ -162,6 +166,7 @@ class ClientSession:
         "_frame_from",
         "_frontend",
         "_held_back",
+        "_in_line",
         "_is_long",
         "_looked",
         "_marked",
@@ -169,6 +174,7 @@ class ClientSession:
         "_out_bytes",
         "_paced_since_ns",
         "_reading",
+        "_reads_ahead",
         "_started",
         "_transport",
         "_unsent",
@@ -232,6 +238,10 @@ class ClientSession:
         self._reading = True
         self._writable = True
         self._held_back = False
+        self._in_line = False
+        """Whether its requests wait for a turn in which they may start."""
+        self._reads_ahead = False
+        """Whether more has arrived meanwhile: no more is read before."""
 
     # --- from the transport --------------------------------------------------------------------
     def get_buffer(self, size_hint: int) -> memoryview:
@@ -254,6 +264,8 @@ class ClientSession:
         connection.buffer_updated(count)
         if self.ending:
             return
+        if self._in_line:
+            self._reads_ahead = True
         try:
             while (request := connection.next_request()) is not None:
                 self._waiting.append(request)
@@ -292,6 +304,14 @@ class ClientSession:
             self.frame_since_ns += waited_ns
             self._looked = self._looked[0] + waited_ns, self._looked[1]
         self._transport.resume_reading()
+
+    def start_on(self) -> None:
+        """It is its turn: what waits may start."""
+        self._in_line = self._reads_ahead = False
+        try:
+            self.proceed()
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend.session_failed(self, error)
 
     def receive(self, data: Buffer) -> None:
         """Bytes that arrived, for callers that hold them already."""
@@ -356,6 +376,8 @@ class ClientSession:
         if self._paced_since_ns:
             self._frontend.frame_pace.leave(self)
         self._frontend.answer_pace.leave(self)
+        if self._in_line:
+            self._frontend.start_pace.leave(self)
         self._frontend.forget(self)
 
     # --- requests ----------------------------------------------------------------------------
@@ -532,7 +554,9 @@ class ClientSession:
         if api is None:
             return not self._started  # to be told so: it is not decoded
         if not api.pipelined:
-            if self._started or (key in _LARGE_ANSWERS and not self._has_room()):
+            if self._started or not self._is_its_turn():
+                return False
+            if key in _LARGE_ANSWERS and not self._has_room():
                 return False
             request = self._waiting[0]
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(request)
@@ -540,6 +564,9 @@ class ClientSession:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
                 return False
+        pace = self._frontend.start_pace
+        if pace.started_ns >= pace.until_ns and not self._is_its_turn():
+            return False
         context = self._frontend.context
         if context.host.overloaded or context.record_checks.is_full:
             if not self._held_back:
@@ -547,6 +574,15 @@ class ClientSession:
                 self._frontend.hold_back(self)
             return False
         return True
+
+    def _is_its_turn(self) -> bool:
+        """Whether requests may still start in this turn; if not, this waits for one."""
+        pace = self._frontend.start_pace
+        if pace.started_ns < pace.until_ns:
+            return True
+        if not self._in_line:
+            self._in_line = not pace.may_start(self)
+        return not self._in_line
 
     def _may_decode(self, request: Request) -> bool:
         """Whether there is room for what the request is decoded to; if not, this waits for it."""
@@ -608,7 +644,8 @@ class ClientSession:
             self.end(f"unknown API key {request.api_key}")
             return
         frontend = self._frontend
-        exchange = Exchange(api, request, frontend.context.clock.now_ns())
+        frontend.start_pace.started_ns = now_ns = frontend.context.clock.now_ns()
+        exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
         if not api.min_version <= version <= api.max_version:
             if api.key == _API_VERSIONS:
@@ -721,7 +758,7 @@ class ClientSession:
         """Stop reading at a bound; read again when half of it is free."""
         config = self._frontend.context.config
         requests = len(self._waiting) + len(self._started)
-        if self.ending or not self._writable:
+        if self.ending or not self._writable or self._reads_ahead:
             may_read = False
         elif self._reading:
             may_read = (
@@ -795,6 +832,7 @@ class Frontend:
         self.context = context
         self.frame_pace = FramePace(context.clock)
         self.answer_pace = AnswerPace(context.clock)
+        self.start_pace = StartPace(context.clock)
         self.stats = {api.name: ApiStats() for api in API.values()}
         self.connections_accepted = 0
         self.connections_refused = 0

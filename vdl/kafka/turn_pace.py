@@ -9,6 +9,11 @@ sent when that is used up is not read until those before him were. While `FEW` w
 get `FEW_BYTES`: some producers with large requests are no crowd. Requests up to `SHORT_BYTES`,
 which hold a batch of the usual size or some, are read as they come.
 
+`StartPace`: requests start for `START_NS` in a turn. What is left starts in turns to come, behind a
+look at all files and timers: a server that is asked for more than it can do still hears its peers
+and its own clock. Connections whose requests wait take turns, `SHARE_NS` each; one that sends more
+meanwhile is not read, so that what waits here is bounded and TCP tells its client.
+
 `AnswerPace`: long answers leave until `ANSWER_BYTES` have left in a turn; the next ones leave in
 turns of their own. Between them the loop looks at all others. That costs no bandwidth.
 
@@ -37,6 +42,18 @@ READ_BYTES_MIN = 4 << 10
 ANSWER_BYTES = 1 << 20
 LONG_ANSWER_BYTES = 64 << 10
 """Shorter ones leave when they are known."""
+
+
+START_NS = 20 * MS
+"""As long as a loop may be busy before it counts as late (`loop_time.GRACE_NS`). What a request
+costs its server behind its start comes to as much again."""
+SHARE_NS = 5 * MS
+"""Of one connection, when others wait."""
+
+
+class Starter(Protocol):
+    def start_on(self) -> None:
+        """It is this one's turn to have requests started."""
 
 
 class Sender(Protocol):
@@ -89,6 +106,83 @@ class FramePace:
         for sender in list(islice(self._waiting, READS_PER_TICK)):
             del self._waiting[sender]
             sender.read_on()
+
+
+class StartPace:
+    """The pace of one server's requests."""
+
+    __slots__ = (
+        "_clock",
+        "_end_ns",
+        "_is_armed",
+        "_turn_has_ended",
+        "_waiting",
+        "started_ns",
+        "until_ns",
+    )
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: dict[Starter, None] = {}
+        """In the order in which their requests start."""
+        self._is_armed = False
+        """Whether `_next_turn` will be called."""
+        self._end_ns = 0
+        """While those that wait are served: until when; else 0."""
+        self._turn_has_ended = True
+        """Whether a turn has ended since `until_ns` was set."""
+        self.started_ns = 0
+        """When the last request started: for sessions to set."""
+        self.until_ns = 0
+        """Requests start without a question before. Who finds `started_ns` there or behind it asks
+        `may_start`: so the common case costs a comparison, and a turn may be a little longer."""
+
+    def __len__(self) -> int:
+        """How many wait for their turn."""
+        return len(self._waiting)
+
+    def may_start(self, starter: Starter) -> bool:
+        """Whether its next request may start; if not, `start_on` is called in a turn to come."""
+        if not self._waiting:
+            if self.started_ns < self._end_ns:
+                self.until_ns = self._end_ns  # the only one that is served: the turn is all its
+                return True
+            if self._turn_has_ended and not self._end_ns:
+                self._turn_has_ended = False
+                self.until_ns = self._clock.now_ns() + START_NS
+                self._clock.call_soon(self._end_turn)
+                return True
+        self._waiting[starter] = None
+        if not self._end_ns:
+            self.until_ns = 0  # who comes now waits behind this one
+            self._arm()
+        return False
+
+    def leave(self, starter: Starter) -> None:
+        """It waits no more."""
+        self._waiting.pop(starter, None)
+
+    def _end_turn(self) -> None:
+        self._turn_has_ended = True
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            self._clock.call_later(1, self._next_turn)  # behind the next look at the files
+
+    def _next_turn(self) -> None:
+        self._is_armed = False
+        now_ns = self._clock.now_ns()
+        self._end_ns = end_ns = now_ns + START_NS
+        while self._waiting and now_ns < end_ns:
+            starter = next(iter(self._waiting))
+            del self._waiting[starter]
+            self.started_ns, self.until_ns = now_ns, now_ns + SHARE_NS
+            starter.start_on()
+            now_ns = self._clock.now_ns()
+        self._end_ns = self.until_ns = 0
+        if self._waiting:
+            self._arm()
 
 
 class AnswerPace:

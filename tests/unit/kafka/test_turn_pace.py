@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from functools import cache
+from heapq import heappop, heappush
+from itertools import pairwise
 from struct import pack
+
+import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.clock import MS
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.api import API, Api
+from vdl.kafka.context import KafkaOptions, RequestContext
+from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.turn_pace import (
     ANSWER_BYTES,
     FEW_BYTES,
     FRAME_BYTES,
     READ_BYTES_MIN,
+    SHARE_NS,
     SHORT_BYTES,
+    START_NS,
     AnswerPace,
     FramePace,
+    StartPace,
 )
 from vdl.kafka.wire import produce
-from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.kafka.wire.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.sim.clock import FOREVER_NS, VirtualTime
 
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
 MIB = 1 << 20
@@ -150,13 +160,17 @@ def test_a_client_that_goes_away_waits_no_more() -> None:
 class Nobody:
     def read_on(self) -> None: ...
 
+    def start_on(self) -> None: ...
+
 
 def test_a_pace_that_nobody_needs_sets_no_timer() -> None:
     world = World()
-    pace, answers = FramePace(world.clock), AnswerPace(world.clock)
+    pace, answers, starts = FramePace(world.clock), AnswerPace(world.clock), StartPace(world.clock)
     pace.took(Nobody(), 1)
     answers.sent(1)
+    assert starts.may_start(Nobody())
     world.run(20)
+    assert not starts
     assert pace.left == FEW_BYTES
     assert not world.time.step()
 
@@ -224,3 +238,131 @@ def test_a_reader_that_goes_away_waits_no_more() -> None:
         reader.session.connection_lost()
     assert not world.frontend.answer_pace
     assert world.context.answers.used == 0
+
+
+# --- requests -------------------------------------------------------------------------------------
+COST_NS = MS
+
+
+class BusyTime(VirtualTime):
+    """Events may take time: what was due meanwhile runs next, in its order."""
+
+    __slots__ = ()
+
+    def step(self, until_ns: int = FOREVER_NS) -> bool:
+        heap = self._heap
+        while heap and heap[0][0] < self.now_ns:
+            self._sequence += 1
+            heappush(heap, (self.now_ns, self._sequence, heappop(heap)[2]))
+        return super().step(until_ns)
+
+
+class CostlyWorld(World):
+    """A request of ApiVersions takes `COST_NS` of its server's loop."""
+
+    def __init__(self) -> None:
+        super().__init__(time=BusyTime())
+        self.started: list[int] = []
+        """The connections whose requests have started, in their order."""
+
+    def handle(self, ctx: RequestContext, request: object) -> ApiVersionsResponse:
+        del request
+        self.time.now_ns += COST_NS
+        self.started.append(ctx.connection.id)
+        return unsupported_version()
+
+
+@pytest.fixture
+def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
+    world = CostlyWorld()
+    row = API[API_VERSIONS]
+    changed = Api(
+        API_VERSIONS, row.name, row.min_version, row.max_version, "api_versions", "api_versions:x"
+    )
+    changed._handler = world.handle
+    monkeypatch.setitem(API, API_VERSIONS, changed)
+    return world
+
+
+def ask(client: Client, count: int = 1) -> None:
+    """So many requests that arrive in one read."""
+    body = b"".join(API[API_VERSIONS].wire.encode_request(ApiVersionsRequest("x", "1"), 3))
+    frames = b"".join(client.frame(API_VERSIONS, 3, body) for _ in range(count))
+    into = client.session.get_buffer(len(frames))
+    assert len(into) >= len(frames), "more than one read"
+    into[: len(frames)] = frames
+    client.session.buffer_updated(len(frames))
+
+
+def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None:
+    """Else a server that is asked for too much is late with its heartbeats, and loses its offices
+    for it. All requests are answered, and no client waits for good."""
+    beats: list[int] = []
+
+    def beat() -> None:
+        beats.append(costly.clock.now_ns())
+        costly.clock.call_later(10 * MS, beat)
+
+    beat()
+    clients = [costly.client() for _ in range(100)]
+    before_ns = costly.clock.now_ns()
+    for client in clients:
+        ask(client, 5)
+    assert costly.clock.now_ns() - before_ns <= START_NS + COST_NS
+    costly.run(600)
+    assert [len(client.answers()) for client in clients] == [5] * 100
+    gaps = [after - before for before, after in pairwise(beats)]
+    assert max(gaps) <= 10 * MS + START_NS + COST_NS
+    assert not costly.frontend.start_pace
+
+
+def test_connections_whose_requests_wait_take_turns(costly: CostlyWorld) -> None:
+    """Who asks for little does not wait for all that another has asked for."""
+    greedy, *others = [costly.client() for _ in range(11)]
+    for _ in range(3):
+        ask(greedy, 80)
+    for client in others:
+        ask(client)
+    costly.run(1_000)
+    order = costly.started
+    assert order.count(greedy.session.info.id) == 240
+    last = max(order.index(client.session.info.id) for client in others)
+    assert last * COST_NS <= START_NS + len(others) * COST_NS + 2 * SHARE_NS
+
+
+def test_one_that_waits_alone_has_the_turn_for_itself(costly: CostlyWorld) -> None:
+    client = costly.client()
+    ask(client, 60)
+    before = len(costly.started)
+    while len(costly.started) == before:
+        costly.time.step()
+    assert len(costly.started) - before > 2 * SHARE_NS // COST_NS
+
+
+def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
+    """What waits is bounded by what comes in one read; the next one is the client's to keep."""
+    first, second = costly.client(), costly.client()
+    ask(first, 60)
+    ask(second, 3)
+    assert second.reading, "it has not sent more"
+    ask(second, 3)
+    assert not second.reading
+    costly.run(200)
+    assert second.reading
+    assert len(second.answers()) == 6
+
+
+def test_a_client_whose_request_has_not_started_may_go_away(costly: CostlyWorld) -> None:
+    first, second = costly.client(), costly.client()
+    ask(first, 60)
+    ask(second, 3)
+    assert len(costly.frontend.start_pace) == 2
+    second.session.connection_lost()
+    first.session.connection_lost()
+    assert not costly.frontend.start_pace
+    costly.run(200)
+    assert second.session.info.id not in costly.started
+    third = costly.client()
+    ask(third)
+    costly.run(1)
+    assert len(third.answers()) == 1

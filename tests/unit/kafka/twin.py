@@ -444,8 +444,10 @@ class Client:
 class World:
     """A front end over a twin host on virtual time."""
 
-    def __init__(self, options: KafkaOptions | None = None) -> None:
-        self.time = VirtualTime()
+    def __init__(
+        self, options: KafkaOptions | None = None, time: VirtualTime | None = None
+    ) -> None:
+        self.time = time or VirtualTime()
         self.clock = NodeClock(self.time, wall_base_ms=WALL_MS)
         self.host = TwinHost(self.clock)
         self.log = TwinLog()
