@@ -12,6 +12,8 @@ Must not know: files, Raft, who asks.
 
 from __future__ import annotations
 
+from struct import Struct
+
 from segments.api import Buffer
 from segments.block import (
     BLOCK_HEADER_BYTES,
@@ -19,6 +21,7 @@ from segments.block import (
     ENTRY,
     ENTRY_RECORD,
     FILE_MAGIC,
+    FLUSHED,
     HARD,
     INSTALL,
     RECORD_BYTES,
@@ -27,14 +30,18 @@ from segments.block import (
     TRIM,
     TRUNCATE,
     decode_block,
+    decode_file_header,
     first_block_at,
 )
+
+_SALT = Struct("<Q")
+"""Of the file, behind a block's first eight bytes."""
 
 
 class DurableLog:
     """One log as its durable records tell it: entries [first, last], and the newest hard state."""
 
-    __slots__ = ("commit", "ever", "first", "last", "term", "terms", "vote")
+    __slots__ = ("commit", "ever", "files", "first", "flushed", "last", "term", "terms", "vote")
 
     def __init__(self) -> None:
         self.first = 1
@@ -44,16 +51,22 @@ class DurableLog:
         self.ever: dict[int, set[int]] = {0: {0}}
         """Terms that were durable at an index at any time: one write may replace what another, not
         yet acknowledged, had made durable before it. Of the entry before `first` too."""
+        self.files: dict[int, int] = {}
+        """By index, the journal file with the newest copy of the entry; of some that are flushed or
+        cut off, too."""
+        self.flushed = 0
+        """Last entry that segments hold, as the journal says."""
         self.term = 0
         self.vote = 0
         self.commit = 0
 
-    def entry(self, index: int, term: int) -> None:
+    def entry(self, index: int, term: int, file: int) -> None:
         """An entry; one already held with the same term was written again, nothing else."""
         if index <= self.last and self.terms.get(index) != term:
             self.cut(index)
         self.last = max(self.last, index)
         self.terms[index] = term
+        self.files[index] = file
         self._note(index, term)
 
     def cut(self, index: int) -> None:
@@ -65,13 +78,21 @@ class DurableLog:
     def reset(self, first: int, term_before: int) -> None:
         """Everything is gone; the log goes on at `first`, behind an entry of `term_before`."""
         self.terms.clear()
+        self.files.clear()
         self.first, self.last = first, first - 1
+        self.flushed = first - 1
         self._note(first - 1, term_before)
 
     def trim(self, first: int, term_before: int) -> None:
         """The entries below `first` are gone, the last of them one of `term_before`."""
         self.first = first
         self._note(first - 1, term_before)
+
+    def only_before(self, file: int) -> list[int]:
+        """Entries that only journal files before that one hold, ascending."""
+        begin = max(self.flushed + 1, self.first)
+        self.files = {i: f for i, f in self.files.items() if begin <= i <= self.last}
+        return sorted(index for index, held in self.files.items() if held < file)
 
     def _note(self, index: int, term: int) -> None:
         known = self.ever.get(index)
@@ -84,27 +105,36 @@ class DurableLog:
 class DurableLogs:
     """The logs of one disk, by log id. `take` is told every run of bytes that became durable."""
 
-    __slots__ = ("blocks", "logs")
+    __slots__ = ("_files", "blocks", "logs")
 
     def __init__(self) -> None:
         self.logs: dict[int, DurableLog] = {}
         self.blocks = 0
+        self._files: dict[int, int] = {}
+        """Sequences of journal files by their salts."""
 
     def take(self, image: Buffer) -> None:
         """Apply the journal block that the bytes hold, if they do."""
-        at = 0
+        at, header = 0, None
         if image[:8] == FILE_MAGIC:
             # The first block of a file leaves in one write with the file's header.
             at = first_block_at(bytes(image[:BLOCK_HEADER_BYTES]))
+            header = decode_file_header(bytes(image[:at]))
         if image[at : at + 4] != BLOCK_MAGIC:
             return
         block = decode_block(bytes(image[at:]) if at else bytes(image), 0)
         if block is None:
             return
         self.blocks += 1
-        self._apply(block.table)
+        if header is not None:
+            self._files[header.salt] = header.sequence
+            for mark in header.marks:
+                if mark.log_id in self.logs:
+                    self.logs[mark.log_id].flushed = mark.flushed_index
+        salt: int = _SALT.unpack_from(image, at + 8)[0]
+        self._apply(block.table, self._files.get(salt, 0))
 
-    def _apply(self, table: memoryview) -> None:
+    def _apply(self, table: memoryview, file: int) -> None:
         logs = self.logs
         for at in range(0, len(table), RECORD_BYTES):
             log_id, _, kind, term, index, _, _ = ENTRY_RECORD.unpack_from(table, at)
@@ -112,7 +142,7 @@ class DurableLogs:
             if log is None:
                 log = logs[log_id] = DurableLog()
             if kind == ENTRY:
-                log.entry(index, term)
+                log.entry(index, term, file)
             elif kind == HARD:
                 log.term, log.vote = term, STATE_RECORD.unpack_from(table, at)[5]
                 log.commit = max(log.commit, index)
@@ -122,7 +152,10 @@ class DurableLogs:
                 log.reset(index, term)
             elif kind == TRIM:
                 log.trim(index, term)
+            elif kind == FLUSHED:
+                log.flushed = index
 
     def forget(self) -> None:
         """The disk is empty again."""
         self.logs.clear()
+        self._files.clear()

@@ -61,6 +61,10 @@ class SimMeta:
     def get(self, key: bytes) -> bytes | None:
         return self._store.items.get(key)
 
+    def durable(self, key: bytes) -> bytes | None:
+        """What a power cut would leave."""
+        return self._store.durable.get(key)
+
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._store.items.get(key) for key in keys]
 

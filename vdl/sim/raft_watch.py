@@ -36,12 +36,18 @@ from raft.state import LEADER, Raft
 from raft.types import Entry, EntryKind, HardState, Index, NodeId, Term
 from rpc.frames import decode_messages
 from segments.api import Log
+from vdl.errors import ErrorCode
+from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.led_coordinator import LedCoordinator
 from vdl.logstream.group import Group
 from vdl.logstream.reads import ReadRounds
 from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.sim.durable import DurableLog, DurableLogs
 from vdl.sim.machine import Life, Machine
+from vdl.sim.store_watch import StoreWatch
+from vdl.sim.watched_node import WatchedNode
+from vdl.state.coordinator import Coordinator
 
 CONF_KINDS = (EntryKind.CONF_CHANGE, EntryKind.CONF_CHANGE_V2)
 
@@ -343,6 +349,31 @@ class WatchedReads(ReadRounds):
         super().ask(deadline_ns, checked)
 
 
+def watch_answers(watch: RaftWatch, groups: GroupCoordinator) -> None:
+    """What a coordinator answers from must reflect all that was committed anywhere before it was
+    asked (§8), whatever it goes by."""
+    read_led = groups.read_led
+    if "read_led" in vars(groups):
+        return  # it has several replicas here
+
+    def read(led: LedCoordinator, done: Callable[[ErrorCode, Coordinator | None], None]) -> None:
+        group = led.state_group.group
+        seen = watch.group(group.group_id)
+        committed = seen.cluster.last_committed
+
+        def checked(error: ErrorCode, machine: Coordinator | None) -> None:
+            if error is ErrorCode.NONE and group.applied < committed:
+                watch.broken(
+                    seen, "stale-answer", f"group {seen.group_id}: what is committed there is told"
+                    f" as of {group.applied}, {committed} was committed before it was asked",
+                )  # fmt: skip
+            done(error, machine)
+
+        read_led(led, checked)
+
+    vars(groups)["read_led"] = read
+
+
 class LifeWatch:
     """One process: which of its replicas an event touched."""
 
@@ -411,8 +442,12 @@ class LifeWatch:
         stream = host.stream(group.group_id) if host is not None else None
         if stream is not None:
             watch.partitions[stream.topic, stream.partition] = group.group_id
-        replica = self._replicas[group.group_id] = ReplicaWatch(watch, seen, group)
         self._listen(group)
+        replica = self._replicas[group.group_id] = ReplicaWatch(watch, seen, group)
+        state_group = host.state_group(group.group_id) if host is not None else None
+        for observer in state_group.observers if state_group is not None else ():
+            if isinstance(observer, GroupCoordinator):
+                watch_answers(watch, observer)
         if not seen.broken:
             assert not group.reads, "a replica that was asked before it was seen"
             group.reads = WatchedReads(watch, seen, group)
@@ -428,6 +463,13 @@ class LifeWatch:
             return inner()
 
         group.node.ready = ready
+        watch, seen = self._watch, self._watch.group(group_id)
+
+        def broken(rule: str, what: str) -> None:
+            name = f"group {group_id}, replica on server {server_of(group.replica_id)}"
+            watch.broken(seen, rule, f"{name}: {what}")
+
+        group.node = WatchedNode(group.node, broken)
 
     def _look(self, replica: ReplicaWatch) -> None:
         seen = replica.seen
@@ -507,6 +549,13 @@ class RaftWatch:
             if known:
                 state = log.hard_state
                 recovered[log.log_id] = HardState(state.term, state.vote, state.commit)
+        StoreWatch(
+            life.store,
+            self.disks[server_id],
+            lambda group_id, rule, what: self.broken(
+                self.group(group_id), rule, f"group {group_id} on {life.machine.name}: {what}"
+            ),
+        )
         watch = self._lives[server_id] = LifeWatch(self, life, recovered)
         life.clock.watch = watch.event_over
 

@@ -8,7 +8,9 @@ import pytest
 
 from raft.state import LEADER
 from vdl.clock import MS
+from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.logstream.group import Group
+from vdl.logstream.state_group import StateGroup
 from vdl.logstream.turn import server_of
 from vdl.sim.machine import Machine
 from vdl.sim.options import Options
@@ -87,7 +89,7 @@ def forget_an_entry(world: World, leader: Machine, group: Group) -> None:
     """The disk says that it holds one entry more than recovery will find."""
     log = world.watch.raft.disks[leader.server_id].logs[group.log.log_id]
     leader.kill()
-    log.entry(log.last + 1, group.node.term)
+    log.entry(log.last + 1, group.node.term, file=1)
     leader.start()
 
 
@@ -130,6 +132,26 @@ def answer_a_read_early(world: World, leader: Machine, group: Group) -> None:
     group.applied += 1
 
 
+def answer_as_a_deposed_coordinator(world: World, leader: Machine, group: Group) -> None:
+    """It answers from what it has applied, and does not ask whether that is all."""
+    for machine in world.machines:
+        host = machine.server.host if machine.server is not None else None
+        for coordinator in host.coordinators if host is not None else ():
+            for groups in coordinator.observers if coordinator.serving else ():
+                assert isinstance(groups, GroupCoordinator)
+                led = groups._led[coordinator.group_id]
+                coordinator.group.applied -= 1
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(type(coordinator), "read_index", confirm_at_once)
+                    groups.read_led(led, lambda error, machine: None)
+                coordinator.group.applied += 1
+                return
+
+
+def confirm_at_once(group: StateGroup, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+    done(True)
+
+
 class Over(Exception):
     """The world has lived long enough."""
 
@@ -149,6 +171,7 @@ class Over(Exception):
         (have_told_an_entry, "log-lost"),
         (lose_the_directory, "directory-lost"),
         (answer_a_read_early, "stale-read-index"),
+        (answer_as_a_deposed_coordinator, "stale-answer"),
     ],
 )
 def test_broken_rule_is_noticed(sabotage: Sabotage, rule: str) -> None:

@@ -1,0 +1,82 @@
+"""What goes before its successor is durable is noticed when it goes."""
+
+from __future__ import annotations
+
+from random import Random
+
+from raft.types import Entry
+from segments.api import HardState, Log, StoreOptions
+from segments.store import DiskStore
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.sim.disk import DiskProfile, SimDisk
+from vdl.sim.durable import DurableLogs
+from vdl.sim.filesystem import SimFileSystem
+from vdl.sim.store_watch import StoreWatch
+from vdl.sim.workers import SimWorkers
+
+S = 1_000_000_000
+OPTIONS = StoreOptions(journal_file_bytes=32 << 10, journal_first_file_bytes=32 << 10)
+
+
+class Bench:
+    """A watched store with one log; nothing of it is checkpointed unless it is asked for."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        disk, self.time = SimDisk(Random(1), DiskProfile()), VirtualTime()
+        durable = DurableLogs()
+        disk.on_durable = durable.take
+        workers = SimWorkers(NodeClock(self.time), disk)
+        self.store = DiskStore.open(SimFileSystem(disk), "data", workers, OPTIONS, Random(7))
+        StoreWatch(self.store, durable, lambda _, rule, __: self.told.append(rule))
+        made: list[Log] = []
+        self.store.create_log(5, 1, on_created=made.append)
+        self.pass_time()
+        self.log = made[0]
+
+    def pass_time(self) -> None:
+        self.time.run_until(self.time.now_ns + S // 10)
+
+    def append(self, first: int, count: int, *, commit: int = 0) -> None:
+        entries = [
+            Entry(term=1, index=first + n, data=b"x" * 2_000, base_offset=0, records=0)
+            for n in range(count)
+        ]
+        self.store.append(self.log, entries)
+        if commit:
+            self.store.set_hard_state(self.log, HardState(1, 0, commit))
+        self.store.submit()
+        self.pass_time()
+
+
+def test_journal_file_that_alone_holds_an_entry() -> None:
+    """It may go when a newer file holds the entry too, or a durable note says that segments do."""
+    bench = Bench()
+    for n in range(5):
+        bench.append(1 + 10 * n, 10)
+    journal = bench.store._journal
+    journal.release(1)
+    assert bench.told == []
+    journal.release(journal.current_sequence)
+    assert bench.told == ["journal-released"]
+
+
+def test_journal_files_that_a_checkpoint_lets_go() -> None:
+    """The store's own releases are in order, and there are some."""
+    bench = Bench()
+    for n in range(20):
+        bench.append(1 + 10 * n, 10, commit=10 * n)
+        bench.store.checkpoint(lambda: None)
+        bench.pass_time()
+    assert bench.store._journal.file_count < 10
+    assert bench.told == []
+
+
+def test_log_that_is_cut_beyond_its_checkpoint() -> None:
+    """What is committed is not what a checkpoint holds."""
+    bench = Bench()
+    bench.append(1, 10, commit=10)
+    bench.store.trim_log(bench.log, first_index=1)
+    assert bench.told == []
+    bench.store.trim_log(bench.log, first_index=5)
+    assert bench.told == ["trimmed-early"]

@@ -1,0 +1,172 @@
+"""A replica's node whose every step is held against the paper, beside it.
+
+What a message did is compared with what it may do, before any history could show the harm: most
+wrong votes and wrong acknowledgements are outlived by luck. The rules look at the replica from
+outside, before and after, and share no code with the handlers.
+
+Must not know: other replicas, disks, clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import ClassVar
+
+from raft.messages import (
+    Message,
+    MsgApp,
+    MsgAppResp,
+    MsgCommit,
+    MsgHeartbeat,
+    MsgPreVote,
+    MsgPreVoteResp,
+    MsgVote,
+    MsgVoteResp,
+)
+from raft.node import RawNode
+from raft.state import LEADER
+from raft.types import NONE, NodeId, Term
+
+Broken = Callable[[str, str], None]
+
+UNHEARD_TIMEOUTS = 4
+"""Election timeouts for which a leader may hear no majority; check-quorum needs two."""
+
+
+class WatchedNode(RawNode):
+    """In place of another, whose state it shares. `broken` is told (rule, what was done)."""
+
+    __slots__ = ("_broken", "_heard", "_led_term", "_ticks")
+
+    def __init__(self, node: RawNode, broken: Broken) -> None:
+        self.raft = node.raft
+        self._maker = node._maker
+        self.has_ready = node.has_ready
+        self.ready = node.ready
+        self._broken = broken
+        self._ticks = 0
+        self._led_term: Term = 0
+        self._heard: dict[NodeId, int] = {}
+        """While it leads: when each peer was heard last, in ticks."""
+
+    # --- messages -------------------------------------------------------------------------------
+    def step(self, msg: Message) -> None:
+        """See `RawNode.step`."""
+        raft = self.raft
+        if raft.state is LEADER:
+            self._heard[msg.from_] = self._ticks
+        judge = self._JUDGES.get(type(msg))
+        if judge is None:
+            super().step(msg)
+        else:
+            judge(self, msg)
+
+    def _step_and_answers(self, msg: Message) -> Iterator[Message]:
+        """Step; what it answers to the sender."""
+        raft = self.raft
+        said = len(raft.msgs), len(raft.msgs_after_append)
+        super().step(msg)
+        for queue, begin in zip((raft.msgs, raft.msgs_after_append), said, strict=True):
+            for answer in islice(queue, begin, None):
+                if answer.to == msg.from_:
+                    yield answer
+
+    def _step_vote(self, msg: MsgVote | MsgPreVote) -> None:
+        raft, log = self.raft, self.raft.log
+        own, theirs = (log.last_term, log.last_index), (msg.log_term, msg.index)
+        term = raft.term
+        is_led = raft.lead != NONE and raft.election_elapsed < raft.election_ticks
+        is_deaf = raft.check_quorum and is_led and msg.term > term and not msg.transfer
+        for answer in self._step_and_answers(msg):
+            is_granted = isinstance(answer, MsgVoteResp | MsgPreVoteResp) and not answer.reject
+            if is_granted and theirs < own:
+                self._broken(
+                    "vote-for-older-log", f"for a log that ends in (term, index) {theirs}, its own"
+                    f" in {own}",
+                )  # fmt: skip
+            if is_granted and is_deaf:
+                self._broken("helps-to-depose", f"a vote against {raft.lead}, which it hears")
+        if is_deaf and raft.term != term:
+            self._broken("helps-to-depose", f"hears the leader of term {term}, left it")
+
+    def _step_append(self, msg: MsgApp) -> None:
+        raft, log = self.raft, self.raft.log
+        committed = log.committed
+        matched = max(committed, msg.index + len(msg.entries))
+        for answer in self._step_of_leader(msg):
+            if isinstance(answer, MsgAppResp) and not answer.reject and answer.index > matched:
+                self._broken(
+                    "ack-beyond-match", f"acknowledges {answer.index}, the append matched {matched}"
+                )
+        if log.committed > max(committed, min(msg.commit, matched)):
+            self._broken(
+                "commit-beyond-match", f"takes {log.committed} for committed, the append matched"
+                f" {matched} and told of {msg.commit}",
+            )  # fmt: skip
+        assert raft.term >= msg.term, (raft.term, msg.term)
+
+    def _step_other(self, msg: Message) -> None:
+        for _ in self._step_of_leader(msg):
+            pass
+
+    def _step_of_leader(self, msg: Message) -> Iterator[Message]:
+        """A leader of an older term is told of the newer one, or it would never know (§5.1)."""
+        raft = self.raft
+        is_old = 0 < msg.term < raft.term and raft.check_quorum
+        told = False
+        for answer in self._step_and_answers(msg):
+            told = told or answer.term > msg.term
+            yield answer
+        if is_old and not told:
+            self._broken(
+                "old-leader-not-told", f"is in term {raft.term}, {msg.from_} in {msg.term}"
+            )
+
+    _JUDGES: ClassVar[dict[type[Message], Callable[..., None]]] = {
+        MsgVote: _step_vote,
+        MsgPreVote: _step_vote,
+        MsgApp: _step_append,
+        MsgHeartbeat: _step_other,
+        MsgCommit: _step_other,
+    }
+
+    # --- life and time --------------------------------------------------------------------------
+    def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = 0) -> None:
+        """See `RawNode.leader_heard`."""
+        raft = self.raft
+        is_old = 0 < term < raft.term
+        before = raft.election_elapsed, raft.campaign_due, raft.lead
+        super().leader_heard(ticks_ago, lead=lead, term=term)
+        if is_old and before != (raft.election_elapsed, raft.campaign_due, raft.lead):
+            self._broken("old-leader-believed", f"in term {raft.term}, it leads in {term}")
+
+    def peer_heard(self, peer: NodeId) -> None:
+        """See `RawNode.peer_heard`."""
+        self._heard[peer] = self._ticks
+        super().peer_heard(peer)
+
+    def tick(self, n: int = 1) -> None:
+        """See `RawNode.tick`."""
+        super().tick(n)
+        self._ticks += n
+        raft = self.raft
+        if raft.state is LEADER and raft.check_quorum:
+            self._check_heard(n)
+
+    def _check_heard(self, n: int) -> None:
+        """A leader hears a majority, or goes (thesis §6.2)."""
+        raft, heard, now = self.raft, self._heard, self._ticks
+        if self._led_term != raft.term or raft.lead_transferee != NONE:
+            self._led_term = raft.term
+            heard.clear()
+        heard[raft.id] = now
+        limit = UNHEARD_TIMEOUTS * raft.election_ticks + n
+        for half in (raft.membership.incoming, raft.membership.outgoing):
+            # Who is new here was not to be heard before.
+            there = sum(now - heard.setdefault(replica, now) <= limit for replica in half)
+            if half and there * 2 <= len(half):
+                self._broken(
+                    "leads-unheard", f"in office, hears {there} of {len(half)} voters within"
+                    f" {limit} ticks",
+                )  # fmt: skip
