@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from random import Random
 from typing import Protocol
 
 from segments import failpoint
 from vdl.clock import MS
+from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.sim.clock import VirtualTime
 from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather
@@ -40,6 +42,8 @@ AFTER_PLACE_NS_MAX = 500 * MS
 PARTS = ("identity", "identity", "journal", "logs", "meta")
 """What may be missing of a data directory."""
 STOPPED_CHANCE = 0.7
+STRIKE_MS = (0, 300)
+"""How long after its election a leader dies that took the place of one cut off."""
 
 
 class Target(Protocol):
@@ -257,6 +261,79 @@ class OneWayCut:
     def end(self, world: Target) -> None:
         for source, target in self.pairs:
             world.network.heal(source, target)
+
+
+class LoneLeader:
+    """A leader and the other servers do not hear each other, and clients hear both. What it appends
+    nobody takes; once the others have a leader of their own, that one dies, and the log that is
+    longer and older is back among those that may vote. A coordinator stays as it is instead: it is
+    asked what it does not know any more."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machines: list[Machine] = []
+        self._pairs: list[tuple[str, str]] = []
+        self._kills = rng.random() < 0.5
+        leaders = [
+            (machine, group_id)
+            for machine in world.machines
+            for group_id in sorted(_led(machine, streams=self._kills))
+            if len(world.machines) > 2
+        ]
+        if not leaders:
+            return False
+        self._machine, self._group_id = rng.choice(leaders)
+        alone = self._machine.name
+        others = [other.name for other in world.machines if other is not self._machine]
+        self._pairs = [(alone, other) for other in others] + [(other, alone) for other in others]
+        for one, other in self._pairs:
+            world.network.cut(one, other)
+        world.note(f"{self._machine.name} leads group {self._group_id} alone")
+        self._look(world, rng)
+        return True
+
+    def _look(self, world: Target, rng: Random) -> None:
+        """Wait for the others' leader."""
+        if not self._pairs or not self._kills:
+            return
+        for machine in world.machines:
+            if machine is not self._machine and self._group_id in _led(machine, streams=True):
+                strike = partial(self._strike, world, machine)
+                world.time.after(rng.randint(*STRIKE_MS) * MS, strike)
+                return
+        world.time.after(_LOOK_NS, lambda: self._look(world, rng))
+
+    def _strike(self, world: Target, leader: Machine) -> None:
+        if self._pairs:
+            self.machines.append(leader)
+            leader.kill()
+            self._heal(world)
+
+    def _heal(self, world: Target) -> None:
+        for one, other in self._pairs:
+            world.network.heal(one, other)
+        self._pairs = []
+
+    def end(self, world: Target) -> None:
+        self._heal(world)
+        for machine in self.machines:
+            machine.start()
+
+
+_LOOK_NS = 10 * MS
+
+
+def _led(machine: Machine, *, streams: bool) -> set[int]:
+    """The partitions that a machine leads, or the coordinators."""
+    host = machine.server.host if machine.server is not None else None
+    if host is None:
+        return set()
+    return {
+        group_id
+        for group_id, group in host.groups.items()
+        if group_id != CATALOG_GROUP
+        and group.node.is_leader
+        and (host.stream(group_id) is not None) is streams
+    }
 
 
 class Reset:
@@ -636,6 +713,7 @@ FAULTS = (
     Row(FlushStarve, lambda o: o.flush_starves, 8_000),
     Row(BadPage, lambda o: o.bad_pages, 1, waits=True),
     Row(BadBlock, lambda o: o.bad_blocks, 4_000, waits=True),
+    Row(LoneLeader, lambda o: o.lone_leaders, 6_000),
 )
 
 

@@ -421,7 +421,7 @@ class GroupMember:
 
         def answered(response: Message | Failure) -> None:
             self._fetching_committed = False
-            rows = {} if isinstance(response, Failure) else _committed(response)
+            rows = {} if isinstance(response, Failure) else committed_rows(response)
             if not rows:
                 self._coordinator_lost()
             for tp in partitions:
@@ -433,33 +433,35 @@ class GroupMember:
                     )
             self.client.backoff(1, self.consumer.wake)
 
-        self._ask(offset_fetch, self._build_offset_fetch(partitions), answered)
-
-    def _build_offset_fetch(
-        self, partitions: list[TopicPartition]
-    ) -> Callable[[int], offset_fetch.OffsetFetchRequest]:
-        indexes: dict[str, list[int]] = {}
-        for tp in partitions:
-            indexes.setdefault(tp.topic, []).append(tp.partition)
-
-        def build(version: int) -> offset_fetch.OffsetFetchRequest:
-            if version < 8:
-                old = [offset_fetch.OffsetFetchRequestTopic(t, p) for t, p in indexes.items()]
-                return offset_fetch.OffsetFetchRequest(group_id=self.group, topics=old)
-            topics = [
-                offset_fetch.OffsetFetchRequestTopics(t, partition_indexes=p)
-                for t, p in indexes.items()
-            ]
-            group = offset_fetch.OffsetFetchRequestGroup(self.group, topics=topics)
-            return offset_fetch.OffsetFetchRequest(groups=[group])
-
-        return build
+        self._ask(offset_fetch, committed_request(self.group, partitions), answered)
 
 
 Committed = offset_fetch.OffsetFetchResponsePartition | offset_fetch.OffsetFetchResponsePartitions
 
 
-def _committed(response: offset_fetch.OffsetFetchResponse) -> dict[TopicPartition, Committed]:
+def committed_request(
+    group: str, partitions: Sequence[TopicPartition]
+) -> Callable[[int], offset_fetch.OffsetFetchRequest]:
+    """Asks what the group has committed for these."""
+    indexes: dict[str, list[int]] = {}
+    for tp in partitions:
+        indexes.setdefault(tp.topic, []).append(tp.partition)
+
+    def build(version: int) -> offset_fetch.OffsetFetchRequest:
+        if version < 8:
+            old = [offset_fetch.OffsetFetchRequestTopic(t, p) for t, p in indexes.items()]
+            return offset_fetch.OffsetFetchRequest(group_id=group, topics=old)
+        topics = [
+            offset_fetch.OffsetFetchRequestTopics(t, partition_indexes=p)
+            for t, p in indexes.items()
+        ]
+        asked = offset_fetch.OffsetFetchRequestGroup(group, topics=topics)
+        return offset_fetch.OffsetFetchRequest(groups=[asked])
+
+    return build
+
+
+def committed_rows(response: offset_fetch.OffsetFetchResponse) -> dict[TopicPartition, Committed]:
     """The rows of an answer; none when the answer as a whole is an error."""
     rows: dict[TopicPartition, Committed] = {}
     if response.error_code:

@@ -21,6 +21,10 @@ PRODUCER_EXPIRY_MS = (8_000, 12_000)
 NARROW = 0.125
 """Chance that links are slow."""
 
+AIMED = (0.2, 0.5)
+"""Between which the draw lies that lets faults and members aim at what chance alone hardly meets:
+in three worlds of ten."""
+
 NARROW_JITTER_US_MAX = 2_000
 
 FLOODED_CACHE_KIB = 64 << 10
@@ -103,6 +107,9 @@ class Options:
     """A page of a segment or an index cannot be read any more, while its server runs."""
     bad_blocks: float = 0.0
     """A page of what a machine's journal had made durable cannot be read when it starts."""
+    lone_leaders: float = 0.0
+    """A leader is heard by clients only, and what it appends then is older than what the others
+    go on with. When they have a leader, that one dies."""
     majority_first: bool = False
     """When all is over only a majority is healed at first: it must elect without the others."""
 
@@ -124,6 +131,8 @@ class Options:
     plain_producers: int = 1
     readers: int = 1
     members: int = 2
+    late_commits: bool = False
+    """Members also commit under the generation before the one they are in."""
     sends_per_second: int = 20
     records_max: int = 3
     record_bytes_max: int = 200
@@ -251,7 +260,15 @@ def draw(rng: Random) -> Options:
         producer_expiry_ms=0 if rng.random() < 0.6 else spread(*PRODUCER_EXPIRY_MS),
         failover_sync_ms=0 if rng.random() < 0.8 else spread(100, 2_000),
     )
-    return drawn if rng.random() >= NARROW else _narrowed(drawn, rng, spread)
+    world = drawn if rng.random() >= NARROW else _narrowed(drawn, rng, spread)
+    # Behind everything, and in some worlds only: the others are as they were without it.
+    if AIMED[0] <= rng.random() < AIMED[1]:
+        world = replace(
+            world,
+            lone_leaders=round(rng.uniform(0.2, 0.5), 3),
+            late_commits=rng.random() < 0.7,
+        )
+    return world
 
 
 def _narrowed(drawn: Options, rng: Random, spread: Callable[[int, int], int]) -> Options:

@@ -21,11 +21,11 @@ from vdl.compression import Compression
 from vdl.errors import ErrorCode
 from vdl.kafka.handlers.produce import ACKS_ALL
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
-from vdl.kafka.wire import create_topics, delete_topics, list_offsets
+from vdl.kafka.wire import create_topics, delete_topics, list_offsets, offset_fetch
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
-from vdl.sim.member import GroupMember, MemberOptions
+from vdl.sim.member import GroupMember, MemberOptions, committed_request, committed_rows
 from vdl.sim.network import Network, SimDialer
 from vdl.sim.options import Options
 from vdl.sim.producer import Delivery, Fate, Producer, ProducerOptions
@@ -276,6 +276,8 @@ class MemberLoad:
         self._client: KafkaClient | None = None
         self._member: GroupMember | None = None
         self._consumer: Consumer | None = None
+        self._before: tuple[dict[TopicPartition, int], int, str] | None = None
+        """What it would have committed in the generation before this one, that and its name."""
         self._clock = env.make_clock()
         self._join()
 
@@ -374,10 +376,29 @@ class MemberLoad:
         op = self._env.recorder.happened(name, "rebalance", sent_ns)
         op.group, op.gen, op.member = GROUP, gen, member.member_id
         op.keys = [str(tp) for tp in tps]
+        if self._env.options.late_commits:
+            self._commit_before(name, member)
+
+    def _commit_before(self, name: str, member: GroupMember) -> None:
+        """A part of the member is still in the generation before, which is over: the member is
+        known, and what it commits must be refused all the same."""
+        if self._before is None:
+            return
+        offsets, generation, member_id = self._before
+        self._before = None
+
+        def late() -> None:
+            if not self._stopped and not member.client.closed:
+                self._commit(name, member, offsets, generation, member_id)
+
+        if member_id == member.member_id and generation < member.generation:
+            self._clock.call_later(self._rng.randint(1, 300) * MS, late)
 
     def _revoked(self, name: str, member: GroupMember) -> None:
         op = self._env.recorder.happened(name, "revoke")
         op.group, op.gen, op.member = GROUP, member.generation, member.member_id
+        offsets = member.consumer.subscription.consumed_positions()
+        self._before = (offsets, member.generation, member.member_id) if offsets else None
         if self._rng.random() < 0.3:
             self._commit_late(name, member)
 
@@ -397,6 +418,44 @@ class MemberLoad:
         op = self._env.recorder.happened(name, "committed", asked_ns)
         op.group = GROUP
         op.marks.append(Mark(str(tp), offset))
+
+
+class OffsetAsker:
+    """Asks every server what the group has committed: one that coordinates it no more, and does not
+    know that yet, must not answer."""
+
+    def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
+        self.name = name
+        self._env = env
+        self._rng = rng
+        self._client = env.client(name, host, rng)
+        self._client.want([env.topic])
+        self._asking = True
+        self._schedule()
+
+    def stop(self) -> None:
+        self._asking = False
+
+    def _schedule(self) -> None:
+        self._client.clock.call_later(self._rng.randint(10, 150) * MS, self._ask)
+
+    def _ask(self) -> None:
+        if not self._asking:
+            return
+        self._schedule()
+        asked_ns = self._client.clock.now_ns()
+
+        def answered(response: Message | Failure) -> None:
+            rows = {} if isinstance(response, Failure) else committed_rows(response)
+            told = [(tp, row.committed_offset) for tp, row in rows.items() if not row.error_code]
+            if told:
+                op = self._env.recorder.happened(self.name, "committed", asked_ns)
+                op.group = GROUP
+                op.marks.extend(Mark(str(tp), offset) for tp, offset in told)
+
+        server = self._rng.randint(1, self._env.options.servers)
+        request = committed_request(GROUP, self._env.partitions)
+        self._client.call(server, offset_fetch, request, answered)
 
 
 class Asker:

@@ -66,6 +66,7 @@ from vdl.sim.workload import (
     Asker,
     Env,
     MemberLoad,
+    OffsetAsker,
     ProducerLoad,
     Reader,
     TopicChurn,
@@ -109,6 +110,8 @@ ACKNOWLEDGEMENTS_MIN = 100
 
 SAFETY_LONGER_MAX = 3
 """A world that has not is kept in its safety phase for up to so many times its length more."""
+
+Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
 
 
 @dataclass(slots=True)
@@ -167,7 +170,9 @@ class World:
             topic=TOPIC,
             acknowledged=self.watch.acknowledged,
         )
-        self._loads: list[ProducerLoad | MemberLoad | Asker | TopicChurn | Ageing | Liar] = []
+        self._loads: list[
+            ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
+        ] = []
         self.liars: list[Liar] = []
         self._slept_ms = 0
         self._client_clocks: list[NodeClock] = []
@@ -500,6 +505,8 @@ class World:
         if self._deaf:
             self._check_memory()
         self._loads.append(Asker(self.env, "a0", host(), luck()))
+        if options.lone_leaders and options.members:
+            self._loads.append(OffsetAsker(self.env, "o0", host(), luck()))
         if self._ageing is not None:
             self._ageing.start()
             self._loads.append(self._ageing)
