@@ -5,11 +5,13 @@ its instant and runs it. Events of one instant run in the order they were schedu
 function of its seed.
 
 `NodeClock` is one life of one process: it implements `vdl.clock.Clock` on top of the shared heap.
-Four things a real machine does to a process happen here. A *stopped* process (killed, or lost to a
+Five things a real machine does to a process happen here. A *stopped* process (killed, or lost to a
 power cut) never runs again: its events are dropped where they are found. A *paused* one (SIGSTOP, a
 stalled virtual machine) runs nothing until it is resumed; what came due meanwhile runs then, in its
 order. Its *wall clock* may jump; monotonic time never does. Its *monotonic clock* may drift: the
 process's seconds, and with them its timers, are then a little longer or shorter than the world's.
+And a process may be *busy*: where it has a `meter`, all that runs at one instant is a turn of its
+loop, which takes as long as the meter says; what comes due meanwhile waits for the next turn.
 
 Whoever must look at a process after each of its events sets its clock's `watch`: it is called when
 the event is over, or when the same event goes on in another process.
@@ -85,7 +87,7 @@ class VirtualTime:
             if clock is not None:
                 if clock.stopped:
                     continue
-                if clock.paused:
+                if clock.paused or clock.busy:
                     clock.postpone(timer)
                     continue
             self.now_ns = when_ns
@@ -94,8 +96,11 @@ class VirtualTime:
             self.running = clock
             fn()
             running = self.running
-            if running is not None and running.watch is not None:
-                running.watch()
+            if running is not None:
+                if running.watch is not None:
+                    running.watch()
+                if running.meter is not None or running.stall_ns:
+                    running.charge()
             return True
         return False
 
@@ -148,11 +153,16 @@ class NodeClock:
     """
 
     __slots__ = (
+        "_in_turn",
         "_offset_ns",
+        "_owed_ns",
         "_postponed",
         "_rate_ppm",
         "_time",
+        "busy",
+        "meter",
         "paused",
+        "stall_ns",
         "stopped",
         "turn_ns",
         "wall_base_ms",
@@ -173,6 +183,17 @@ class NodeClock:
         self._offset_ns = offset_ns
         self._rate_ppm = MILLION + drift_ppm
         self._postponed: list[SimTimer] = []
+        self._in_turn = False
+        """Something of the present turn has run."""
+        self._owed_ns = 0
+        """What this turn takes, as far as it is known."""
+        self.busy = False
+        """A turn takes its time."""
+        self.meter: Callable[[], int] | None = None
+        """How long what the process has done since this was asked last takes it, in ns; None: turns
+        take no time."""
+        self.stall_ns = 0
+        """How long each turn takes besides: others use the machine."""
         self.wall_base_ms = wall_base_ms
         self.turn_ns = turn_ns
         self.paused = False
@@ -208,8 +229,37 @@ class NodeClock:
     def resume(self) -> None:
         """Run what came due during the pause, in its order."""
         self.paused = False
-        postponed, self._postponed = self._postponed, []
-        self._time.postponed(postponed)
+        self._go_on()
+
+    @property
+    def stands(self) -> bool:
+        """Whether the process runs nothing now."""
+        return self.paused or self.busy
+
+    def charge(self) -> None:
+        """An event of this process is over: what it did belongs to the turn of this instant."""
+        cost_ns = self.meter() if self.meter is not None else 0
+        if not self._in_turn and (cost_ns or self.stall_ns):
+            # Behind all that is due now: that is the same turn.
+            self._in_turn = True
+            self._time.after(0, self._turn_over)
+        self._owed_ns += cost_ns
+
+    def _turn_over(self) -> None:
+        owed_ns, self._owed_ns = self._owed_ns + self.stall_ns, 0
+        self._in_turn = False
+        if not self.stopped and not self.busy:
+            self.busy = True
+            self._time.after(owed_ns, self._turn_done)
+
+    def _turn_done(self) -> None:
+        self.busy = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self.stands:
+            postponed, self._postponed = self._postponed, []
+            self._time.postponed(postponed)
 
     def stop(self) -> None:
         """The process is gone: nothing scheduled on this clock runs again."""
@@ -217,5 +267,5 @@ class NodeClock:
         self._postponed.clear()
 
     def postpone(self, timer: SimTimer) -> None:
-        assert self.paused, timer
+        assert self.stands, timer
         self._postponed.append(timer)

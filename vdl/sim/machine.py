@@ -49,6 +49,7 @@ from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
 from vdl.sim.network import Network, SimDialer, SimStream
 from vdl.sim.trace import Trace
+from vdl.sim.turn_cost import TurnCost
 from vdl.sim.unsent import write_unsent
 from vdl.sim.workers import NoWorkers, SimWorkers
 
@@ -126,6 +127,8 @@ class Life:
             log=TraceLog(machine),
         )
         self.server.on_serving = self._serve_clients
+        if machine.turn_cost_ns:
+            self.clock.meter = TurnCost(self.server, machine.turn_cost_ns)
         self.workers.on_journal = lambda: machine.on_staged(self)
 
     def _lock_released(self) -> None:
@@ -237,6 +240,8 @@ class Machine:
         """By how much the wall clock is wrong on purpose; small jumps are not counted."""
         self.drift_ppm = drift_ppm
         self.frames = frames
+        self.turn_cost_ns = 0
+        """What each thing takes that its loop handles; 0: turns take no time."""
         self.cuts_in_start = cuts_in_start
         """Chance that a start is cut."""
         self.condition = Condition.DOWN
@@ -608,6 +613,11 @@ class Machine:
         if self.life is not None and self.life.clock.paused:
             self.note("resumed")
             self.life.clock.resume()
+
+    def stall(self, stall_ns: int) -> None:
+        """From now on each turn of its loop takes so much longer; until its process ends."""
+        if self.life is not None:
+            self.life.clock.stall_ns = stall_ns
 
     def jump_wall(self, delta_ms: int) -> None:
         """Someone sets the machine's clock."""

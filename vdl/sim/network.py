@@ -166,7 +166,7 @@ class SimStream:
             self._inbox.append(data)
         if ending:
             self._ending = ending
-        if self._clock.paused or not self._reading:
+        if self._clock.stands or not self._reading:
             self._schedule_drain()
         elif not self._drain_due:
             self._network.enter(self._clock)

@@ -18,6 +18,14 @@ OFF = 0.2
 PRODUCER_EXPIRY_MS = (8_000, 12_000)
 """Longer than a batch's retries and a pause of the server they wait at: see `ProducerLoad`."""
 
+LATE = 0.125
+"""Chance that turns of the servers' loops take time."""
+STALL = 0.2
+"""Chance that they stall for a while."""
+TURN_COST_US = (20, 1_000)
+"""What each message, request and turn takes. The most is some five times what it takes a server;
+worlds are small, and it is to be felt."""
+
 NARROW = 0.125
 """Chance that links are slow."""
 
@@ -26,6 +34,9 @@ AIMED = (0.2, 0.5)
 in three worlds of ten."""
 
 NARROW_JITTER_US_MAX = 2_000
+
+STALL_MS = (100, 400)
+"""From hardly late to the most that costs no leader its office: see `lateness`."""
 
 FLOODED_CACHE_KIB = 64 << 10
 """More than floods of three partitions have under way, twice."""
@@ -155,6 +166,11 @@ class Options:
     """Not 0: servers forget producers that were idle for so long, of which there are some."""
     link_kib: int = 0
     """What a link between two servers carries a second; 0: whatever is sent."""
+    turn_cost_us: int = 0
+    """Not 0: a turn of a server's loop takes so long for each message, request and turn."""
+    stall_ms: int = 0
+    """Not 0: once, when nothing else is wrong, turns of loops take so much longer for a while: no
+    leader may be lost for that."""
     floods: int = 0
     """Partitions that are written to as fast as the links carry it, before anything goes wrong."""
 
@@ -268,7 +284,11 @@ def draw(rng: Random) -> Options:
             lone_leaders=round(rng.uniform(0.2, 0.5), 3),
             late_commits=rng.random() < 0.7,
         )
-    return world
+    return replace(
+        world,
+        turn_cost_us=spread(*TURN_COST_US) if rng.random() < LATE else 0,
+        stall_ms=rng.randint(*STALL_MS) if rng.random() < STALL else 0,
+    )
 
 
 def _narrowed(drawn: Options, rng: Random, spread: Callable[[int, int], int]) -> Options:

@@ -1,12 +1,12 @@
 """One simulated world, from a seed to its verdict.
 
 A world is machines on a network with clients beside them, on one clock. It lives through these
-phases: *birth* (a cluster forms, a topic is made; where links are slow, they are filled: no leader
-may be lost for that); *safety* (clients work while the nemesis is at
-it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be there
-within ten election timeouts, in some worlds a consumer that is behind must catch up, every producer
-must come to an end, every reader must hear of what is in the logs then, all replicas must become
-equal); *drain* (a fresh client reads everything).
+phases: *birth* (a cluster forms, a topic is made; where loops stall, they are late, and where links
+are slow, they are filled: no leader may be lost for that); *safety* (clients work while the nemesis
+is at it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be
+there within ten election timeouts, in some worlds a consumer that is behind must catch up, every
+producer must come to an end, every reader must hear of what is in the logs then, all replicas must
+become equal); *drain* (a fresh client reads everything).
 Then the histories are checked.
 
 Must not know: how any part does its work.
@@ -47,6 +47,7 @@ from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, Laggard
+from vdl.sim.lateness import judge_lateness
 from vdl.sim.liar import Liar
 from vdl.sim.machine import (
     DISK_ERRORS,
@@ -147,7 +148,7 @@ class World:
         root = Random(f"vdl {seed}")
         self._rng = {
             name: Random(root.getrandbits(64))
-            for name in ("net", "disk", "server", "client", "nemesis", "start", "ageing")
+            for name in ("net", "disk", "server", "client", "nemesis", "start", "ageing", "late")
         }
         weather = Weather(
             options.delay_us * 1_000, options.jitter_us * 1_000, options.loss, options.split
@@ -193,7 +194,7 @@ class World:
         options = self.options
         rng = self._rng["server"]
         profile = DiskProfile(sync_ns=options.sync_us * 1_000)
-        return Machine(
+        machine = Machine(
             server_config(server_id, options),
             time=self.time,
             network=self.network,
@@ -207,6 +208,8 @@ class World:
             frames=self.frames,
             cuts_in_start=options.cuts_in_start,
         )
+        machine.turn_cost_ns = options.turn_cost_us * 1_000
+        return machine
 
     def _client_clock(self) -> NodeClock:
         clock = NodeClock(self.time, wall_base_ms=WALL_BASE_MS + self._slept_ms)
@@ -450,6 +453,8 @@ class World:
             return False
         if self.options.ages and not self._begin_ageing():
             self.watch.violate("no-birth", "nothing could be written that grows old")
+            return False
+        if self.options.stall_ms and not judge_lateness(self, self._rng["late"]):
             return False
         if self.options.floods and not self._fill_links():
             return False
