@@ -342,3 +342,11 @@ def test_metadata_tells_of_a_lost_server_for_a_while() -> None:
     world.run(5_000)
     answer = world.client().ask(METADATA, 9, named("t"))
     assert [broker.node_id for broker in answer.brokers] == [1, 2]
+
+
+def test_metadata_answers_before_any_server_is_known() -> None:
+    """A replica set that has just been made has an empty catalog."""
+    world = World()
+    world.host.catalog.servers.clear()
+    answer = world.client().ask(METADATA, 9, MetadataRequest([]))
+    assert answer.brokers == []

@@ -198,7 +198,8 @@ def _confirmed(
         later.complete(Unbuilt(answer))
 
     def confirmed() -> None:
-        lost_for_ns = min(_lost_for_ns(ctx, number) for number in server.host.catalog.servers)
+        times = (_lost_for_ns(ctx, number) for number in server.host.catalog.servers)
+        lost_for_ns = min(times, default=_NEVER_NS)
         left_ns = _ELECTION_NS - lost_for_ns
         if left_ns <= 0:
             complete()
@@ -207,7 +208,7 @@ def _confirmed(
         groups = _groups(ctx, asked)
         when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.run(complete))
 
-    server.host.confirm_links(confirmed)
+    server.host.confirm_links(lambda: later.run(confirmed))
     return later
 
 
