@@ -178,7 +178,7 @@ class _Confirmation:
 
     __slots__ = ("asked_ns", "done")
 
-    def __init__(self, asked_ns: int, done: Callable[[], None]) -> None:
+    def __init__(self, asked_ns: int, done: Callable[[bool], None]) -> None:
         self.asked_ns = asked_ns
         self.done = done
 
@@ -265,14 +265,14 @@ class Links:
             connection.flush()
         return True
 
-    def confirm(self, server_id: int, done: Callable[[], None]) -> None:
+    def confirm(self, server_id: int, done: Callable[[bool], None]) -> None:
         """Call `done` once `link_up` and `link_down` have said all there is to say of the peer: it
-        answered something sent now, or its loss has been reported, or it keeps silent for
+        answered something sent now (True), or its loss has been reported, or it keeps silent for
         `confirm_ms_max`. Never from within this call. A process that died a moment ago is found
         out by this before anybody is sent to it."""
         peer = self._peers.get(server_id)
         if self._is_closed or peer is None or not peer.is_up:
-            self._clock.call_later(0, done)
+            self._clock.call_later(0, partial(done, False))
             return
         confirmation = _Confirmation(self._clock.now_ns(), done)
         peer.confirming.append(confirmation)
@@ -480,7 +480,7 @@ class Links:
         elif type(event) is PongReceived:
             connection.round_trip_ns = max(0, self._clock.now_ns() - event.sent_ns)
             if connection.peer is not None and connection.peer.confirming:
-                _confirmed(connection.peer, event.sent_ns)
+                _confirmed(connection.peer, event.sent_ns, answered=True)
         else:
             assert isinstance(event, Rejected), event
             self._rejected(connection, event)
@@ -652,7 +652,7 @@ class Links:
             return
         peer.is_up = False
         self._handler.link_down(peer.server_id, refused=refused)
-        _confirmed(peer, self._clock.now_ns())
+        _confirmed(peer, self._clock.now_ns(), answered=False)
 
     # --- liveness -------------------------------------------------------------------------------
     def _sweep(self) -> None:
@@ -726,15 +726,15 @@ def _same_process(known: Hello | None, hello: Hello) -> bool:
     return (known.directory_id, known.incarnation) == (hello.directory_id, hello.incarnation)
 
 
-def _confirmed(peer: _Peer, asked_until_ns: int) -> None:
+def _confirmed(peer: _Peer, asked_until_ns: int, *, answered: bool) -> None:
     """Answer those who asked up to then."""
-    answered = [one for one in peer.confirming if one.asked_ns <= asked_until_ns]
+    due = [one for one in peer.confirming if one.asked_ns <= asked_until_ns]
     peer.confirming = [one for one in peer.confirming if one.asked_ns > asked_until_ns]
-    for one in answered:
-        one.done()
+    for one in due:
+        one.done(answered)
 
 
 def _give_up(peer: _Peer, confirmation: _Confirmation) -> None:
     if confirmation in peer.confirming:
         peer.confirming.remove(confirmation)
-        confirmation.done()
+        confirmation.done(False)

@@ -160,8 +160,9 @@ class Transport(Protocol):
         must not change until written. False, and nothing sent: no link, an unborn one, or the bound
         on unsent bytes is reached: report it unreachable."""
 
-    def confirm(self, server_id: int, done: Callable[[], None]) -> None:
-        """Call `done` when what is known of the link is current; never from within this call."""
+    def confirm(self, server_id: int, done: Callable[[bool], None]) -> None:
+        """Call `done` when what is known of the link is current; never from within this call. True:
+        the peer answered something that was sent now."""
 
     def links(self) -> list[LinkStatus]:
         """Every known peer, by server id."""

@@ -275,8 +275,9 @@ class Host(Protocol):
     def lost_ns(self, server_id: int) -> int:
         """When the link to this server was lost; -1 while there is one, or if there never was."""
 
-    def confirm_links(self, done: Callable[[], None]) -> None:
-        """`done`, later, when `alive_servers` and `leader_of` are certain again."""
+    def confirm_links(self, done: Callable[[bool], None]) -> None:
+        """`done`, later, when `alive_servers` and `leader_of` are certain again; True: a majority
+        of the servers answered."""
 
     @property
     def overloaded(self) -> bool:

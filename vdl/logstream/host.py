@@ -384,7 +384,7 @@ class Host:
         """When the link to this server was lost; -1 while there is one, or if there never was."""
         return self._lost_ns.get(server_id, -1)
 
-    def confirm_links(self, done: Callable[[], None]) -> None:
+    def confirm_links(self, done: Callable[[bool], None]) -> None:
         """See `Proofs.confirm`."""
         self._proofs.confirm(done)
 

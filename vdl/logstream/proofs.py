@@ -10,6 +10,7 @@ Must not know: when that is, how lists travel.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from raft.messages import MsgHeartbeat
 from raft.types import NodeId
@@ -45,20 +46,23 @@ class Proofs:
         self._clock = clock
         self._within_ns = election_ticks * TICK_NS
 
-    def confirm(self, done: Callable[[], None]) -> None:
+    def confirm(self, done: Callable[[bool], None]) -> None:
         """Call `done` when it is certain again who is alive: a client that has just lost its
-        server asks another one at once, before that one has noticed. Not from within this call."""
+        server asks another one at once, before that one has noticed. Not from within this call.
+        True: a majority of the cluster's servers answered just now, this one among them."""
         waiting = 1 + len(self._alive)
+        heard = 0
 
-        def confirmed() -> None:
-            nonlocal waiting
+        def confirmed(answered: bool) -> None:
+            nonlocal waiting, heard
             waiting -= 1
+            heard += answered
             if not waiting:
-                done()
+                done(2 * heard > len(self._catalog.servers))
 
         for server in sorted(self._alive):
             self._transport.confirm(server, confirmed)
-        self._clock.call_soon(confirmed)
+        self._clock.call_soon(partial(confirmed, True))
 
     def tell_leader(self, group: Group) -> bool:
         """Tell a node that leads which peers are there; whether they are most, with itself.

@@ -216,7 +216,7 @@ def test_metadata_known_to_all_in_one_turn_is_built_one_after_the_other() -> Non
     world = World(KafkaOptions(answer_memory_max=limit))
     for number in range(300):
         world.topic(f"t{number}")
-    confirmed: list[Callable[[], None]] = []
+    confirmed: list[Callable[[bool], None]] = []
     world.host.confirm_links = confirmed.append  # type: ignore[method-assign]
     clients = [world.client() for _ in range(60)]
     for client in clients:
@@ -225,7 +225,7 @@ def test_metadata_known_to_all_in_one_turn_is_built_one_after_the_other() -> Non
     world.run(1)
     assert len(confirmed) == 60
     for done in confirmed:
-        done()
+        done(True)
     world.run(1)
     assert limit // 2 < world.frontend.unsent_bytes() <= limit + 20_000
     for client in clients:

@@ -350,3 +350,27 @@ def test_metadata_answers_before_any_server_is_known() -> None:
     world.host.catalog.servers.clear()
     answer = world.client().ask(METADATA, 9, MetadataRequest([]))
     assert answer.brokers == []
+
+
+def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
+    """librdkafka asks any server that it is connected to, though it hears again and again that
+    nobody leads. A server that leads some of what was asked for, or knows who leads all of it, is
+    of use."""
+    world = World()
+    world.topic("led", 1)
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    del world.host.leaders[group_id]
+    client = world.client()
+
+    def told(request: MetadataRequest) -> list[int]:
+        return [broker.node_id for broker in client.ask(METADATA, 9, request).brokers]
+
+    assert told(named("t")) == [1, 2, 3]
+    world.host.is_heard = False
+    world.host.lost[2] = world.clock.now_ns()  # and no leader is waited for
+    assert told(named("t")) == [2, 3]
+    assert told(named("led")) == [1, 2, 3]
+    assert told(named("t", "led")) == [1, 2, 3]
+    world.host.leaders[group_id] = (2, 6)
+    assert told(named("t")) == [1, 2, 3]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from struct import Struct
 from typing import Any
 
@@ -271,6 +272,7 @@ class TwinHost:
         self.alive = [1, 2, 3]
         self.in_sync = [1, 2, 3]
         self.lost: dict[int, int] = {}
+        self.is_heard = True
         self.streams: dict[int, TwinStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
@@ -332,8 +334,8 @@ class TwinHost:
     def lost_ns(self, server_id: int) -> int:
         return self.lost.get(server_id, -1)
 
-    def confirm_links(self, done: Callable[[], None]) -> None:
-        self.clock.call_soon(done)
+    def confirm_links(self, done: Callable[[bool], None]) -> None:
+        self.clock.call_soon(partial(done, self.is_heard))
 
     def coordinator_group(self, key: str) -> int:
         return 1 + len(key) % self.coordinator_count

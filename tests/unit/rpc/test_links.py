@@ -471,11 +471,11 @@ def test_links_confirm_a_live_peer_within_a_round_trip() -> None:
     """It answers a ping that was sent after the question."""
     world = World(2)
     world.run(SETTLED_MS)
-    asked: list[str] = []
-    world[1].links.confirm(2, lambda: asked.append("confirmed"))
+    asked: list[bool] = []
+    world[1].links.confirm(2, asked.append)
     assert asked == []
     world.run(5)
-    assert asked == ["confirmed"]
+    assert asked == [True]
 
 
 def test_links_confirm_a_peer_that_just_died_after_its_loss_is_told() -> None:
@@ -483,10 +483,10 @@ def test_links_confirm_a_peer_that_just_died_after_its_loss_is_told() -> None:
     world = World(2)
     world.run(SETTLED_MS)
     world.network.crash(2)
-    seen: list[set[int]] = []
-    world[1].links.confirm(2, lambda: seen.append(set(world[1].handler.up)))
+    seen: list[tuple[bool, set[int]]] = []
+    world[1].links.confirm(2, lambda answered: seen.append((answered, set(world[1].handler.up))))
     world.run(90)
-    assert seen == [set()]
+    assert seen == [(False, set())]
 
 
 def test_links_confirm_a_silent_peer_is_bounded() -> None:
@@ -494,9 +494,9 @@ def test_links_confirm_a_silent_peer_is_bounded() -> None:
     world = World(2)
     world.run(SETTLED_MS)
     world.network.cut(2, 1)
-    asked: list[str] = []
-    world[1].links.confirm(2, lambda: asked.append("given up"))
+    asked: list[bool] = []
+    world[1].links.confirm(2, asked.append)
     world.run(99)
     assert asked == []
     world.run(2)
-    assert asked == ["given up"]
+    assert asked == [False]

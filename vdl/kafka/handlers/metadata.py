@@ -62,10 +62,14 @@ _PARTITIONS_DESCRIBED_MAX = 2_000
 class View:
     """The cluster as one request sees it: leaders, who is reachable, addresses."""
 
-    __slots__ = ("alive", "ctx", "is_cut_off", "leaders")
+    __slots__ = ("alive", "ctx", "is_cut_off", "is_heard", "leaderless", "leaders")
 
-    def __init__(self, ctx: RequestContext) -> None:
+    def __init__(self, ctx: RequestContext, *, is_heard: bool = True) -> None:
+        """`is_heard`: a majority of the servers has just answered this one."""
         self.ctx = ctx
+        self.is_heard = is_heard
+        self.leaderless = 0
+        """Partitions told of that nobody leads, as far as is known here."""
         host = ctx.server.host
         registered = host.catalog.servers
         self.alive = set(host.alive_servers())
@@ -91,6 +95,7 @@ class View:
         replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
         error = ErrorCode.NONE
         if leader < 0:
+            self.leaderless += 1
             leader = -1
             error = ErrorCode.LEADER_NOT_AVAILABLE
         elif endpoint(self.ctx, leader) is None:
@@ -127,14 +132,29 @@ class View:
         found = []
         for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
             address = server.listeners.get(self.ctx.connection.listener)
-            if address is not None and (
-                self.may_live(server_id)
-                or server_id in self.leaders
-                or self._is_still_told(server_id)
+            if (
+                address is not None
+                and not self._is_useless(server_id)
+                and (
+                    self.may_live(server_id)
+                    or server_id in self.leaders
+                    or self._is_still_told(server_id)
+                )
             ):
                 host, port = address
                 found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
         return found
+
+    def _is_useless(self, server_id: int) -> bool:
+        """Whether clients had better ask the others: it is this one, and it does not know who leads
+        what was asked for, nor will it, for nobody answers it. librdkafka asks any server that it
+        is connected to, again and again, whatever that one answers."""
+        return (
+            server_id == self.ctx.server.host.server_id
+            and not self.is_heard
+            and self.leaderless > 0
+            and server_id not in self.leaders
+        )
 
     def _is_still_told(self, server_id: int) -> bool:
         """Whether this answer is the first that this client gets since a server was lost.
@@ -150,7 +170,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
     """Servers and topics; creates topics that do not exist when that is wanted."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _confirmed(ctx, None, lambda: _everything(ctx))
+        return _confirmed(ctx, None, _everything)
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -180,13 +200,13 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             options = ctx.server.config
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
             return _create(ctx, asked, missing[:fit])
-    return _confirmed(ctx, asked, lambda: _some(ctx, asked, frozenset()))
+    return _confirmed(ctx, asked, lambda view: _some(view, asked, frozenset()))
 
 
 def _confirmed(
     ctx: RequestContext,
     asked: list[MetadataRequestTopic] | None,
-    answer: Callable[[], MetadataResponse],
+    answer: Callable[[View], MetadataResponse],
 ) -> Later:
     """Answer once it is certain who is alive, and who leads instead of those that are not. Clients
     ask in the very moment in which they lose their connection to a leader; to be told of that
@@ -194,21 +214,26 @@ def _confirmed(
     later = Later()
     server = ctx.server
 
-    def complete() -> None:
-        later.complete(Unbuilt(answer))
+    def complete(is_heard: bool) -> None:
+        later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
 
-    def confirmed() -> None:
-        times = (_lost_for_ns(ctx, number) for number in server.host.catalog.servers)
-        lost_for_ns = min(times, default=_NEVER_NS)
+    def confirmed(is_heard: bool) -> None:
+        registered = server.host.catalog.servers
+        lost_for_ns = min((_lost_for_ns(ctx, number) for number in registered), default=_NEVER_NS)
         left_ns = _ELECTION_NS - lost_for_ns
-        if left_ns <= 0:
-            complete()
+        if left_ns <= 0 or not is_heard:  # who hears nobody hears of no leader
+            complete(is_heard)
             return
         deadline_ns = server.clock.now_ns() + left_ns
         groups = _groups(ctx, asked)
-        when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.run(complete))
+        when_led(
+            server,
+            groups,
+            deadline_ns=deadline_ns,
+            done=lambda: later.run(lambda: complete(is_heard)),
+        )
 
-    server.host.confirm_links(lambda: later.run(confirmed))
+    server.host.confirm_links(lambda is_heard: later.run(lambda: confirmed(is_heard)))
     return later
 
 
@@ -239,19 +264,18 @@ def _topic(catalog: Catalog, name: str | None, topic_id: bytes) -> Topic | None:
     return None if name is None else catalog.topics.get(name)
 
 
-def _everything(ctx: RequestContext) -> MetadataResponse:
-    view = View(ctx)
-    topics = [view.topic(topic) for _, topic in sorted(ctx.server.host.catalog.topics.items())]
+def _everything(view: View) -> MetadataResponse:
+    catalog = view.ctx.server.host.catalog
+    topics = [view.topic(topic) for _, topic in sorted(catalog.topics.items())]
     return _response(view, topics)
 
 
 def _some(
-    ctx: RequestContext, asked: list[MetadataRequestTopic], creating: frozenset[str]
+    view: View, asked: list[MetadataRequestTopic], creating: frozenset[str]
 ) -> MetadataResponse:
     """The topics asked for, once each; those in `creating` are not unknown, they are on their
     way."""
-    view = View(ctx)
-    catalog = ctx.server.host.catalog
+    catalog = view.ctx.server.host.catalog
     topics: list[MetadataResponseTopic] = []
     for name, topic_id in dict.fromkeys(
         (wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id)
@@ -302,7 +326,7 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
     refused: dict[str, ErrorCode] = {}
 
     def build() -> MetadataResponse:
-        response = _some(ctx, asked, names)
+        response = _some(View(ctx), asked, names)
         for topic in response.topics:
             if topic.name in refused:
                 topic.error_code = refused[topic.name]
