@@ -35,6 +35,7 @@ MEASUREMENTS = (
     "overload",
     "memory",
     "recovery",
+    "failover",
     "limit",
 )
 """Each a module beside this one."""

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.chaos.conftest import Figure
-from tests.chaos.harness.cluster import create_topic, leader, wait_healthy
+from tests.chaos.harness.cluster import create_topic
 from tests.chaos.harness.load import (
     IDEMPOTENT,
     PLAIN,
@@ -28,6 +26,7 @@ from tests.chaos.harness.load import (
     read_back,
 )
 from tests.chaos.harness.replica_set import ReplicaSet
+from tests.chaos.harness.strikes import strike_leader
 
 TOPIC = "failover"
 FAILOVERS = int(os.environ.get("FAILOVERS", "3"))
@@ -35,35 +34,9 @@ LENIENCE = 1 if FAILOVERS >= 10 else 5
 KILL_GAP_MS_MEDIAN, KILL_GAP_MS_MAX = 1_000 * LENIENCE, 3_000 * LENIENCE
 PAUSE_GAP_MS_MAX = 3_500 * LENIENCE
 STOP_GAP_MS_MAX = 300 * LENIENCE
-SETTLED_ACKS = 100
-"""So many acknowledgements, half a second's, before and after each fault."""
-
 IMPATIENT = {"socket.timeout.ms": 1_000, "request.timeout.ms": 1_000}
 """A server that is paused keeps its connections open. When a client leaves it is the client's own
 decision; by default librdkafka waits a minute, whoever the servers are."""
-
-
-def gaps_over_faults(
-    replica_set: ReplicaSet, load: Load, fault: Callable[[int], None], heal: Callable[[int], None]
-) -> list[float]:
-    """Strike the leader FAILOVERS times; the longest gap in milliseconds around each fault."""
-    windows: list[tuple[int, int]] = []
-    load.start()
-    try:
-        for _ in range(FAILOVERS):
-            wait_healthy(replica_set)
-            load.wait_acknowledged(SETTLED_ACKS)
-            struck = leader(replica_set, TOPIC)
-            began_ns = time.monotonic_ns()
-            fault(struck)
-            load.wait_acknowledged(SETTLED_ACKS)
-            windows.append((began_ns, time.monotonic_ns()))
-            heal(struck)
-        wait_healthy(replica_set)
-        load.wait_acknowledged(SETTLED_ACKS)
-    finally:
-        load.stop()
-    return [load.longest_gap_ms(start_ns, end_ns) for start_ns, end_ns in windows]
 
 
 def record_gaps(figure: Figure, gaps: list[float], load: Load) -> None:
@@ -87,7 +60,7 @@ def test_killed_leader_loses_nothing_and_is_replaced_in_time(
     at most 1 s in the median, 3 s at worst."""
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, variant)
-    gaps = gaps_over_faults(replica_set, load, replica_set.kill, replica_set.start)
+    gaps = strike_leader(replica_set, load, replica_set.kill, replica_set.start, count=FAILOVERS)
     record_gaps(figure, gaps, load)
     assert_all_kept(replica_set, load)
     assert statistics.median(gaps) <= KILL_GAP_MS_MEDIAN
@@ -100,7 +73,7 @@ def test_paused_leader_loses_nothing_and_is_replaced_in_time(
     """SIGSTOP: the connections stay up and say nothing. It comes back and is not believed."""
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT, **IMPATIENT)
-    gaps = gaps_over_faults(replica_set, load, replica_set.pause, replica_set.resume)
+    gaps = strike_leader(replica_set, load, replica_set.pause, replica_set.resume, count=FAILOVERS)
     record_gaps(figure, gaps, load)
     assert_all_kept(replica_set, load)
     assert max(gaps) <= PAUSE_GAP_MS_MAX
@@ -117,7 +90,7 @@ def test_stopped_leader_hands_over_and_loses_nothing(
 
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
-    gaps = gaps_over_faults(replica_set, load, replica_set.terminate, start_again)
+    gaps = strike_leader(replica_set, load, replica_set.terminate, start_again, count=FAILOVERS)
     record_gaps(figure, gaps, load)
     assert_all_kept(replica_set, load)
     assert max(gaps) <= STOP_GAP_MS_MAX
