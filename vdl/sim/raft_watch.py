@@ -42,6 +42,7 @@ from vdl.kafka.led_coordinator import LedCoordinator
 from vdl.logstream.group import Group
 from vdl.logstream.reads import ReadRounds
 from vdl.logstream.replicas import CATALOG_GROUP
+from vdl.logstream.snapshots import decode_snapshot
 from vdl.logstream.turn import replica_id_of, server_of
 from vdl.sim.durable import DurableLog, DurableLogs
 from vdl.sim.machine import Life, Machine
@@ -96,8 +97,8 @@ class ReplicaWatch:
     """One replica in one life: what it looked like after the last event that touched it."""
 
     __slots__ = (
-        "_base", "_chains", "_commit", "_confs", "_leading", "_led_term", "_mark", "_terms",
-        "_watch", "group", "node", "seen",
+        "_base", "_chains", "_commit", "_confs", "_installing", "_is_unstable", "_leading",
+        "_led_term", "_mark", "_stable", "_terms", "_watch", "group", "node", "seen",
     )  # fmt: skip
 
     def __init__(self, watch: RaftWatch, seen: GroupWatch, group: Group) -> None:
@@ -113,6 +114,10 @@ class ReplicaWatch:
         self._terms: list[Term] = [0]
         self._chains: list[int] = [0]
         self._confs: list[Index] = []
+        self._installing: tuple[Index, Index] | None = None
+        """A snapshot on its way in: its index, and what its state reflects."""
+        self._stable: Index = self.node.raft.log.stable
+        self._is_unstable = False
 
     def begin(self, recovered: HardState | None) -> None:
         """The replica came to life. `recovered` is what its disk held of an earlier one."""
@@ -148,6 +153,10 @@ class ReplicaWatch:
             return
         self._mark = mark
         self._follow_log(raft)
+        if log.stable != self._stable:
+            self._check_stable(raft)
+        if self._installing is not None:
+            self._check_installed(raft, *self._installing)
         if log.committed != self._commit:
             self._check_commit(raft)
         self.seen.cluster.observe(self.node)
@@ -247,6 +256,39 @@ class ReplicaWatch:
             # A crash may still bring the old log back: then it is its own entry that was told.
             past.index, past.index_term = index, self._terms[index - self._base]
         self._rebase(index, term)
+        snapshot = self.node.raft.log.snapshot
+        if snapshot is not None and snapshot.index == index and snapshot.data:
+            reflects = decode_snapshot(snapshot.data).members.reflects
+            self._installing = index, reflects
+            if reflects < index:
+                self._watch.broken(
+                    self.seen, "snapshot-ahead", f"{self._name()} gets a snapshot at {index} whose"
+                    f" state is that after {reflects}",
+                )  # fmt: skip
+
+    def _check_stable(self, raft: Raft) -> None:
+        """What the disk is taken to hold it holds (RELIABILITY 1.5.2). Told once; what becomes of
+        it is looked at on."""
+        log, seen = raft.log, self.seen
+        grows, self._stable = log.stable > self._stable, log.stable
+        if not grows or log.snapshot is not None or self._is_unstable:
+            return
+        term = log.term(log.stable)
+        if not self._watch.is_durable(seen.group_id, self.node.id, log.stable, term):
+            self._is_unstable = True
+            what = f"{self._name()} takes {log.stable}, term {term}, for durable"
+            self._watch.told("stable-not-durable", what)
+
+    def _check_installed(self, raft: Raft, index: Index, reflects: Index) -> None:
+        """Entries that a state reflects are not applied to it again."""
+        if raft.log.snapshot is not None or self.group.applied < index:
+            return
+        self._installing = None
+        if self.group.reflects < reflects:
+            self._watch.broken(
+                self.seen, "applied-twice", f"{self._name()} has a state that reflects {reflects},"
+                f" and goes on as if it were {self.group.reflects}",
+            )  # fmt: skip
 
     def _replaced(self, same: Index) -> None:
         """Everything behind `same` was cut off."""
@@ -520,6 +562,10 @@ class RaftWatch:
         if not seen.broken:
             seen.broken = True
             self._violate(name, detail)
+
+    def told(self, name: str, detail: str) -> None:
+        """A rule was broken, and the group is looked at on."""
+        self._violate(name, detail)
 
     def guarded(self, seen: GroupWatch, check: Callable[[], None]) -> None:
         try:

@@ -3,15 +3,18 @@
 Asked when a store decides, of the durable image alone: a journal file that goes leaves no entry
 behind that neither a newer file nor, by a durable note, a segment holds; and a log is cut no
 further than a durable checkpoint reaches. What a crash just then would show needs no crash here.
+Besides: the first checkpoint behind an installed state leaves nothing of the state before it
+(`Log.installed_state`), and entries that others took the place of are not in the cache any more.
 
 Must not know: how the store came to its decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from segments.api import Log
+from segments.api import Buffer, EntryLike, Log, MetaBatch
+from segments.log import DiskLog
 from segments.store import DiskStore
 from vdl.sim.durable import DurableLogs
 from vdl.sim.filesystem import SimMeta
@@ -27,12 +30,29 @@ class StoreWatch:
         self._durable = durable
         self._broken = broken
         journal = store._journal
+        checkpoints = store._checkpoints
         self._release, self._trim = journal.release, store.trim_log
+        self._append, self._collect = store.append, checkpoints._collect
+        self._reset = store.reset_log
+        self._reset_token, self._reset_group = 0, 0
+        """The batch that the newest reset lies in, and whose it is."""
+        self._cleared: dict[int, int] = {}
+        """Generation by log of which a checkpoint was to leave nothing of those before."""
         vars(journal)["release"] = self.release
         vars(store)["trim_log"] = self.trim
+        vars(store)["reset_log"] = self.reset
+        vars(store)["append"] = self.append
+        vars(checkpoints)["_collect"] = self.collect
 
     def release(self, sequence: int) -> None:
         """Journal files before `sequence` go."""
+        journal = self._store._journal
+        goes = any(number < sequence for number in journal._paths)
+        if goes and journal.durable_token < self._reset_token:
+            self._broken(
+                self._reset_group, "journal-released", f"journal files before {sequence} go, the"
+                " reset of a log that may need them is not durable",
+            )  # fmt: skip
         for log in self._store.logs.values():
             known = self._durable.logs.get(log.log_id)
             if known is None or log.lost:
@@ -54,6 +74,51 @@ class StoreWatch:
                 f" checkpoint holds the state after {stored}",
             )  # fmt: skip
         self._trim(log, first_index=first_index)
+
+    def reset(
+        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+    ) -> None:
+        """The log goes on elsewhere; until that is durable a crash brings it back as it was."""
+        self._reset_token, self._reset_group = self._store._journal.batch.token, log.group_id
+        self._reset(
+            log, first_index=first_index, prev_term=prev_term, next_offset=next_offset, state=state
+        )
+        awaited = self._store._checkpoints._note_token
+        if 0 < awaited < self._reset_token:
+            self._broken(
+                log.group_id, "files-not-held", f"journal files go when write {awaited} is durable,"
+                f" the log's reset is in write {self._reset_token}",
+            )  # fmt: skip
+
+    def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
+        """Entries follow, or take the place of others."""
+        replaces = bool(entries) and entries[0].index <= log.last_index
+        self._append(log, entries)
+        if replaces:
+            assert isinstance(log, DiskLog), log
+            ends = [chunk.end for chunk in log.tail.chunks]
+            begins = [chunk.first for chunk in log.tail.chunks]
+            if ends != [*begins[1:], log.last_index + 1]:
+                self._broken(
+                    log.group_id, "cache-not-cut", f"chunks of its tail begin at {begins}, end at"
+                    f" {ends}, the log at {log.last_index}",
+                )  # fmt: skip
+
+    def collect(self, logs: Sequence[DiskLog]) -> list[MetaBatch]:
+        """What a checkpoint is to hold."""
+        batches = self._collect(logs)
+        for batch in batches:
+            log = self._store._logs.get(batch.log_id)
+            install = None if log is None else log.install
+            if log is None or install is None or batch.applied < install.first_index - 1:
+                continue
+            if self._cleared.get(log.id) != log.generation and not batch.clear:
+                self._broken(
+                    log.group, "checkpoint-of-two-states", "the first one behind an installed state"
+                    f" keeps what was stored before, applied is {batch.applied}",
+                )  # fmt: skip
+            self._cleared[log.id] = log.generation
+        return batches
 
     def _stored(self, log_id: int) -> int:
         """The applied index of the log's last durable checkpoint."""

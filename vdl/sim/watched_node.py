@@ -26,7 +26,7 @@ from raft.messages import (
 )
 from raft.node import RawNode
 from raft.state import LEADER
-from raft.types import NONE, NodeId, Term
+from raft.types import NONE, ConfChange, Entry, NodeId, Term
 
 Broken = Callable[[str, str], None]
 
@@ -130,6 +130,16 @@ class WatchedNode(RawNode):
         MsgHeartbeat: _step_other,
         MsgCommit: _step_other,
     }
+
+    def propose_conf_change(self, change: ConfChange, *, v1: bool = False) -> Entry:
+        """See `RawNode.propose_conf_change`. Before an entry of its own term is committed a leader
+        does not know what is, of the change before too (thesis §4.1, erratum)."""
+        raft = self.raft
+        is_early = raft.state is LEADER and not raft.own_term_committed
+        entry = super().propose_conf_change(change, v1=v1)
+        if is_early:
+            self._broken("early-change", f"members change at {entry.index}, in term {raft.term}")
+        return entry
 
     # --- life and time --------------------------------------------------------------------------
     def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = 0) -> None:

@@ -164,6 +164,7 @@ class Over(Exception):
         (crown_another, "Election Safety"),
         (change_past, "log-matching"),
         (deafen_disks, "ack-not-durable"),
+        (deafen_disks, "stable-not-durable"),
         (deafen_own_disk, "commit-not-durable"),
         (forget_an_entry, "recovery"),
         (have_voted, "two-votes"),

@@ -11,6 +11,7 @@ from raft.node import RawNode
 from raft.types import ConfState, Entry, HardState, Index, NodeId, Snapshot, Term
 from tests.unit.raft.network import Network
 from vdl.logstream.group import Group
+from vdl.logstream.snapshots import encode_snapshot, members_of
 from vdl.sim.durable import DurableLog
 from vdl.sim.machine import Life
 from vdl.sim.raft_watch import RaftWatch, ReplicaWatch
@@ -148,3 +149,33 @@ def test_candidate_with_an_empty_log_names_its_last_entry_rightly() -> None:
     assert violations == []
     watch._asked_for_votes(life, watch.group(7), MsgVote(2, 1, 4, index=5, log_term=3))
     assert violations == ["candidate-not-durable"]
+
+
+def test_snapshot_whose_state_is_older_than_it_says_is_noticed() -> None:
+    """Entries between the two would be missing for good (§7)."""
+    _, watched = divided()
+    conf = ConfState(voters=VOTERS)
+    for reflects, told in ((4, []), (3, ["snapshot-ahead"])):
+        data = encode_snapshot(members_of(conf, reflects=reflects), [])
+        replica = watched.replicas[1 if told else 5]
+        replica.node.raft.log.restore(Snapshot(4, 2, conf, 3, data))
+        watched.observe(replica.node)
+        assert watched.violations == told
+
+
+def test_state_that_is_taken_for_an_older_one_is_noticed() -> None:
+    """What it reflects would be applied to it again; nothing is wrong before it is installed."""
+    conf = ConfState(voters=VOTERS)
+    data = encode_snapshot(members_of(conf, reflects=9), [])
+    for reflects, told in ((9, []), (4, ["applied-twice"])):
+        _, watched = divided()
+        replica = watched.replicas[5]
+        raft, group = replica.node.raft, replica.group
+        group.applied = 0
+        raft.log.restore(Snapshot(4, 2, conf, 3, data))
+        watched.observe(replica.node)
+        assert watched.violations == []
+        raft.log.snapshot, raft.log.applying, raft.log.applied = None, 4, 4
+        group.applied, group.reflects = 4, reflects
+        watched.observe(replica.node)
+        assert watched.violations == told

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from raft.types import Entry
-from segments.api import HardState, Log, StoreOptions
+from segments.api import HardState, Log, MetaBatch, StoreOptions
+from segments.cache import Tail
 from segments.store import DiskStore
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.disk import DiskProfile, SimDisk
@@ -72,6 +75,37 @@ def test_journal_files_that_a_checkpoint_lets_go() -> None:
     assert bench.told == []
 
 
+def test_journal_files_that_go_while_a_reset_is_on_its_way() -> None:
+    """It may be what makes them superfluous: they wait until it is durable."""
+    bench = Bench()
+    for n in range(5):
+        bench.append(1 + 10 * n, 10)
+    journal = bench.store._journal
+    bench.store.reset_log(bench.log, first_index=60, prev_term=1, next_offset=0)
+    journal.release(1)
+    assert bench.told == []
+    bench.store.submit()
+    bench.pass_time()
+    journal.release(2)
+    assert bench.told == []
+    bench.store.reset_log(bench.log, first_index=70, prev_term=1, next_offset=0)
+    journal.release(journal.current_sequence)
+    assert bench.told == ["journal-released"]
+
+
+def test_journal_files_that_do_not_wait_for_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes of a checkpoint are on their way when the log is reset."""
+    for holds in (True, False):
+        bench = Bench()
+        bench.append(1, 10, commit=10)
+        checkpoints = bench.store._checkpoints
+        if not holds:
+            monkeypatch.setattr(checkpoints, "hold_files", lambda: None)
+        checkpoints._note_token = bench.store._journal.durable_token
+        bench.store.reset_log(bench.log, first_index=60, prev_term=1, next_offset=0)
+        assert bench.told == ([] if holds else ["files-not-held"])
+
+
 def test_log_that_is_cut_beyond_its_checkpoint() -> None:
     """What is committed is not what a checkpoint holds."""
     bench = Bench()
@@ -80,3 +114,43 @@ def test_log_that_is_cut_beyond_its_checkpoint() -> None:
     assert bench.told == []
     bench.store.trim_log(bench.log, first_index=5)
     assert bench.told == ["trimmed-early"]
+
+
+def test_entries_that_stay_in_the_cache_when_others_take_their_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a chunk that older ones share with them."""
+    bench = Bench()
+    bench.append(1, 6)
+    bench.append(5, 3)
+    assert bench.told == []
+    truncate = Tail.truncate
+
+    def keep(tail: Tail, index: int) -> int:
+        chunk = tail.chunks[tail.chunk_at(index)]
+        entries, ends = list(chunk.entries), chunk.ends[:]
+        removed = truncate(tail, index)
+        chunk.entries[:], chunk.ends[:] = entries, ends
+        return removed
+
+    monkeypatch.setattr(Tail, "truncate", keep)
+    bench.append(6, 1)
+    assert bench.told == ["cache-not-cut"]
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_checkpoint_behind_an_installed_state(clear: bool) -> None:
+    """The first one clears what was stored before; those behind it need not."""
+    bench = Bench()
+    bench.append(1, 6, commit=6)
+    bench.store.reset_log(bench.log, first_index=20, prev_term=1, next_offset=0, state=b"state")
+    bench.store.submit()
+    bench.pass_time()
+    log_id = bench.log.log_id
+    coming = [MetaBatch(log_id, 19, [], clear=clear), MetaBatch(log_id, 19, [])]
+    bench.store.collect_meta = lambda logs: [coming.pop(0)] if logs and coming else []
+    for _ in range(2):
+        bench.store.checkpoint(lambda: None)
+        bench.pass_time()
+    assert not coming
+    assert bench.told == ([] if clear else ["checkpoint-of-two-states"])

@@ -22,7 +22,15 @@ from raft.messages import (
 )
 from raft.node import RawNode
 from raft.state import Raft
-from raft.types import ConfState, Entry, Snapshot
+from raft.types import (
+    ConfChange,
+    ConfChangeSingle,
+    ConfChangeType,
+    ConfState,
+    Entry,
+    EntryKind,
+    Snapshot,
+)
 from vdl.sim.watched_node import UNHEARD_TIMEOUTS, WatchedNode
 
 TICKS = 10
@@ -179,6 +187,20 @@ def test_leader_that_hears_nobody_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range((UNHEARD_TIMEOUTS + 2) * TICKS):
         bench.node.tick()
     assert set(bench.told) == {"leads-unheard"}
+
+
+def test_members_change_before_an_own_entry_is_committed() -> None:
+    """The leader does not know yet what the one before it has changed (RELIABILITY 1.5.9)."""
+    bench = Bench()
+    bench.elected()
+    raft = bench.node.raft
+    raft.log.applied = raft.pending_conf_index
+    change = ConfChange([ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, 4)])
+    assert bench.node.propose_conf_change(change).kind is EntryKind.CONF_CHANGE_V2
+    assert bench.told == ["early-change"]
+    raft.log.committed = raft.log.applied = raft.log.last_index
+    bench.node.propose_conf_change(change)
+    assert bench.told == ["early-change"]
 
 
 def test_the_watch_changes_nothing() -> None:
