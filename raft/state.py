@@ -206,6 +206,12 @@ class Raft:
         """Whether this leader has committed an entry of its own term (§8)."""
         return self.state is LEADER and self.log.committed >= self.term_start
 
+    @property
+    def waits_for_disks(self) -> bool:
+        """Whether the vote of this term is being written, here or, on disks that took a tick or
+        more for this one, perhaps by those who were asked."""
+        return self.vote_pending or self.vote_wait > 0
+
     # --- Changes common to all roles -----------------------------------------------------------
 
     def reset(self, term: Term) -> None:

@@ -127,9 +127,12 @@ class Life:
             log=TraceLog(machine),
         )
         self.server.on_serving = self._serve_clients
-        if machine.turn_cost_ns:
-            self.clock.meter = TurnCost(self.server, machine.turn_cost_ns)
+        self.take_time(machine.turn_cost_ns)
         self.workers.on_journal = lambda: machine.on_staged(self)
+
+    def take_time(self, turn_cost_ns: int) -> None:
+        """See `Machine.take_time`."""
+        self.clock.meter = TurnCost(self.server, turn_cost_ns) if turn_cost_ns else None
 
     def _lock_released(self) -> None:
         """The directory is let go: what still runs would write into another process's files."""
@@ -613,6 +616,12 @@ class Machine:
         if self.life is not None and self.life.clock.paused:
             self.note("resumed")
             self.life.clock.resume()
+
+    def take_time(self, turn_cost_ns: int) -> None:
+        """From now on each thing that its loop handles takes so long; 0: none takes any time."""
+        self.turn_cost_ns = turn_cost_ns
+        if self.life is not None:
+            self.life.take_time(turn_cost_ns)
 
     def stall(self, stall_ns: int) -> None:
         """From now on each turn of its loop takes so much longer; until its process ends."""

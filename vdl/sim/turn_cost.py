@@ -21,7 +21,7 @@ class TurnCost:
     def __init__(self, server: Server, unit_ns: int) -> None:
         """`unit_ns`: what one message, one request, one turn takes, in ns."""
         self._server = server
-        self._handled = 0
+        self._handled = self._count()
         self._unit_ns = unit_ns
 
     def __call__(self) -> int:

@@ -208,7 +208,7 @@ class World:
             frames=self.frames,
             cuts_in_start=options.cuts_in_start,
         )
-        machine.turn_cost_ns = options.turn_cost_us * 1_000
+        machine.take_time(options.turn_cost_us * 1_000)
         return machine
 
     def _client_clock(self) -> NodeClock:

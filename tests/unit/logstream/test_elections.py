@@ -13,7 +13,7 @@ from raft.node import RawNode
 from raft.types import StateType
 from vdl.clock import MS
 from vdl.logstream import opening
-from vdl.logstream.elections import FEWEST, LATE_NS, STARTS_PER_TURN, Elections
+from vdl.logstream.elections import DISK_WAITS, FEWEST, LATE_NS, STARTS_PER_TURN, Elections
 from vdl.logstream.opening import Opening
 from vdl.logstream.options import HostOptions
 from vdl.logstream.state_group import StateGroup
@@ -30,7 +30,8 @@ class FakeGroup:
 
     def __init__(self, group_id: int) -> None:
         self.group_id = group_id
-        self.node = SimpleNamespace(raft=SimpleNamespace(state=StateType.FOLLOWER))
+        raft = SimpleNamespace(state=StateType.FOLLOWER, waits_for_disks=False)
+        self.node = SimpleNamespace(raft=raft)
 
     def become(self, state: StateType) -> None:
         self.node.raft.state = state
@@ -154,6 +155,35 @@ def test_late_server_has_fewer_and_fewer_under_way_and_as_many_as_before_once_it
     for now_ns in range(10):
         line.elections.look(TIMEOUT_NS + now_ns)
     assert line.elections.under_way == 64
+
+
+def test_campaigns_that_wait_for_disks_make_room_while_the_loop_is_in_time() -> None:
+    """For as many at each look, up to a bound; those who ask others take their places again."""
+    line = Line(10)
+    groups = line.ask(*range(100, 200))
+    for count in (10, 20, 30, 40, 50, 50):
+        assert line.elections.under_way == count
+        for group in groups[:count]:
+            group.node.raft.waits_for_disks = True
+        line.elections.look(1)
+    assert line.elections.under_way == 10 * (1 + DISK_WAITS)
+    for group in groups:
+        group.node.raft.waits_for_disks = False
+    line.elections.look(2)
+    for group in groups[:40]:
+        line.end(group)
+    assert line.elections.under_way == 10
+    line.end(groups[40])
+    assert line.stood[-1] == 150
+
+
+def test_late_loop_makes_no_room_for_those_who_wait_for_disks() -> None:
+    line = Line(FEWEST)
+    for group in line.ask(*range(100, 200)):
+        group.node.raft.waits_for_disks = True
+    line.loop_time.late_ns = LATE_NS
+    line.elections.look(1)
+    assert line.elections.under_way == FEWEST
 
 
 # --- with real groups ---------------------------------------------------------------------------
