@@ -86,6 +86,7 @@ HELP: dict[str, str] = {
     ),
     "vdl_server_overloaded": "1 while the server has more to do than it can.",
     "vdl_server_overloaded_total": "Times that began.",
+    "vdl_server_client_connections_waiting": "Connections whose requests wait to be started.",
     "vdl_server_loop_late_seconds_total": "For how long the loop has been late in all.",
     "vdl_server_raft_messages_dropped_total": (
         "Messages for groups or replicas unknown here, or of kinds that no server sends."

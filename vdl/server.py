@@ -289,6 +289,7 @@ class Server:
         for coordinator in host.coordinators:
             context.groups.attach(coordinator)
         self.frontend = Frontend(context)
+        host.overload.request_wait_ns = self.frontend.start_pace.oldest_ns
         host.on_catalog_change = self._catalog_changed
         host.on_answers = self.frontend.flush
         host.upkeep.policy_of = self._retention_policy
@@ -417,6 +418,7 @@ class Server:
             "clock_ahead_ms": host.time.ahead_ms if host else 0,
             "overloaded": host.overload.is_overloaded if host else False,
             "loop_late_percent": host.overload.late_percent if host else 0,
+            "request_wait_ms": host.overload.wait_ms if host else 0,
             "elections_waiting": host.elections.waiting if host else 0,
         }
 
@@ -466,6 +468,7 @@ class Server:
             "overloaded_total": host.overload.times,
             "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,
             "client_connections": len(frontend),
+            "client_connections_waiting": len(frontend.start_pace),
             "client_connections_accepted_total": frontend.connections_accepted,
             "client_connections_refused_total": frontend.connections_refused,
             "handler_errors_total": frontend.handler_errors,

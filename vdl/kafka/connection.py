@@ -224,6 +224,8 @@ class Request:
     body: memoryview
     bytes: int
     """Size of the frame, header included."""
+    arrived_ns: int = 0
+    """When it was whole, if whoever took it said so."""
 
 
 class Connection:

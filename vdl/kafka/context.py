@@ -356,6 +356,9 @@ class RequestContext:
     correlation_id: int
     client_id: str
     received_ns: int
+    """When it was started."""
+    arrived_ns: int
+    """When it was there: a server that has much to do starts it later."""
 
     def deadline_ns(self, timeout_ms: int) -> int:
         """When a client's timeout ends: not before now, not beyond the server's own limit."""

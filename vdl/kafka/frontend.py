@@ -268,6 +268,7 @@ class ClientSession:
             self._reads_ahead = True
         try:
             while (request := connection.next_request()) is not None:
+                request.arrived_ns = now_ns
                 self._waiting.append(request)
                 self._bytes_in_flight += request.bytes
                 self.frame_since_ns = 0
@@ -581,7 +582,7 @@ class ClientSession:
         if pace.started_ns < pace.until_ns:
             return True
         if not self._in_line:
-            self._in_line = not pace.may_start(self)
+            self._in_line = not pace.may_start(self, self._waiting[0].arrived_ns)
         return not self._in_line
 
     def _may_decode(self, request: Request) -> bool:
@@ -680,6 +681,7 @@ class ClientSession:
             request.correlation_id,
             request.client_id or "",
             exchange.started_ns,
+            request.arrived_ns,
         )
         try:
             answer = api.handler(ctx, message)

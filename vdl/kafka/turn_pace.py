@@ -123,8 +123,8 @@ class StartPace:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[Starter, None] = {}
-        """In the order in which their requests start."""
+        self._waiting: dict[Starter, int] = {}
+        """Since when the first request of each is there, in the order in which they start."""
         self._is_armed = False
         """Whether `_next_turn` will be called."""
         self._end_ns = 0
@@ -141,8 +141,13 @@ class StartPace:
         """How many wait for their turn."""
         return len(self._waiting)
 
-    def may_start(self, starter: Starter) -> bool:
-        """Whether its next request may start; if not, `start_on` is called in a turn to come."""
+    def oldest_ns(self) -> int:
+        """For how long a request has waited at the most; 0 if none does. Work: for checks."""
+        return self._clock.now_ns() - min(self._waiting.values()) if self._waiting else 0
+
+    def may_start(self, starter: Starter, since_ns: int) -> bool:
+        """Whether its next request, there since `since_ns`, may start; if not, `start_on` is called
+        in a turn to come."""
         if not self._waiting:
             if self.started_ns < self._end_ns:
                 self.until_ns = self._end_ns  # the only one that is served: the turn is all its
@@ -152,7 +157,7 @@ class StartPace:
                 self.until_ns = self._clock.now_ns() + START_NS
                 self._clock.call_soon(self._end_turn)
                 return True
-        self._waiting[starter] = None
+        self._waiting[starter] = since_ns
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
             self._arm()

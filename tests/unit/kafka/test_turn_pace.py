@@ -168,7 +168,7 @@ def test_a_pace_that_nobody_needs_sets_no_timer() -> None:
     pace, answers, starts = FramePace(world.clock), AnswerPace(world.clock), StartPace(world.clock)
     pace.took(Nobody(), 1)
     answers.sent(1)
-    assert starts.may_start(Nobody())
+    assert starts.may_start(Nobody(), 0)
     world.run(20)
     assert not starts
     assert pace.left == FEW_BYTES
@@ -347,7 +347,10 @@ def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
     assert second.reading, "it has not sent more"
     ask(second, 3)
     assert not second.reading
+    waits = costly.frontend.start_pace.oldest_ns()
+    assert START_NS <= waits < START_NS + 2 * COST_NS, "since the first came"
     costly.run(200)
+    assert costly.frontend.start_pace.oldest_ns() == 0
     assert second.reading
     assert len(second.answers()) == 6
 

@@ -293,6 +293,7 @@ class Cluster:
             correlation_id=1,
             client_id=client_id,
             received_ns=self.time.now_ns,
+            arrived_ns=self.time.now_ns,
         )
         call = Call(api.handler(ctx, wire.decode_request(memoryview(data), version)), key, version)
         if self.commits:

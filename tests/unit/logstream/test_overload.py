@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vdl.clock import MS
-from vdl.logstream.overload import BEGINS_PERCENT, ENDS_PERCENT, WINDOW_NS, Overload
+from vdl.logstream.overload import BEGINS_PERCENT, ENDS_PERCENT, WAIT_NS, WINDOW_NS, Overload
 
 LOOK_NS = 100 * MS
 
@@ -111,3 +111,19 @@ def test_servers_that_are_held_up_again_and_again_say_so(cluster: Any) -> None:
     cluster.run(5_000)
     assert [host.overload.problem() for host in hosts] == ["", "", ""]
     assert [host.overload.times for host in hosts] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("wait_ns", "begins"), [(WAIT_NS, True), (WAIT_NS - 1, False)])
+def test_requests_that_wait_for_long_are_an_overload_though_the_loop_is_in_time(
+    watched: Watched, wait_ns: int, begins: bool
+) -> None:
+    """A crowd is kept waiting so that nothing else is late; people are told why they wait."""
+    watched.overload.request_wait_ns = lambda: wait_ns
+    watched.run(2 * WINDOW_NS, late_percent=0)
+    assert watched.overload.is_overloaded is begins
+    assert bool(watched.overload.problem()) is begins
+    if begins:
+        assert "requests wait for their turn, now for 0.2 s" in watched.overload.problem()
+    watched.overload.request_wait_ns = lambda: 0
+    watched.run(2 * WINDOW_NS, late_percent=0)
+    assert not watched.overload.is_overloaded

@@ -262,7 +262,7 @@ def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
         cluster_id="cluster",
         groups={},
         time=SimpleNamespace(ahead_ms=0),
-        overload=SimpleNamespace(is_overloaded=True, late_percent=63),
+        overload=SimpleNamespace(is_overloaded=True, late_percent=63, wait_ms=2_400),
         elections=SimpleNamespace(waiting=1_200),
     )
     server = SimpleNamespace(
@@ -272,5 +272,6 @@ def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
     assert facts["ok"]
     assert facts["overloaded"]
     assert (facts["loop_late_percent"], facts["elections_waiting"]) == (63, 1_200)
+    assert facts["request_wait_ms"] == 2_400
     server.host = None
     assert not Server.health(server)["overloaded"]
