@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.kafka.twin import WALL_MS, Client, World, batch
+from vdl.clock import MS
 from vdl.compression import Compression, compress
 from vdl.errors import ErrorCode
 from vdl.kafka import record_checks
@@ -286,6 +287,61 @@ def test_produce_with_a_transactional_id_is_refused() -> None:
     world.topic()
     request = produce(batch(), transactional_id="tx")
     assert error_of(world, request) == ErrorCode.INVALID_TXN_STATE
+
+
+@pytest.mark.parametrize(
+    ("acks", "timeout_ms", "producer_id", "is_appended"),
+    [
+        (-1, 1_000, -1, False),
+        (1, 1_000, -1, False),
+        (-1, 1_100, -1, True),
+        (-1, 0, -1, True),
+        (0, 1_000, -1, True),
+        (-1, 1_000, 7, True),
+    ],
+)
+def test_produce_that_its_client_gave_up_before_it_started_is_not_appended(
+    acks: int, timeout_ms: int, producer_id: int, is_appended: bool
+) -> None:
+    """What is late is dropped, not made up for; unless nobody waits for an answer anyway, or
+    what follows in a producer's sequence would be refused without it."""
+    world = World()
+    (stream,) = world.topic()
+    world.host.overloaded = True
+    client = world.client()
+    fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    request = produce(batch(**fields) if producer_id >= 0 else batch(), acks=acks)
+    request.timeout_ms = timeout_ms
+    client.request(PRODUCE, 9, request)
+    world.run(1_000)
+    world.host.overloaded = False
+    world.run(20)
+    assert bool(stream.batches) is is_appended
+    if acks:
+        error = ErrorCode.NONE if is_appended else ErrorCode.REQUEST_TIMED_OUT
+        assert only(client.answers()[0]).error_code == error
+
+
+def test_produce_that_waited_to_be_started_has_less_time_for_its_append() -> None:
+    """Its client's time runs from when the request was there."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    deadlines = []
+    append = stream.append
+
+    def noted(*args: Any, deadline_ns: int, **named: Any) -> None:
+        deadlines.append(deadline_ns)
+        append(*args, deadline_ns=deadline_ns, **named)
+
+    stream.append = noted  # type: ignore[method-assign]
+    came_ns = world.clock.now_ns()
+    world.host.overloaded = True
+    world.client().request(PRODUCE, 9, produce(batch()))
+    world.run(400)
+    world.host.overloaded = False
+    world.run(20)
+    assert deadlines == [came_ns + 1_000 * MS]
 
 
 def test_produce_waits_while_the_host_has_no_room() -> None:

@@ -107,12 +107,16 @@ class _Placed:
 class _Produce:
     """One request under way: its answer, and how many appends it waits for."""
 
-    __slots__ = ("acks", "ctx", "deadline_ns", "later", "line", "response", "waiting")
+    __slots__ = ("acks", "ctx", "deadline_ns", "is_late", "later", "line", "response", "waiting")
 
     def __init__(self, ctx: RequestContext, request: ProduceRequest) -> None:
         self.ctx = ctx
         self.acks = request.acks
-        self.deadline_ns = ctx.deadline_ns(request.timeout_ms)
+        self.deadline_ns = ctx.deadline_ns(request.timeout_ms) - (ctx.received_ns - ctx.arrived_ns)
+        """Counted from when the request was there: its client does not know when it started."""
+        is_waited_for = request.acks != 0 and request.timeout_ms > 0
+        self.is_late = is_waited_for and self.deadline_ns <= ctx.received_ns
+        """Whether its client gave it up before it started."""
         self.response = ProduceResponse()
         self.later: Later | None = None
         self.waiting = 0
@@ -151,6 +155,11 @@ class _Produce:
         assert records is None or type(records) is memoryview, type(records)
         header = check_batch(records, produce_version=self.ctx.api_version, bytes_max=bytes_max)
         assert records is not None, "checked"
+        if self.is_late and not header.has_producer_id:
+            # To append it were work that nobody waits for, and the more the later it is. One of an
+            # idempotent producer is appended: without it those behind it would be out of order, and
+            # to repeat it costs nothing.
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "it came to be started too late")
         if header.attributes & TRANSACTIONAL_FLAG:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
         configs = topic.configs
