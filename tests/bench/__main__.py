@@ -30,6 +30,7 @@ MEASUREMENTS = (
     "log_size",
     "cold_reader",
     "catch_up",
+    "returning",
     "idle",
     "many_partitions",
     "overload",

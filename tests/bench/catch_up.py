@@ -173,6 +173,7 @@ class Producing:
     bootstrap: str
     topic: str
     rate: float
+    partitions: int = 1
     _acknowledged: Any = field(init=False)
     _ends: Any = field(init=False)
     _taken: Any = field(init=False)
@@ -189,6 +190,7 @@ class Producing:
                 self.bootstrap,
                 self.topic,
                 self.rate,
+                self.partitions,
                 self._acknowledged,
                 self._taken,
                 self._ends,
@@ -226,9 +228,15 @@ class Producing:
 
 
 def _produce_until(
-    bootstrap: str, topic: str, rate: float, acknowledged: Any, taken: Any, ends: Any
+    bootstrap: str,
+    topic: str,
+    rate: float,
+    partitions: int,
+    acknowledged: Any,
+    taken: Any,
+    ends: Any,
 ) -> None:
-    """The producer's process."""
+    """The producer's process. Round robin over the partitions."""
     producer = throughput_producer(
         bootstrap, **{"delivery.report.only.error": False, "queue.buffering.max.kbytes": 1 << 20}
     )
@@ -249,11 +257,12 @@ def _produce_until(
         due = int((time.monotonic() - began) * rate * 1e6 / RECORD_BYTES)
         while number < due:
             try:
+                partition = number % partitions
                 if number % SAMPLE:
-                    producer.produce(topic, value, partition=0)
+                    producer.produce(topic, value, partition=partition)
                 else:
                     report = delivered(time.monotonic())
-                    producer.produce(topic, value, partition=0, on_delivery=report)
+                    producer.produce(topic, value, partition=partition, on_delivery=report)
             except BufferError:
                 break  # it does not keep the rate: `producer_mb_per_second` tells
             number += 1
