@@ -15,7 +15,7 @@ new leader, or each restart of it, reckons anew, so it goes late rather than ear
 What a follower that lives still needs waits for it: one that is being fed from the log's start, and
 not faster than is written, would else have to begin there again and again, and be no copy for as
 long. It waits until twice as much is kept as was asked for, so that one that is stuck does not fill
-the disks of the others.
+the disks of the others; then producers are slowed while the follower gets on (`push_back.py`).
 
 Must not know: topics and their settings, how deleting is done, who lives.
 """

@@ -11,6 +11,7 @@ from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream import times
 from vdl.logstream.retention import (
+    KEEP,
     RetentionPolicy,
     UntimedSegments,
     held_start,
@@ -293,6 +294,52 @@ def test_retention_waits_for_no_follower_that_is_stuck(expiring: Any) -> None:
     world = BesideDeaf(expiring, 15)
     expiring.run(8_000)
     assert world.start == 3
+
+
+def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring: Any) -> None:
+    """They append half as fast as it takes entries, while it takes any; a stuck one is passed."""
+    world = BesideDeaf(expiring, 15)
+    for node in expiring.nodes.values():
+        node.host.upkeep.policy_of = lambda stream: KEEP
+    expiring.run(1_000)
+    stream = expiring.leader(world.group_id)
+    progress = next(
+        found
+        for replica, found in stream.group.node.raft.progress.items()
+        if replica >> 16 == world.deaf.id
+    )
+    clock = expiring.nodes[1].clock
+    spans = [SegmentSpan(3, 300, clock.wall_ms() - 15 * DAY_MS)]
+
+    def look() -> None:
+        now_ms = clock.wall_ms()
+        stream.retain(spans, WEEK, settled_ms=now_ms, stamp_ms=now_ms, fed=[world.deaf.id])
+        expiring.run(50)
+
+    def appended(count: int) -> int:
+        before = stream.end_offset
+        for _ in range(count):
+            expiring.append(stream, ms=10_000)
+        expiring.run(50)
+        return int(stream.end_offset - before)
+
+    progress.match = 0
+    look()
+    assert (world.start, appended(2)) == (0, 2), "nobody knows yet whether it takes any"
+    progress.match = 1
+    look()
+    assert (world.start, appended(3)) == (0, 1)
+    progress.match = 3
+    stream._mark_dirty(stream.group)
+    expiring.run(50)
+    assert stream.end_offset == 7
+    expiring.run(1_500)
+    assert stream.end_offset == 8, "it takes no more"
+    assert appended(5) == 5
+    look()
+    assert (world.start, appended(2)) == (0, 1), "it took some since"
+    look()
+    assert (world.start, stream.end_offset) == (3, 15)
 
 
 def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:
