@@ -645,7 +645,9 @@ class ClientSession:
             self.end(f"unknown API key {request.api_key}")
             return
         frontend = self._frontend
-        frontend.start_pace.started_ns = now_ns = frontend.context.clock.now_ns()
+        pace = frontend.start_pace
+        pace.started_ns = now_ns = frontend.context.clock.now_ns()
+        pace.count += 1
         exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
         if not api.min_version <= version <= api.max_version:

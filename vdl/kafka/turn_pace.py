@@ -9,10 +9,12 @@ sent when that is used up is not read until those before him were. While `FEW` w
 get `FEW_BYTES`: some producers with large requests are no crowd. Requests up to `SHORT_BYTES`,
 which hold a batch of the usual size or some, are read as they come.
 
-`StartPace`: requests start for `START_NS` in a turn. What is left starts in turns to come, behind a
-look at all files and timers: a server that is asked for more than it can do still hears its peers
-and its own clock. Connections whose requests wait take turns, `SHARE_NS` each; one that sends more
-meanwhile is not read, so that what waits here is bounded and TCP tells its client.
+`StartPace`: requests start for `START_NS` in a turn; for up to `LONGEST_NS` while fewer than
+`FEWEST` have, as where other processes have the cores: a turn costs something whatever is done in
+it, and one for each few requests would be most of the work. What is left starts in turns to come,
+behind a look at all files and timers: a server that is asked for more than it can do still hears
+its peers and its own clock. Connections whose requests wait take turns, `SHARE_NS` each; one that
+sends more meanwhile is not read, so that what waits here is bounded and TCP tells its client.
 
 `AnswerPace`: long answers leave until `ANSWER_BYTES` have left in a turn; the next ones leave in
 turns of their own. Between them the loop looks at all others. That costs no bandwidth.
@@ -47,6 +49,9 @@ LONG_ANSWER_BYTES = 64 << 10
 START_NS = 20 * MS
 """As long as a loop may be busy before it counts as late (`loop_time.GRACE_NS`). What a request
 costs its server behind its start comes to as much again."""
+FEWEST = 100
+LONGEST_NS = 100 * MS
+"""A heartbeat's interval: a fraction of an election timeout."""
 SHARE_NS = 5 * MS
 """Of one connection, when others wait."""
 
@@ -112,11 +117,14 @@ class StartPace:
     """The pace of one server's requests."""
 
     __slots__ = (
+        "_before",
+        "_began_ns",
         "_clock",
         "_end_ns",
         "_is_armed",
         "_turn_has_ended",
         "_waiting",
+        "count",
         "started_ns",
         "until_ns",
     )
@@ -130,7 +138,13 @@ class StartPace:
         self._end_ns = 0
         """While those that wait are served: until when; else 0."""
         self._turn_has_ended = True
-        """Whether a turn has ended since `until_ns` was set."""
+        """Whether a turn has ended since `_began_ns`."""
+        self._began_ns = 0
+        """When the time for requests of this turn began."""
+        self._before = 0
+        """How many had started then."""
+        self.count = 0
+        """How many have started: for sessions to count."""
         self.started_ns = 0
         """When the last request started: for sessions to set."""
         self.until_ns = 0
@@ -152,11 +166,17 @@ class StartPace:
             if self.started_ns < self._end_ns:
                 self.until_ns = self._end_ns  # the only one that is served: the turn is all its
                 return True
-            if self._turn_has_ended and not self._end_ns:
-                self._turn_has_ended = False
-                self.until_ns = self._clock.now_ns() + START_NS
-                self._clock.call_soon(self._end_turn)
-                return True
+            if not self._end_ns:
+                now_ns = self._clock.now_ns()
+                if self._turn_has_ended:
+                    self._turn_has_ended = False
+                    self._begin(now_ns)
+                    self.until_ns = now_ns + START_NS
+                    self._clock.call_soon(self._end_turn)
+                    return True
+                if self._are_few(now_ns):
+                    self.until_ns = now_ns + SHARE_NS
+                    return True
         self._waiting[starter] = since_ns
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
@@ -166,6 +186,14 @@ class StartPace:
     def leave(self, starter: Starter) -> None:
         """It waits no more."""
         self._waiting.pop(starter, None)
+
+    def _begin(self, now_ns: int) -> None:
+        self._began_ns = now_ns
+        self._before = self.count
+
+    def _are_few(self, now_ns: int) -> bool:
+        """Whether so few have started in this turn that it goes on."""
+        return self.count - self._before < FEWEST and now_ns - self._began_ns < LONGEST_NS
 
     def _end_turn(self) -> None:
         self._turn_has_ended = True
@@ -178,8 +206,9 @@ class StartPace:
     def _next_turn(self) -> None:
         self._is_armed = False
         now_ns = self._clock.now_ns()
+        self._begin(now_ns)
         self._end_ns = end_ns = now_ns + START_NS
-        while self._waiting and now_ns < end_ns:
+        while self._waiting and (now_ns < end_ns or self._are_few(now_ns)):
             starter = next(iter(self._waiting))
             del self._waiting[starter]
             self.started_ns, self.until_ns = now_ns, now_ns + SHARE_NS

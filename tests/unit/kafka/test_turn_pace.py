@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.clock import MS
+from vdl.kafka import turn_pace
 from vdl.kafka.api import API, Api
 from vdl.kafka.context import KafkaOptions, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
@@ -18,6 +19,7 @@ from vdl.kafka.turn_pace import (
     ANSWER_BYTES,
     FEW_BYTES,
     FRAME_BYTES,
+    LONGEST_NS,
     READ_BYTES_MIN,
     SHARE_NS,
     SHORT_BYTES,
@@ -280,6 +282,7 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
         API_VERSIONS, row.name, row.min_version, row.max_version, "api_versions", "api_versions:x"
     )
     changed._handler = world.handle
+    monkeypatch.setattr(turn_pace, "FEWEST", 0)
     monkeypatch.setitem(API, API_VERSIONS, changed)
     return world
 
@@ -314,6 +317,27 @@ def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None
     gaps = [after - before for before, after in pairwise(beats)]
     assert max(gaps) <= 10 * MS + START_NS + COST_NS
     assert not costly.frontend.start_pace
+
+
+@pytest.mark.parametrize(
+    ("fewest", "takes_ns"), [(30, 30 * COST_NS), (1_000, LONGEST_NS), (5, START_NS)]
+)
+def test_a_turn_with_few_requests_goes_on_for_a_while(
+    costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch, fewest: int, takes_ns: int
+) -> None:
+    """Where a process is given little of a core, a turn would have next to nothing in it."""
+    monkeypatch.setattr(turn_pace, "FEWEST", fewest)
+    clients = [costly.client() for _ in range(10)]
+    for client in clients:
+        ask(client, 40)
+    first_ns = costly.clock.now_ns()
+    assert takes_ns <= first_ns <= takes_ns + SHARE_NS + COST_NS
+    before = len(costly.started)
+    while len(costly.started) == before:
+        costly.time.step()
+    assert takes_ns <= costly.clock.now_ns() - first_ns <= takes_ns + SHARE_NS + COST_NS
+    costly.run(1_000)
+    assert [len(client.answers()) for client in clients] == [40] * 10
 
 
 def test_connections_whose_requests_wait_take_turns(costly: CostlyWorld) -> None:
