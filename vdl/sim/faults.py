@@ -42,7 +42,9 @@ AFTER_PLACE_NS_MAX = 500 * MS
 PARTS = ("identity", "identity", "journal", "logs", "meta")
 """What may be missing of a data directory."""
 STOPPED_CHANCE = 0.7
-STRIKE_MS = (0, 300)
+DEAF_NS = 3 * S
+"""Longer than a leader that hears nobody takes to notice, and an election timeout."""
+STRIKE_MS = (20, 120)
 """How long after its election a leader dies that took the place of one cut off."""
 
 
@@ -307,6 +309,12 @@ class LoneLeader:
             self.machines.append(leader)
             leader.kill()
             self._heal(world)
+            # It asks for votes, and is not asked: else the others' would mostly come first.
+            world.frames.deaf.add(self._machine.server_id)
+            world.time.after(DEAF_NS, partial(self._hear, world))
+
+    def _hear(self, world: Target) -> None:
+        world.frames.deaf.discard(self._machine.server_id)
 
     def _heal(self, world: Target) -> None:
         for one, other in self._pairs:
@@ -315,6 +323,7 @@ class LoneLeader:
 
     def end(self, world: Target) -> None:
         self._heal(world)
+        self._hear(world)
         for machine in self.machines:
             machine.start()
 

@@ -280,13 +280,14 @@ class ReplicaWatch:
             self._watch.told("stable-not-durable", what)
 
     def _check_installed(self, raft: Raft, index: Index, reflects: Index) -> None:
-        """Entries that a state reflects are not applied to it again."""
+        """What a state reflects is known to who has it: entries up to there are not applied to it
+        again."""
         if raft.log.snapshot is not None or self.group.applied < index:
             return
         self._installing = None
         if self.group.reflects < reflects:
             self._watch.broken(
-                self.seen, "applied-twice", f"{self._name()} has a state that reflects {reflects},"
+                self.seen, "reflects-forgotten", f"{self._name()} has a state as of {reflects},"
                 f" and goes on as if it were {self.group.reflects}",
             )  # fmt: skip
 

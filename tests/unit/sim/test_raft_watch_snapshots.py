@@ -167,7 +167,7 @@ def test_state_that_is_taken_for_an_older_one_is_noticed() -> None:
     """What it reflects would be applied to it again; nothing is wrong before it is installed."""
     conf = ConfState(voters=VOTERS)
     data = encode_snapshot(members_of(conf, reflects=9), [])
-    for reflects, told in ((9, []), (4, ["applied-twice"])):
+    for reflects, told in ((9, []), (4, ["reflects-forgotten"])):
         _, watched = divided()
         replica = watched.replicas[5]
         raft, group = replica.node.raft, replica.group
