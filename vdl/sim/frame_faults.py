@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from zlib import crc32
 
 from rpc.hello import Hello, RejectReason
 from rpc.peer import FrameType
@@ -40,17 +41,27 @@ class FrameWeather:
     """Whether machines may be deaf at all."""
     deaf: set[int] = field(default_factory=set)
     """Ids of servers that get no RAFT frame now."""
+    holds_snapshots: bool = False
+    """Whether snapshots arrive just when a checkpoint's notes are on their way to the journal."""
+    snapshots: set[int] = field(default_factory=set)
+    """Checksums of frames under way that carry one."""
+
+    def snapshot_left(self, payload: memoryview) -> None:
+        """A frame with a snapshot is on its way."""
+        if self.holds_snapshots and self.active:
+            self.snapshots.add(crc32(payload))
 
     @property
     def any(self) -> bool:
         """Whether any frame may ever be touched."""
-        return bool(self.loss or self.duplicates or self.delays or self.deafness)
+        chances = self.loss or self.duplicates or self.delays
+        return bool(chances or self.deafness or self.holds_snapshots)
 
 
 class FrameFaults:
     """Stands before one process's `PeerHandler`, and is one."""
 
-    __slots__ = ("_clock", "_handler", "_is_over", "_rng", "_server_id", "_weather")
+    __slots__ = ("_clock", "_handler", "_held", "_is_over", "_rng", "_server_id", "_weather")
 
     def __init__(
         self,
@@ -69,6 +80,7 @@ class FrameFaults:
         self._clock = clock
         self._rng = rng
         self._is_over = is_over
+        self._held: list[Callable[[], None]] = []
 
     def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
@@ -77,6 +89,9 @@ class FrameFaults:
             self._handler.frame(server_id, frame_type, payload)
             return
         if self._server_id in weather.deaf:
+            return
+        if weather.snapshots and crc32(payload) in weather.snapshots:
+            self._hold(server_id, payload)
             return
         rng = self._rng
         if rng.random() < weather.loss:
@@ -98,6 +113,29 @@ class FrameFaults:
                 self._handler.frame(server_id, FrameType.RAFT, copy)
 
         self._clock.call_later(min(delay_ns, HELD_BACK_NS_MAX), deliver)
+
+    def _hold(self, server_id: int, payload: memoryview) -> None:
+        """Until `noted`, or for as long as a frame may be held back."""
+        copy = memoryview(bytearray(payload))
+        self._weather.snapshots.discard(crc32(payload))
+
+        def deliver() -> None:
+            if deliver in self._held and not self._is_over():
+                self._held.remove(deliver)
+                self._handler.frame(server_id, FrameType.RAFT, copy)
+
+        self._held.append(deliver)
+        self._clock.call_later(HELD_BACK_NS_MAX, deliver)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a snapshot waits."""
+        return bool(self._held)
+
+    def noted(self) -> None:
+        """A checkpoint's notes are on their way to the disk."""
+        for deliver in self._held:
+            self._clock.call_soon(deliver)
 
     # --- passed on as it is ---------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:

@@ -18,6 +18,7 @@ import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from random import Random
 
 from rpc.hello import Hello
@@ -93,6 +94,11 @@ class StartCut(Enum):
     """At a step that is a durable write: of what it writes some sectors are there."""
 
 
+NOTE_LOOK_NS = 200_000
+NOTE_LOOKS = 500
+"""Nobody waits for notes: their block is written with what comes next."""
+
+
 class Life:
     """One process that has opened its store, until its end."""
 
@@ -150,15 +156,36 @@ class Life:
         dialer = SimDialer(machine.network, machine.name, self.clock)
         if machine.frames.any:
             rng = Random(machine.rng.getrandbits(64))
-            handler = FrameFaults(
+            handler = faults = FrameFaults(
                 handler, machine.frames, self.clock, rng, self._links_closed, machine.server_id
             )
+            if machine.frames.holds_snapshots:
+                self._tell_notes(faults)
         links = WatchedLinks(local, dialer, self.clock, self.rng, handler)
         links.on_raft_frame = lambda payload: machine.on_raft_frame(self, payload)
         machine.network.listen(
             (machine.name, PEER_PORT), self.clock, lambda stream, _: links.accepted(stream)
         )
         return links
+
+    def _tell_notes(self, faults: FrameFaults) -> None:
+        """Of each checkpoint's end, once the block with its notes is being written."""
+        checkpoints, journal = self.store._checkpoints, self.store._journal
+        ended = checkpoints._ended
+
+        def noted() -> None:
+            ended()
+            look(checkpoints._note_token, NOTE_LOOKS)
+
+        def look(token: int, looks: int) -> None:
+            if not faults.holds or journal.durable_token >= token or not looks:
+                return
+            if journal.batch.token > token:
+                faults.noted()
+            else:
+                self.clock.call_later(NOTE_LOOK_NS, partial(look, token, looks - 1))
+
+        vars(checkpoints)["_ended"] = noted
 
     def _links_closed(self) -> bool:
         return self.server.state is ServerState.STOPPED

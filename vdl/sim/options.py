@@ -121,6 +121,8 @@ class Options:
     lone_leaders: float = 0.0
     """A leader is heard by clients only, and what it appends then is older than what the others
     go on with. When they have a leader, that one dies."""
+    held_snapshots: bool = False
+    """Snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
     """When all is over only a majority is healed at first: it must elect without the others."""
 
@@ -283,6 +285,7 @@ def draw(rng: Random) -> Options:
             world,
             lone_leaders=round(rng.uniform(0.2, 0.5), 3),
             late_commits=rng.random() < 0.7,
+            held_snapshots=True,
         )
     return replace(
         world,

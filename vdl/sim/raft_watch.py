@@ -29,7 +29,7 @@ from zlib import crc32
 from raft.errors import Compacted
 from raft.invariants import ClusterInvariants, InvariantViolation, check_node
 from raft.membership import Membership
-from raft.messages import MsgAppResp, MsgVote, MsgVoteResp
+from raft.messages import MsgAppResp, MsgSnap, MsgVote, MsgVoteResp
 from raft.node import RawNode
 from raft.ready import Ready
 from raft.state import LEADER, Raft
@@ -667,6 +667,8 @@ class RaftWatch:
             elif kind is MsgVote:
                 assert isinstance(message, MsgVote), message
                 self._asked_for_votes(life, self.group(group_id), message)
+            elif kind is MsgSnap:
+                life.machine.frames.snapshot_left(payload)
 
     def _voted(
         self, life: Life, seen: GroupWatch, message: MsgVoteResp | MsgVote, candidate: NodeId

@@ -156,6 +156,7 @@ class World:
         self.network = Network(self.time, self._rng["net"], self.trace, weather)
         self.frames = FrameWeather(options.raft_loss, options.raft_duplicates, options.raft_delays)
         self.frames.deafness = options.deafness > 0
+        self.frames.holds_snapshots = options.held_snapshots
         self.machines = [self._machine(i) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
         self.watch = Watch(self.machines, min_in_sync=options.min_in_sync)

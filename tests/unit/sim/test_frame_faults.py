@@ -94,3 +94,29 @@ def test_deaf_machine_gets_no_raft_frame_and_everything_else() -> None:
     weather.deaf.discard(2)
     faults.frame(1, FrameType.RAFT, memoryview(b"kept"))
     assert sink.frames == [b"list", b"kept"]
+
+
+def test_snapshot_waits_for_a_checkpoint_and_for_nothing_else() -> None:
+    """It arrives once, with the next end of a checkpoint or when it has waited for too long."""
+    time, sink = VirtualTime(), Sink()
+    weather = FrameWeather(holds_snapshots=True, active=True)
+    faults = FrameFaults(
+        cast(PeerHandler, sink), weather, NodeClock(time), Random(1), is_over=lambda: sink.over
+    )
+    for frame in (b"one", b"two"):
+        weather.snapshot_left(memoryview(frame))
+        for arriving in (frame, b"other", frame):
+            faults.frame(2, FrameType.RAFT, memoryview(bytearray(arriving)))
+        assert sink.frames == [b"other", frame]  # sent again, it is another one
+        if frame == b"one":
+            faults.noted()
+            time.run_until(time.now_ns + 1_000_000)
+        else:
+            time.run_until(time.now_ns + HELD_BACK_NS_MAX)
+        assert sink.frames == [b"other", frame, frame]
+        time.run_until(time.now_ns + 2 * HELD_BACK_NS_MAX)
+        assert len(sink.frames) == 3
+        sink.frames.clear()
+    weather.active = False
+    weather.snapshot_left(memoryview(b"one"))
+    assert not weather.snapshots
