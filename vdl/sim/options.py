@@ -26,6 +26,15 @@ TURN_COST_US = (20, 1_000)
 """What each message, request and turn takes. The most is some five times what it takes a server;
 worlds are small, and it is to be felt."""
 
+ONE_FAULT = 0.25
+"""Chance that one more fault happens alone, when all is well again."""
+KINDS = ("kill", "pause", "cut", "mute", "deaf", "slow disk", "narrow link")
+
+SLOWLY_FED = 0.3
+"""Chance that followers far behind are fed slowly."""
+CATCH_UP_KIB = (16, 512)
+"""So fast. Far less than one read from disk may find: what it did not find must be given back."""
+
 NARROW = 0.125
 """Chance that links are slow."""
 
@@ -173,6 +182,11 @@ class Options:
     stall_ms: int = 0
     """Not 0: once, when nothing else is wrong, turns of loops take so much longer for a while: no
     leader may be lost for that."""
+    one_fault: str = ""
+    """Not empty: once all is healed and settled, this kind of fault happens to the server that
+    leads most. What it may cost then is known: see `one_fault`."""
+    catch_up_kib: int = 0
+    """Not 0: `raft.catch_up_rate`, a second; small, so that followers wait for their turns."""
     floods: int = 0
     """Partitions that are written to as fast as the links carry it, before anything goes wrong."""
 
@@ -291,6 +305,8 @@ def draw(rng: Random) -> Options:
         world,
         turn_cost_us=spread(*TURN_COST_US) if rng.random() < LATE else 0,
         stall_ms=rng.randint(*STALL_MS) if rng.random() < STALL else 0,
+        catch_up_kib=spread(*CATCH_UP_KIB) if rng.random() < SLOWLY_FED else 0,
+        one_fault=rng.choice(KINDS) if rng.random() < ONE_FAULT else "",
     )
 
 

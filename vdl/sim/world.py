@@ -58,6 +58,7 @@ from vdl.sim.machine import (
     machine_name,
 )
 from vdl.sim.network import Network, SimDialer, Weather
+from vdl.sim.one_fault import judge_one_fault
 from vdl.sim.options import Options
 from vdl.sim.producer import ProducerOptions
 from vdl.sim.recorder import Recorder, value_of
@@ -88,6 +89,7 @@ after the one under way; votes of five may be split, and the next election waits
 a vote has taken."""
 SETTLE_NS = 60 * S
 DISK_PATIENCE_MS = HostOptions().disk_patience_ms
+CATCH_UP_RATE = HostOptions().catch_up_bytes_per_second
 FLOODED_PATIENCE_MS = 60_000
 REST_NS = 3 * S
 """Without elections: leaderships do not move any more."""
@@ -580,6 +582,9 @@ class World:
             return False
         if self.options.failover_sync_ms and len(self.machines) > 1:
             return self._slow_failover() and self._settles()
+        if self.options.one_fault and len(self.machines) > 1:
+            judge_one_fault(self)
+            return self._settles()
         self.note("settled")
         return True
 
@@ -611,7 +616,8 @@ class World:
 
     def _settles(self) -> bool:
         """Replicas become equal, and all are in sync."""
-        if not self.wait(SETTLE_NS, lambda: not self.watch.settled()):
+        limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
+        if not self.wait(limit_ns, lambda: not self.watch.settled()):
             self.watch.violate("not-settled", self.watch.settled())
             return False
         return True
@@ -779,6 +785,16 @@ def sent_bytes_max(options: Options) -> int:
     return producers * options.partitions * ProducerOptions().in_flight_max * batch
 
 
+def fed_in_ns(options: Options, batches: int) -> int:
+    """How long it takes at the most to feed a follower, of all groups, so many batches of clients:
+    as fast as `raft.catch_up_rate` says. Those that were not acknowledged are few, and most are not
+    of the largest size."""
+    if not options.catch_up_kib:
+        return 0
+    batch = BATCH_OVERHEAD + options.records_max * (RECORD_OVERHEAD + options.record_bytes_max)
+    return batches * batch * S // (options.catch_up_kib << 10)
+
+
 def server_config(server_id: int, options: Options) -> Config:
     """A server's configuration in a world of these options."""
     name = machine_name(server_id)
@@ -815,6 +831,7 @@ def server_config(server_id: int, options: Options) -> Config:
             clock_hold_ms=CLOCK_HOLD_MS,
             retention_check_ms=500,
             replica_lag_max_ms=LAG_MAX_MS,
+            catch_up_bytes_per_second=(options.catch_up_kib << 10) or CATCH_UP_RATE,
             # A flood keeps a small journal busy for seconds: no reason to hand the catalog over.
             disk_patience_ms=FLOODED_PATIENCE_MS if options.link_kib else DISK_PATIENCE_MS,
             producer_expiration_ms=options.producer_expiry_ms or DAY_MS,
