@@ -801,9 +801,9 @@ class LogStream:
 
     def leadership_lost(self) -> None:
         """Answer everyone: held batches were never appended, appended ones have an open fate."""
+        self._overlay = Overlay()
         self._push_back = None
         self._taken = {}
-        self._overlay = Overlay()
         held, self._held = self._held, deque()
         waiters, self._waiters = [*self._uncopied, *self._waiters], deque()
         self._uncopied = []
