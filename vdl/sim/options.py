@@ -301,13 +301,18 @@ def draw(rng: Random) -> Options:
             late_commits=rng.random() < 0.7,
             held_snapshots=True,
         )
-    return replace(
+    world = replace(
         world,
         turn_cost_us=spread(*TURN_COST_US) if rng.random() < LATE else 0,
         stall_ms=rng.randint(*STALL_MS) if rng.random() < STALL else 0,
         catch_up_kib=spread(*CATCH_UP_KIB) if rng.random() < SLOWLY_FED else 0,
         one_fault=rng.choice(KINDS) if rng.random() < ONE_FAULT else "",
     )
+    if world.behind_kib or world.link_kib:
+        # A follower that is behind takes little of what is read for it, and all that is read
+        # counts; slow links are flooded with more than that rate ever feeds.
+        world = replace(world, catch_up_kib=0)
+    return world
 
 
 def _narrowed(drawn: Options, rng: Random, spread: Callable[[int, int], int]) -> Options:

@@ -591,7 +591,8 @@ class World:
     def _aged(self, ageing: Ageing) -> bool:
         """All clocks are right: what is old must go, and nothing else."""
         self.run_for(2 * CLOCK_HOLD_MS * MS)
-        if not self.wait(SETTLE_NS, lambda: not ageing.kept_too_long(self.machines)):
+        limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
+        if not self.wait(limit_ns, lambda: not ageing.kept_too_long(self.machines)):
             self.watch.violate("kept-too-long", ageing.kept_too_long(self.machines))
             return False
         for text in ageing.deleted_early(self.machines):
@@ -601,7 +602,8 @@ class World:
     def _forgotten(self) -> bool:
         """All producers are idle: none may be remembered. When they come back, and do not
         know of it, what they send must get through."""
-        if not self.wait(SETTLE_NS, lambda: not self.watch.remembered()):
+        limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
+        if not self.wait(limit_ns, lambda: not self.watch.remembered()):
             self.watch.violate("producers-kept", self.watch.remembered())
             return False
         loads = [load for load in self._loads if isinstance(load, ProducerLoad)]
