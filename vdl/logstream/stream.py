@@ -30,7 +30,12 @@ from vdl.logstream.loop_gap import LoopGaps
 from vdl.logstream.options import HostOptions
 from vdl.logstream.producer_expiry import ProducerMarks
 from vdl.logstream.push_back import PushBack
-from vdl.logstream.retention import RetentionPolicy, UntimedSegments, held_start
+from vdl.logstream.retention import (
+    RetentionPolicy,
+    UntimedSegments,
+    held_start,
+    retention_start,
+)
 from vdl.logstream.snapshots import Items
 from vdl.logstream.times import TimedOffset, find_offset_for_time
 from vdl.logstream.turn import server_of
@@ -546,7 +551,14 @@ class LogStream:
         """Delete what the policy no longer asks to keep; times are those of `ClusterTime`. `fed`:
         the servers whose replicas may still need some of it."""
         self._untimed.look(spans, stamp_ms)
-        needed, replica = self._needed_by(fed)
+        if retention_start(spans, policy, settled_ms, self._untimed) <= self.log_start_offset:
+            self._taken = {}
+            self._end_push_back()
+            return
+        try:
+            needed, replica = self._needed_by(fed)
+        except OSError:  # no descriptor is left, or no memory: nothing is lost if it stays
+            return
         start = held_start(spans, policy, settled_ms, self._untimed, needed=needed)
         before = self._taken.get(replica, -1)
         match = self._match(replica)
@@ -564,7 +576,8 @@ class LogStream:
 
     def _needed_by(self, servers: Collection[int]) -> tuple[int, NodeId]:
         """The least committed offset that a replica on one of these servers does not hold yet, as
-        far as this leader knows, and that replica; (`NEVER`, 0) if all have all."""
+        far as this leader knows, and that replica; (`NEVER`, 0) if all have all. May read a file;
+        raises OSError."""
         log, raft = self.group.log, self.group.node.raft
         needed = NEVER, 0
         for replica, progress in raft.progress.items():

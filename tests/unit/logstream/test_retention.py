@@ -1,5 +1,6 @@
 """Records are deleted by decision of the leader, on every replica, for good."""
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -346,6 +347,24 @@ def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:
     """Nobody knows when it comes back."""
     world = BesideDeaf(expiring, 8)
     world.deaf.crash()
+    expiring.run(8_000)
+    assert world.start == 3
+
+
+def test_retention_looks_again_when_a_follower_cannot_be_looked_after(
+    expiring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors: what a follower needs is in a file, and nothing is lost if all stays."""
+    world = BesideDeaf(expiring, 15)
+
+    def refuse(log: object, index: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patches:
+        log = expiring.leader(world.group_id).group.log
+        patches.setattr(type(log), "offset_after", refuse)
+        expiring.run(8_000)
+        assert world.start == 0
     expiring.run(8_000)
     assert world.start == 3
 
