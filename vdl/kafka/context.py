@@ -304,6 +304,8 @@ class Context:
     """The leader's side of the consumer groups this server coordinates."""
     topics_refused: int = 0
     """Topics that were not created because servers have all the replicas they may have."""
+    leader_waits: int = 0
+    """How many wait for leaders now: see `vdl.kafka.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, Any] = field(default_factory=dict)

@@ -555,7 +555,9 @@ class ClientSession:
         if api is None:
             return not self._started  # to be told so: it is not decoded
         if not api.pipelined:
-            if self._started or not self._is_its_turn():
+            if self._started:
+                return self._hurry_on()
+            if not self._is_its_turn(self.last_active_ns):
                 return False
             if key in _LARGE_ANSWERS and not self._has_room():
                 return False
@@ -563,10 +565,12 @@ class ClientSession:
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(request)
         if self._started:
             last = self._started[-1]
-            if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
+            if not last.api.pipelined:
+                return self._hurry_on()
+            if type(last.answer) is Later and last.answer.holding:
                 return False
         pace = self._frontend.start_pace
-        if pace.started_ns >= pace.until_ns and not self._is_its_turn():
+        if pace.started_ns >= pace.until_ns and not self._is_its_turn(self._waiting[0].arrived_ns):
             return False
         context = self._frontend.context
         if context.host.overloaded or context.record_checks.is_full:
@@ -576,13 +580,21 @@ class ClientSession:
             return False
         return True
 
-    def _is_its_turn(self) -> bool:
-        """Whether requests may still start in this turn; if not, this waits for one."""
+    def _hurry_on(self) -> bool:
+        """A request waits behind one that has started, which may yield to it."""
+        answer = self._started[0].answer
+        if type(answer) is Later and answer.yields and answer.hurry is not None:
+            answer.hurry()
+        return False
+
+    def _is_its_turn(self, since_ns: int) -> bool:
+        """Whether requests may still start in this turn, and answers be built; if not, this waits
+        for one, as it has since `since_ns`."""
         pace = self._frontend.start_pace
         if pace.started_ns < pace.until_ns:
             return True
         if not self._in_line:
-            self._in_line = not pace.may_start(self, self._waiting[0].arrived_ns)
+            self._in_line = not pace.may_start(self, since_ns)
         return not self._in_line
 
     def _may_decode(self, request: Request) -> bool:
@@ -709,8 +721,11 @@ class ClientSession:
                 return False
             answer = answer.response
         if type(answer) is Unbuilt:
-            if not self._has_room():
+            if not self._is_its_turn(exchange.started_ns) or not self._has_room():
                 return False
+            pace = self._frontend.start_pace
+            pace.started_ns = self._frontend.context.clock.now_ns()
+            pace.count += 1
             try:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge

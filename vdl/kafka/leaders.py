@@ -1,35 +1,72 @@
 """Waiting until groups have leaders, as far as this server can see.
 
 News of leaders arrives with the links' lists, for all groups at once and without a subscriber in
-mind; whoever has just created topics looks again every few milliseconds until they are led.
+mind; whoever has just created topics, or asks for leaders that were lost, looks again every few
+milliseconds until they are led: the less often, the more do so.
 
 Must not know: topics, requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
-from vdl.clock import MS
+from vdl.clock import MS, NEVER
+from vdl.kafka.api import Later
 from vdl.kafka.context import Context
 
 _LOOK_AGAIN_NS = 5 * MS
+_LOOK_COST_NS = MS // 10
+"""Each who waits makes the pause of all longer by this: some fifty times what a look takes."""
 
 
 def when_led(
-    server: Context, groups: Sequence[int], *, deadline_ns: int, done: Callable[[], None]
+    server: Context,
+    groups: Iterable[int],
+    *,
+    deadline_ns: int,
+    later: Later,
+    done: Callable[[], None],
 ) -> None:
-    """`done` once every group has been seen to have a leader, or at the deadline; at once if that
-    is now."""
-    left = list(groups)
+    """`done`, as a step of `later`, once every group has been seen to have a leader, or at the
+    deadline; at once if that is now. Nothing is done any more when `later` is over. `groups` is
+    gone through once, as far as the first that has no leader."""
+    _Wait(server, groups, deadline_ns, later, done).look(is_first=True)
 
-    def look() -> None:
-        # Only up to the first that has none: there may be thousands, and many who wait.
-        while left and server.host.leader_of(left[-1])[0] >= 0:
-            left.pop()
-        if not left or server.clock.now_ns() >= deadline_ns:
-            done()
-        else:
-            server.clock.call_later(_LOOK_AGAIN_NS, look)
 
-    look()
+class _Wait:
+    """One who waits."""
+
+    __slots__ = ("_deadline_ns", "_done", "_group", "_groups", "_later", "_server")
+
+    def __init__(
+        self,
+        server: Context,
+        groups: Iterable[int],
+        deadline_ns: int,
+        later: Later,
+        done: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._groups = iter(groups)
+        self._group = next(self._groups, NEVER)
+        """The first that may have no leader; `NEVER`: all have been seen to have one."""
+        self._deadline_ns = deadline_ns
+        self._later = later
+        self._done = done
+
+    def look(self, *, is_first: bool = False) -> None:
+        server = self._server
+        if not is_first:
+            server.leader_waits -= 1
+        if self._later.done or self._later.cancelled:
+            return
+        while self._group != NEVER and server.host.leader_of(self._group)[0] >= 0:
+            self._group = next(self._groups, NEVER)
+        now_ns = server.clock.now_ns()
+        if self._group == NEVER or now_ns >= self._deadline_ns:
+            self._later.run(self._done)
+            return
+        server.leader_waits += 1
+        pause_ns = max(_LOOK_AGAIN_NS, _LOOK_COST_NS * server.leader_waits)
+        server.clock.call_later(min(pause_ns, self._deadline_ns - now_ns), self.look)

@@ -9,12 +9,13 @@ sent when that is used up is not read until those before him were. While `FEW` w
 get `FEW_BYTES`: some producers with large requests are no crowd. Requests up to `SHORT_BYTES`,
 which hold a batch of the usual size or some, are read as they come.
 
-`StartPace`: requests start for `START_NS` in a turn; for up to `LONGEST_NS` while fewer than
-`FEWEST` have, as where other processes have the cores: a turn costs something whatever is done in
-it, and one for each few requests would be most of the work. What is left starts in turns to come,
-behind a look at all files and timers: a server that is asked for more than it can do still hears
-its peers and its own clock. Connections whose requests wait take turns, `SHARE_NS` each; one that
-sends more meanwhile is not read, so that what waits here is bounded and TCP tells its client.
+`StartPace`: requests start, and large answers are built, for `START_NS` in a turn; for up to
+`LONGEST_NS` while fewer than `FEWEST` have, as where other processes have the cores: a turn costs
+something whatever is done in it, and one for each few requests would be most of the work. What is
+left starts in turns to come, behind a look at all files and timers: a server that is asked for more
+than it can do still hears its peers and its own clock. Connections whose requests wait take turns,
+`SHARE_NS` each; one that sends more meanwhile is not read, so that what waits here is bounded and
+TCP tells its client.
 
 `AnswerPace`: long answers leave until `ANSWER_BYTES` have left in a turn; the next ones leave in
 turns of their own. Between them the loop looks at all others. That costs no bandwidth.
@@ -24,6 +25,7 @@ Must not know: requests, answers, sockets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
@@ -144,9 +146,9 @@ class StartPace:
         self._before = 0
         """How many had started then."""
         self.count = 0
-        """How many have started: for sessions to count."""
+        """How many have started, or had a large answer built: for sessions to count."""
         self.started_ns = 0
-        """When the last request started: for sessions to set."""
+        """When the last of them did: for sessions to set."""
         self.until_ns = 0
         """Requests start without a question before. Who finds `started_ns` there or behind it asks
         `may_start`: so the common case costs a comparison, and a turn may be a little longer."""
@@ -172,7 +174,7 @@ class StartPace:
                     self._turn_has_ended = False
                     self._begin(now_ns)
                     self.until_ns = now_ns + START_NS
-                    self._clock.call_soon(self._end_turn)
+                    self._behind_the_next_look(self._end_turn)
                     return True
                 if self._are_few(now_ns):
                     self.until_ns = now_ns + SHARE_NS
@@ -201,7 +203,17 @@ class StartPace:
     def _arm(self) -> None:
         if not self._is_armed:
             self._is_armed = True
-            self._clock.call_later(1, self._next_turn)  # behind the next look at the files
+            self._behind_the_next_look(self._next_turn)
+
+    def _behind_the_next_look(self, fn: Callable[[], None]) -> None:
+        """Have `fn` called behind the next look at the files. A turn may have several ends, and
+        timers run behind the look in which they are set: hence one more."""
+        clock = self._clock
+
+        def looked() -> None:
+            clock.call_later(1, fn)
+
+        clock.call_later(1, looked)
 
     def _next_turn(self) -> None:
         self._is_armed = False

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from tests.unit.kafka.twin import World
+from tests.unit.kafka.twin import World, batch
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
+from vdl.kafka.handlers.metadata import _groups
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_topic_partitions import (
     Cursor,
@@ -14,10 +18,11 @@ from vdl.kafka.wire.describe_topic_partitions import (
     TopicRequest,
 )
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.state_group import OutcomeKind
 
-METADATA = 3
+PRODUCE, METADATA = 0, 3
 DESCRIBE_CLUSTER = 60
 DESCRIBE_TOPIC_PARTITIONS = 75
 
@@ -288,9 +293,9 @@ def test_metadata_waits_for_the_next_leader_of_a_server_just_lost() -> None:
     assert [(p.leader_id, p.error_code) for p in partitions] == [(1, 0), (2, 0)]
 
 
-@pytest.mark.parametrize("request_", [named("t"), MetadataRequest(None)], ids=["one", "all"])
-def test_metadata_waits_for_no_leader_longer_than_elections_take(request_: MetadataRequest) -> None:
+def test_metadata_waits_for_no_leader_longer_than_elections_take() -> None:
     """From the server's loss on: a partition that stays without a leader holds nobody up."""
+    request_ = named("t")
     world = World()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
@@ -306,6 +311,60 @@ def test_metadata_waits_for_no_leader_longer_than_elections_take(request_: Metad
     assert (partition.leader_id, partition.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
     (partition,) = client.ask(METADATA, 9, request_).topics[0].partitions
     assert partition.leader_id == -1
+
+
+def leaderless(world: World, name: str) -> None:
+    """A topic whose leader has just been lost with its server."""
+    world.topic(name, 1)
+    (group_id,) = world.host.catalog.topics[name].partitions
+    del world.host.leaders[group_id]
+    world.host.lost[3] = world.clock.now_ns()
+
+
+def test_metadata_of_all_topics_waits_for_no_leader() -> None:
+    """Who asks for all does not mean each."""
+    world = World()
+    leaderless(world, "t")
+    (partition,) = world.client().ask(METADATA, 9, MetadataRequest(None)).topics[0].partitions
+    assert partition.leader_id == -1
+
+
+def test_metadata_that_waits_for_a_leader_holds_up_no_other_request() -> None:
+    """The partition that is written to may be led all the time."""
+    world = World()
+    (stream,) = world.topic("led", 1)
+    leaderless(world, "t")
+    world.run(10)
+    client = world.client()
+    client.request(METADATA, 9, named("led", "t"))
+    world.run(10)
+    assert client.answers() == []
+    written = TopicProduceData("led", bytes(16), [PartitionProduceData(0, batch(1))])
+    client.request(PRODUCE, 9, ProduceRequest(None, -1, 1000, [written]))
+    world.run(10)
+    assert stream.high_watermark == 1
+    told, produced = client.answers()
+    assert [topic.partitions[0].leader_id for topic in told.topics] == [1, -1]
+    assert produced.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+
+
+def test_metadata_waits_once_for_a_topic_that_is_named_often() -> None:
+    world = World()
+    leaderless(world, "t")
+    asked = [MetadataRequestTopic(name="t") for _ in range(1_000)]
+    ctx: Any = SimpleNamespace(server=world.context)
+    assert list(_groups(ctx, asked)) == list(world.host.catalog.topics["t"].partitions)
+
+
+def test_metadata_of_a_server_that_is_alone_tells_of_itself() -> None:
+    """The others are gone: clients that were told of these alone would find nobody."""
+    world = World()
+    leaderless(world, "t")
+    world.host.is_heard = False
+    world.host.alive = [1]
+    world.run(10_000)
+    answer = world.client().ask(METADATA, 9, named("t"))
+    assert 1 in [broker.node_id for broker in answer.brokers]
 
 
 def test_metadata_tells_of_a_lost_server_once_more() -> None:

@@ -19,7 +19,8 @@ Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -146,14 +147,17 @@ class View:
         return found
 
     def _is_useless(self, server_id: int) -> bool:
-        """Whether clients had better ask the others: it is this one, and it does not know who leads
-        what was asked for, nor will it, for nobody answers it. librdkafka asks any server that it
-        is connected to, again and again, whatever that one answers."""
+        """Whether clients had better ask the others: it is this one, it does not know who leads
+        what was asked for, and others, who may, do not answer it. librdkafka asks any server that
+        it is connected to, again and again, whatever that one answers."""
         return (
             server_id == self.ctx.server.host.server_id
             and not self.is_heard
             and self.leaderless > 0
             and server_id not in self.leaders
+            and any(
+                other != server_id and endpoint(self.ctx, other) is not None for other in self.alive
+            )
         )
 
     def _is_still_told(self, server_id: int) -> bool:
@@ -221,16 +225,19 @@ def _confirmed(
         registered = server.host.catalog.servers
         lost_for_ns = min((_lost_for_ns(ctx, number) for number in registered), default=_NEVER_NS)
         left_ns = _ELECTION_NS - lost_for_ns
-        if left_ns <= 0 or not is_heard:  # who hears nobody hears of no leader
+        # Who hears nobody hears of no leader; who asks for all, or has more to ask, is answered
+        # with what is known: it does not wait for partitions that others use.
+        if left_ns <= 0 or asked is None or not is_heard:
             complete(is_heard)
             return
-        deadline_ns = server.clock.now_ns() + left_ns
-        groups = _groups(ctx, asked)
+        later.yields = True
+        later.hurry = partial(complete, is_heard)
         when_led(
             server,
-            groups,
-            deadline_ns=deadline_ns,
-            done=lambda: later.run(lambda: complete(is_heard)),
+            _groups(ctx, asked),
+            deadline_ns=server.clock.now_ns() + left_ns,
+            later=later,
+            done=partial(complete, is_heard),
         )
 
     server.host.confirm_links(lambda is_heard: later.run(lambda: confirmed(is_heard)))
@@ -243,18 +250,22 @@ def _lost_for_ns(ctx: RequestContext, server_id: int) -> int:
     return _NEVER_NS if lost_ns < 0 else ctx.server.clock.now_ns() - lost_ns
 
 
-def _groups(ctx: RequestContext, asked: list[MetadataRequestTopic] | None) -> list[int]:
-    """The groups of the partitions of these topics, `None` for all."""
+def _groups(ctx: RequestContext, asked: list[MetadataRequestTopic]) -> Iterator[int]:
+    """The groups of the partitions of these topics, one by one: each who waits goes through them,
+    and holds none."""
     catalog = ctx.server.host.catalog
-    if asked is None:
-        topics = list(catalog.topics.values())
-    else:
-        topics = [
-            topic
-            for wanted in asked
-            if (topic := _topic(catalog, wanted.name, wanted.topic_id)) is not None
-        ]
-    return [group for topic in topics for group in topic.partitions]
+    for name, topic_id in _wanted(asked):
+        topic = _topic(catalog, name, topic_id)
+        if topic is not None:
+            yield from topic.partitions
+
+
+def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, bytes]]:
+    """What is asked for, once each: (name, null id) or (None, id)."""
+    return dict.fromkeys(
+        (wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id)
+        for wanted in asked
+    )
 
 
 def _topic(catalog: Catalog, name: str | None, topic_id: bytes) -> Topic | None:
@@ -277,10 +288,7 @@ def _some(
     way."""
     catalog = view.ctx.server.host.catalog
     topics: list[MetadataResponseTopic] = []
-    for name, topic_id in dict.fromkeys(
-        (wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id)
-        for wanted in asked
-    ):
+    for name, topic_id in _wanted(asked):
         topic = _topic(catalog, name, topic_id)
         if topic_id != NO_TOPIC_ID:
             missing = ErrorCode.UNKNOWN_TOPIC_ID
@@ -347,7 +355,7 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
         topics = server.host.catalog.topics
         groups = [group for name in missing if name in topics for group in topics[name].partitions]
         deadline_ns = server.clock.now_ns() + server.config.topic_create_wait_ms * MS
-        when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.run(answer))
+        when_led(server, groups, deadline_ns=deadline_ns, later=later, done=answer)
 
     server.host.propose_catalog(
         command,

@@ -132,7 +132,13 @@ def _propose_creation(
             code, message = undecided(outcome)
             for _, result in wanted:
                 result.error_code, result.error_message = code, message
-        when_led(server, groups, deadline_ns=deadline_ns, done=lambda: later.complete(response))
+        when_led(
+            server,
+            groups,
+            deadline_ns=deadline_ns,
+            later=later,
+            done=lambda: later.complete(response),
+        )
 
     server.host.propose_catalog(
         CreateTopics(
