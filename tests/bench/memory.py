@@ -4,7 +4,9 @@ A run is three new servers and a topic of 6 partitions with 200 MB in it. First 
 at 200 requests a second of one record: milliseconds to the answer, and the servers' memory at its
 most. Then the same beside a crowd: consumers that ask for everything, again and again, and read
 nothing; clients that begin a produce request of 40 MiB and send all but its end; and a consumer
-group whose 12 members say 1 MB each. With PEER=kafka both systems are measured in each round.
+group whose 12 members say 1 MB each. `beside` is all of that time, `arriving` its first seconds, in
+which the crowd connects and sends what is taken of it, `standing` the rest. With PEER=kafka both
+systems are measured in each round.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ FRAME_BYTES = 40 << 20
 MEMBERS = 12
 MEMBER_BYTES = 1_000_000
 FETCHES = 20
+ARRIVING_SECONDS = 5
 SAMPLE_SECONDS = 0.2
 TOPIC = "memory"
 
@@ -65,9 +68,12 @@ def _measured(system: System, topic: str, options: argparse.Namespace) -> Figure
         with crowd(system.bootstrap, topic, options.consumers, options.beginners) as sent:
             beside, beside_mb = _watched(system, requests, options.seconds)
             sent_mb = sent() / 1e6
+    arriving = RATE * ARRIVING_SECONDS
     return (
         percentiles("alone", alone)
         | percentiles("beside", beside)
+        | percentiles("arriving", beside[:arriving])
+        | percentiles("standing", beside[arriving:])
         | {"alone_rss_mb": alone_mb, "beside_rss_mb": beside_mb, "crowd_sent_mb": sent_mb}
     )
 
