@@ -308,8 +308,8 @@ def draw(rng: Random) -> Options:
         catch_up_kib=spread(*CATCH_UP_KIB) if rng.random() < SLOWLY_FED else 0,
         one_fault=rng.choice(KINDS) if rng.random() < ONE_FAULT else "",
     )
-    if world.behind_kib or world.link_kib:
-        # A follower that is behind takes little of what is read for it, and all that is read
+    if world.behind_kib or world.small_cache_kib or world.link_kib:
+        # A follower with little memory takes little of what is read for it, and all that is read
         # counts; slow links are flooded with more than that rate ever feeds.
         world = replace(world, catch_up_kib=0)
     return world
