@@ -64,6 +64,8 @@ _STANDARD_ERROR = 2
 
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _STRAYS_TOLD = 20
+_LOAD_AFTER_SECONDS = 3
+"""After a server began to serve: a start has enough to do, and others may start beside it."""
 _WARNING_SECONDS = 60
 """So long does one word about missing descriptors stand for all that follow."""
 GC_THRESHOLDS = (2_000, 5, 1_000_000)
@@ -235,7 +237,8 @@ class Process:
             self._listeners.append(listener)
         if self._config.admin is not None:
             self._loop.create_task(self._open_admin())
-        threading.Thread(target=load_apis, name="load", daemon=True).start()
+        load = threading.Thread(target=load_apis, name="load", daemon=True)
+        self._loop.call_later(_LOAD_AFTER_SECONDS, load.start)
 
     def _cannot_listen(self, name: str, port: int, error: OSError) -> None:
         self._log.error("cannot_listen", listener=name, port=port, error=str(error))

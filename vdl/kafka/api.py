@@ -2,8 +2,7 @@
 
 ApiVersions answers from it, the dispatcher routes by it, tests walk it. A version stands in it only
 when its semantics hold. Handlers and wire modules are named as text: a server loads them all in a
-thread once it serves (`load`), which the start does not wait for; a request that comes before loads
-its own.
+thread some seconds after it began to serve (`load`); a request that comes before loads its own.
 
 A handler is a plain function `(RequestContext, request) -> answer`. The answer is the response
 message, or
