@@ -60,16 +60,13 @@ class Later:
     called before the handler returns, and exactly once. When the client goes away first,
     `cancelled` becomes true, `on_cancel` runs if it was set, and a later `complete` is ignored.
 
-    `hurry`: set by who may answer with what there is before its time is over; `yields`: and had
-    better, when another request of its connection waits behind it.
+    `hurry`: set by who may answer with what there is before its time is over.
 
     `holding`: it has not taken its place in the log yet, so that nothing may start behind it until
     `let_go` is called.
     """
 
-    __slots__ = (
-        "_notify", "cancelled", "done", "holding", "hurry", "on_cancel", "response", "yields",
-    )  # fmt: skip
+    __slots__ = ("_notify", "cancelled", "done", "holding", "hurry", "on_cancel", "response")
 
     def __init__(self) -> None:
         self.response: Any = None
@@ -77,7 +74,6 @@ class Later:
         self.cancelled = False
         self.holding = False
         self.hurry: Callable[[], None] | None = None
-        self.yields = False
         self.on_cancel: Callable[[], None] | None = None
         self._notify: Callable[[Later], None] | None = None
 

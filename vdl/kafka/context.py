@@ -272,8 +272,8 @@ class Host(Protocol):
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas are in sync, as the group's leader last said."""
 
-    def lost_ns(self, server_id: int) -> int:
-        """When the link to this server was lost; -1 while there is one, or if there never was."""
+    def leader_lost_ns(self, group_id: int) -> int:
+        """When the group lost its leader together with the leader's server; 0 if not lately."""
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         """`done`, later, when `alive_servers` and `leader_of` are certain again; True: a majority
@@ -343,8 +343,8 @@ class ConnectionInfo:
     """This connection's part of the memory for answers."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
-    told_of_loss_ns: int = -1
-    """Metadata has told this client once of the servers lost until then."""
+    told_of_loss_ns: int = 0
+    """The latest loss of a leader that Metadata has told this client of."""
 
 
 @dataclass(slots=True)

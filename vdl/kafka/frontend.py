@@ -555,9 +555,7 @@ class ClientSession:
         if api is None:
             return not self._started  # to be told so: it is not decoded
         if not api.pipelined:
-            if self._started:
-                return self._hurry_on()
-            if not self._is_its_turn(self.last_active_ns):
+            if self._started or not self._is_its_turn(self.last_active_ns):
                 return False
             if key in _LARGE_ANSWERS and not self._has_room():
                 return False
@@ -565,9 +563,7 @@ class ClientSession:
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(request)
         if self._started:
             last = self._started[-1]
-            if not last.api.pipelined:
-                return self._hurry_on()
-            if type(last.answer) is Later and last.answer.holding:
+            if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
                 return False
         pace = self._frontend.start_pace
         if pace.started_ns >= pace.until_ns and not self._is_its_turn(self._waiting[0].arrived_ns):
@@ -579,13 +575,6 @@ class ClientSession:
                 self._frontend.hold_back(self)
             return False
         return True
-
-    def _hurry_on(self) -> bool:
-        """A request waits behind one that has started, which may yield to it."""
-        answer = self._started[0].answer
-        if type(answer) is Later and answer.yields and answer.hurry is not None:
-            answer.hurry()
-        return False
 
     def _is_its_turn(self, since_ns: int) -> bool:
         """Whether requests may still start in this turn, and answers be built; if not, this waits

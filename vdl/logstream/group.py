@@ -35,6 +35,7 @@ from raft.types import (
     Snapshot,
     StateType,
 )
+from vdl.clock import MS
 from vdl.logstream.encodings import Encodings
 from vdl.logstream.options import HostOptions
 from vdl.logstream.pace import Gain, Pace
@@ -57,6 +58,8 @@ from vdl.logstream.turn import Turn, server_of
 STANDING_PER_TICK = 10
 """So many groups that lost their leader together are surely followed in one tick, a millisecond
 each."""
+_LATELY_NS = 1_000 * MS
+"""How long the loss of a leader is news to clients."""
 
 
 class Owner(Protocol):
@@ -159,6 +162,7 @@ class Group:
         "last_tick",
         "last_token",
         "leader_known",
+        "leader_lost_ns",
         "log",
         "meta_applied",
         "node",
@@ -278,6 +282,7 @@ class Group:
         self.serving = False
         """Leads, and has applied the first entry of its own term."""
         self.leader_known: NodeId = 0
+        self.leader_lost_ns = 0
         """When the leader's server was last lost; 0 for never."""
         self.term_known = self.node.term
 
@@ -405,6 +410,10 @@ class Group:
             self._gone_tick = 0
         elif not node.raft.campaign_due:
             node.campaign_soon(self._rng.randint(ticks, 2 * ticks))
+
+    def lost_leader_ns(self, now_ns: int) -> int:
+        """When the group lost its leader together with the leader's server; 0 if not lately."""
+        return self.leader_lost_ns if now_ns - self.leader_lost_ns <= _LATELY_NS else 0
 
     def asks_for_news(self) -> MsgAppResp:
         """What makes the leader repeat its commit index, the news of which may have been lost: an

@@ -146,8 +146,6 @@ class Host:
         )
         self.overload = Overload(clock, loop_time=self.loop_time, elections=self.elections, log=log)
         self._alive: dict[int, Hello] = {}
-        self._lost_ns: dict[int, int] = {}
-        """When a link was lost, of servers that have none."""
         self._boot = rng.getrandbits(62)
         self.catalog = Catalog(
             record.cluster_id,
@@ -380,9 +378,10 @@ class Host:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])
 
-    def lost_ns(self, server_id: int) -> int:
-        """When the link to this server was lost; -1 while there is one, or if there never was."""
-        return self._lost_ns.get(server_id, -1)
+    def leader_lost_ns(self, group_id: int) -> int:
+        """When the group lost its leader together with the leader's server; 0 if not lately."""
+        group = self._groups.get(group_id)
+        return 0 if group is None else group.lost_leader_ns(self.clock.now_ns())
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         """See `Proofs.confirm`."""
@@ -654,7 +653,6 @@ class Host:
             return
         server = hello.server_id
         self._alive[server] = hello
-        self._lost_ns.pop(server, None)
         self.time.linked(server)
         for frame_type, buffers in self.leadership.link_up(server):
             self._transport.send(server, frame_type, buffers)
@@ -677,8 +675,7 @@ class Host:
         """The session is over. A refused link is proof that the process is gone: its followers
         need not wait for the election timeout."""
         self.rest.wake_all()  # while it is still known what the server has last said
-        if self._alive.pop(server_id, None) is not None:
-            self._lost_ns[server_id] = self.clock.now_ns()
+        self._alive.pop(server_id, None)
         self.time.unlinked(server_id)
         self._conditions.link_down(server_id)
         self._replacement.link_down(server_id)
@@ -694,10 +691,13 @@ class Host:
                     if server_of(replica) == server_id:
                         node.report_unreachable(replica)
                         self.mark_dirty(group)
-            elif refused and server_of(node.lead or node.vote) == server_id:
-                alive = {self.server_id, *self._alive}
-                group.stand_in_turn(alive, self._due.tick(), standing=len(lost))
-                self.mark_dirty(group)
+            elif server_of(node.lead or node.vote) == server_id:
+                if node.lead:
+                    group.leader_lost_ns = self.clock.now_ns()
+                if refused:
+                    alive = {self.server_id, *self._alive}
+                    group.stand_in_turn(alive, self._due.tick(), standing=len(lost))
+                    self.mark_dirty(group)
         self.on_leader_news()
 
     def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:

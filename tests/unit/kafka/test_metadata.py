@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from tests.unit.kafka.twin import World, batch
+from tests.unit.kafka.twin import World
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
-from vdl.kafka.handlers.metadata import _groups
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_topic_partitions import (
     Cursor,
@@ -18,7 +14,6 @@ from vdl.kafka.wire.describe_topic_partitions import (
     TopicRequest,
 )
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
-from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.logstream.replicas import CATALOG_GROUP
 from vdl.logstream.state_group import OutcomeKind
 
@@ -274,133 +269,19 @@ def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> N
     assert answer.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
 
 
-def test_metadata_waits_for_the_next_leader_of_a_server_just_lost() -> None:
-    """librdkafka, told that nobody leads, asks again a second later if it has nothing under way."""
-    world = World()
-    world.topic("t", 2)
-    first, second = world.host.catalog.topics["t"].partitions
-    del world.host.leaders[first], world.host.leaders[second]
-    world.host.lost[3] = world.clock.now_ns()
-    client = world.client()
-    client.request(METADATA, 9, named("t"))
-    world.run(100)
-    world.host.leaders[second] = (2, 6)
-    world.run(100)
-    assert client.answers() == []
-    world.host.leaders[first] = (1, 6)
-    world.run(10)
-    partitions = client.answers()[0].topics[0].partitions
-    assert [(p.leader_id, p.error_code) for p in partitions] == [(1, 0), (2, 0)]
-
-
-def test_metadata_waits_for_no_leader_longer_than_elections_take() -> None:
-    """From the server's loss on: a partition that stays without a leader holds nobody up."""
-    request_ = named("t")
+def test_metadata_tells_of_a_leaders_loss_before_it_tells_of_the_next_leader() -> None:
+    """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
+    server disappears. Each client is told of the loss once, and of the new leader when it asks
+    again."""
     world = World()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
-    del world.host.leaders[group_id]
-    world.host.lost[3] = world.clock.now_ns()
-    world.run(300)
-    client = world.client()
-    client.request(METADATA, 9, request_)
-    world.run(190)
-    assert client.answers() == []
-    world.run(20)
-    (partition,) = client.answers()[0].topics[0].partitions
-    assert (partition.leader_id, partition.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
-    (partition,) = client.ask(METADATA, 9, request_).topics[0].partitions
-    assert partition.leader_id == -1
-
-
-def leaderless(world: World, name: str) -> None:
-    """A topic whose leader has just been lost with its server."""
-    world.topic(name, 1)
-    (group_id,) = world.host.catalog.topics[name].partitions
-    del world.host.leaders[group_id]
-    world.host.lost[3] = world.clock.now_ns()
-
-
-def test_metadata_of_all_topics_waits_for_no_leader() -> None:
-    """Who asks for all does not mean each."""
-    world = World()
-    leaderless(world, "t")
-    (partition,) = world.client().ask(METADATA, 9, MetadataRequest(None)).topics[0].partitions
-    assert partition.leader_id == -1
-
-
-def test_metadata_that_waits_for_a_leader_holds_up_no_other_request() -> None:
-    """The partition that is written to may be led all the time."""
-    world = World()
-    (stream,) = world.topic("led", 1)
-    leaderless(world, "t")
-    world.run(10)
-    client = world.client()
-    client.request(METADATA, 9, named("led", "t"))
-    world.run(10)
-    assert client.answers() == []
-    written = TopicProduceData("led", bytes(16), [PartitionProduceData(0, batch(1))])
-    client.request(PRODUCE, 9, ProduceRequest(None, -1, 1000, [written]))
-    world.run(10)
-    assert stream.high_watermark == 1
-    told, produced = client.answers()
-    assert [topic.partitions[0].leader_id for topic in told.topics] == [1, -1]
-    assert produced.responses[0].partition_responses[0].error_code == ErrorCode.NONE
-
-
-def test_metadata_waits_once_for_a_topic_that_is_named_often() -> None:
-    world = World()
-    leaderless(world, "t")
-    asked = [MetadataRequestTopic(name="t") for _ in range(1_000)]
-    ctx: Any = SimpleNamespace(server=world.context)
-    assert list(_groups(ctx, asked)) == list(world.host.catalog.topics["t"].partitions)
-
-
-def test_metadata_of_a_server_that_is_alone_tells_of_itself() -> None:
-    """The others are gone: clients that were told of these alone would find nobody."""
-    world = World()
-    leaderless(world, "t")
-    world.host.is_heard = False
-    world.host.alive = [1]
-    world.run(10_000)
-    answer = world.client().ask(METADATA, 9, named("t"))
-    assert 1 in [broker.node_id for broker in answer.brokers]
-
-
-def test_metadata_tells_of_a_lost_server_once_more() -> None:
-    """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
-    server disappears; and it remembers how long a server did not answer while it is told of it."""
-    world = World()
-    world.topic("t", 1)
-    clients = world.client(), world.client()
-
-    def told() -> list[list[int]]:
-        answers = [client.ask(METADATA, 9, named("t")) for client in clients]
-        return [[broker.node_id for broker in answer.brokers] for answer in answers]
-
-    for _ in range(2):
-        world.host.alive = [1, 2]
-        world.run(10)
-        world.host.lost[3] = world.clock.now_ns()
-        world.run(10)
-        for client in clients:
-            client.ask(METADATA, 9, MetadataRequest([]))  # about no partition
-        assert told() == [[1, 2, 3]] * 2
-        assert told() == [[1, 2]] * 2
-        world.host.alive = [1, 2, 3]
-        world.host.lost[3] = -1
-        assert told() == [[1, 2, 3]] * 2
-
-
-def test_metadata_tells_of_a_lost_server_for_a_while() -> None:
-    """Who asks late has no connection to it."""
-    world = World()
-    world.topic("t", 1)
-    world.host.alive = [1, 2]
-    world.host.lost[3] = world.clock.now_ns()
-    world.run(5_000)
-    answer = world.client().ask(METADATA, 9, named("t"))
-    assert [broker.node_id for broker in answer.brokers] == [1, 2]
+    world.host.lost_ns[group_id] = world.clock.now_ns() + 1
+    for client in (world.client(), world.client()):
+        first = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
+        assert (first.leader_id, first.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+        second = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
+        assert (second.leader_id, second.error_code) == (1, ErrorCode.NONE)
 
 
 def test_metadata_answers_before_any_server_is_known() -> None:
@@ -427,7 +308,6 @@ def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
 
     assert told(named("t")) == [1, 2, 3]
     world.host.is_heard = False
-    world.host.lost[2] = world.clock.now_ns()  # and no leader is waited for
     assert told(named("t")) == [2, 3]
     assert told(named("led")) == [1, 2, 3]
     assert told(named("t", "led")) == [1, 2, 3]

@@ -271,7 +271,7 @@ class TwinHost:
         self.overloaded = False
         self.alive = [1, 2, 3]
         self.in_sync = [1, 2, 3]
-        self.lost: dict[int, int] = {}
+        self.lost_ns: dict[int, int] = {}
         self.is_heard = True
         self.streams: dict[int, TwinStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
@@ -331,8 +331,8 @@ class TwinHost:
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         return tuple(self.in_sync)
 
-    def lost_ns(self, server_id: int) -> int:
-        return self.lost.get(server_id, -1)
+    def leader_lost_ns(self, group_id: int) -> int:
+        return self.lost_ns.get(group_id, 0)
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         self.clock.call_soon(partial(done, self.is_heard))

@@ -40,22 +40,6 @@ def test_survivors_stand_in_turn(cluster: Any) -> None:
         assert cluster.leader(group_id).leader_server == first.id
 
 
-def test_lost_server_is_remembered_until_it_is_linked_again(cluster: Any) -> None:
-    """Since when it is lost is what those are told by who answer clients."""
-    cluster.run(100)
-    host, gone = cluster.nodes[1].host, cluster.nodes[3]
-    assert host.lost_ns(3) == -1
-    gone.crash()
-    cluster.run(50)
-    lost_ns = host.lost_ns(3)
-    assert 0 < lost_ns <= host.clock.now_ns()
-    cluster.run(1_000)
-    assert host.lost_ns(3) == lost_ns
-    gone.start()
-    cluster.run(1_000)
-    assert host.lost_ns(3) == -1
-
-
 def test_replica_that_lacks_entries_loses_its_turn_and_no_time(cluster: Any) -> None:
     """Its question is refused, and the other one asks when it is its turn."""
     group_id = cluster.create_topic()

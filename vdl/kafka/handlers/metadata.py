@@ -9,9 +9,6 @@ is fresh without a write anywhere. Which replicas are in sync is what the partit
 last (`vdl/logstream/in_sync.py`); a replica counts as offline when this server has no link to its
 server. What an authoriser would allow is not said: there is none.
 
-Of a partition whose leader's server has just gone the next leader is waited for. librdkafka, told
-that there is none, asks again 100 ms later if it has records under way, and else a second later.
-
 A topic nobody knows is created if client and server allow it. The answer then waits a moment for
 its leaders; if they take longer the client is told LEADER_NOT_AVAILABLE and asks again, as with
 Kafka.
@@ -19,8 +16,7 @@ Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -51,11 +47,6 @@ _IDS_IN_REQUEST_FROM = 12
 _INTERNAL_NAMES = frozenset({"__consumer_offsets", "__transaction_state"})
 """Kafka's own topics. Offsets live in coordinator groups here, so these are never created."""
 _CREATE_TIMEOUT_MS = 5_000
-_ELECTION_NS = 500 * MS
-"""From the loss of a server: how long the next leader of what it led is waited for."""
-_STILL_TOLD_NS = 5_000 * MS
-"""From the loss of a server: how long clients may be told of it. Kafka takes 9 s to notice."""
-_NEVER_NS = 1 << 62
 _PARTITIONS_DESCRIBED_MAX = 2_000
 """`max.request.partition.size.limit`."""
 
@@ -63,7 +54,7 @@ _PARTITIONS_DESCRIBED_MAX = 2_000
 class View:
     """The cluster as one request sees it: leaders, who is reachable, addresses."""
 
-    __slots__ = ("alive", "ctx", "is_cut_off", "is_heard", "leaderless", "leaders")
+    __slots__ = ("alive", "ctx", "is_cut_off", "is_heard", "leaderless", "leaders", "lost_ns")
 
     def __init__(self, ctx: RequestContext, *, is_heard: bool = True) -> None:
         """`is_heard`: a majority of the servers has just answered this one."""
@@ -78,6 +69,8 @@ class View:
         """Linked to no majority: who is alive cannot be told. Clients that are told of this server
         alone forget the others (sarama, kafka-python, Java), and would ask nobody else."""
         self.leaders: set[int] = set()
+        self.lost_ns = 0
+        """The latest loss of a leader this answer tells of."""
 
     def may_live(self, server_id: int) -> bool:
         """Whether this server is linked to it, or to too few to know."""
@@ -95,8 +88,10 @@ class View:
         leader, term = host.leader_of(group_id)
         replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
         error = ErrorCode.NONE
+        is_news = self._is_news(group_id)
         if leader < 0:
             self.leaderless += 1
+        if leader < 0 or is_news:
             leader = -1
             error = ErrorCode.LEADER_NOT_AVAILABLE
         elif endpoint(self.ctx, leader) is None:
@@ -117,6 +112,14 @@ class View:
             [server for server in replicas if not self.may_live(server)],
         )
 
+    def _is_news(self, group_id: int) -> bool:
+        """Whether this client has to hear first that the leader is gone with its server. librdkafka
+        loses a partition for a second when it moves in the answer in which its server disappears;
+        told of the loss alone, it lets go and asks again after 100 ms."""
+        lost_ns = self.ctx.server.host.leader_lost_ns(group_id)
+        self.lost_ns = max(self.lost_ns, lost_ns)
+        return lost_ns > self.ctx.connection.told_of_loss_ns
+
     def topic(self, topic: Topic) -> MetadataResponseTopic:
         """One topic with all its partitions."""
         return MetadataResponseTopic(
@@ -128,19 +131,14 @@ class View:
         )
 
     def brokers(self) -> list[MetadataResponseBroker]:
-        """Servers that clients may connect to: linked to this one, or leading what was told; and
-        once more those just lost."""
+        """Servers that clients may connect to: linked to this one, or leading what was told."""
         found = []
         for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
             address = server.listeners.get(self.ctx.connection.listener)
             if (
                 address is not None
                 and not self._is_useless(server_id)
-                and (
-                    self.may_live(server_id)
-                    or server_id in self.leaders
-                    or self._is_still_told(server_id)
-                )
+                and (self.may_live(server_id) or server_id in self.leaders)
             ):
                 host, port = address
                 found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
@@ -160,21 +158,12 @@ class View:
             )
         )
 
-    def _is_still_told(self, server_id: int) -> bool:
-        """Whether this answer is the first that this client gets since a server was lost.
-        librdkafka loses a partition for a second when it moves in the answer in which its server
-        disappears. In the next one it had better: it connects to a server that came back only when
-        as much time has passed as it waited for one that did not answer."""
-        lost_ns = self.ctx.server.host.lost_ns(server_id)
-        is_told = lost_ns <= self.ctx.connection.told_of_loss_ns
-        return not is_told and _lost_for_ns(self.ctx, server_id) < _STILL_TOLD_NS
-
 
 def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse | Later:
     """Servers and topics; creates topics that do not exist when that is wanted."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _confirmed(ctx, None, _everything)
+        return _confirmed(ctx, _everything)
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -204,60 +193,19 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             options = ctx.server.config
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
             return _create(ctx, asked, missing[:fit])
-    return _confirmed(ctx, asked, lambda view: _some(view, asked, frozenset()))
+    return _confirmed(ctx, lambda view: _some(view, asked, frozenset()))
 
 
-def _confirmed(
-    ctx: RequestContext,
-    asked: list[MetadataRequestTopic] | None,
-    answer: Callable[[View], MetadataResponse],
-) -> Later:
-    """Answer once it is certain who is alive, and who leads instead of those that are not. Clients
-    ask in the very moment in which they lose their connection to a leader; to be told of that
-    leader again costs them a second. `asked` None: all topics."""
+def _confirmed(ctx: RequestContext, answer: Callable[[View], MetadataResponse]) -> Later:
+    """Answer once it is certain who is alive. Clients ask in the very moment in which they lose
+    their connection to a leader; to be told of that leader again costs them a second."""
     later = Later()
-    server = ctx.server
-
-    def complete(is_heard: bool) -> None:
-        later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
 
     def confirmed(is_heard: bool) -> None:
-        registered = server.host.catalog.servers
-        lost_for_ns = min((_lost_for_ns(ctx, number) for number in registered), default=_NEVER_NS)
-        left_ns = _ELECTION_NS - lost_for_ns
-        # Who hears nobody hears of no leader; who asks for all, or has more to ask, is answered
-        # with what is known: it does not wait for partitions that others use.
-        if left_ns <= 0 or asked is None or not is_heard:
-            complete(is_heard)
-            return
-        later.yields = True
-        later.hurry = partial(complete, is_heard)
-        when_led(
-            server,
-            _groups(ctx, asked),
-            deadline_ns=server.clock.now_ns() + left_ns,
-            later=later,
-            done=partial(complete, is_heard),
-        )
+        later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
 
-    server.host.confirm_links(lambda is_heard: later.run(lambda: confirmed(is_heard)))
+    ctx.server.host.confirm_links(confirmed)
     return later
-
-
-def _lost_for_ns(ctx: RequestContext, server_id: int) -> int:
-    """How long this server has had no link to another; `_NEVER_NS` if it has, or never had."""
-    lost_ns = ctx.server.host.lost_ns(server_id)
-    return _NEVER_NS if lost_ns < 0 else ctx.server.clock.now_ns() - lost_ns
-
-
-def _groups(ctx: RequestContext, asked: list[MetadataRequestTopic]) -> Iterator[int]:
-    """The groups of the partitions of these topics, one by one: each who waits goes through them,
-    and holds none."""
-    catalog = ctx.server.host.catalog
-    for name, topic_id in _wanted(asked):
-        topic = _topic(catalog, name, topic_id)
-        if topic is not None:
-            yield from topic.partitions
 
 
 def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, bytes]]:
@@ -306,16 +254,14 @@ def _some(
 
 
 def _response(view: View, topics: list[MetadataResponseTopic]) -> MetadataResponse:
-    server = view.ctx.server
-    response = MetadataResponse(
+    connection = view.ctx.connection
+    connection.told_of_loss_ns = max(connection.told_of_loss_ns, view.lost_ns)
+    return MetadataResponse(
         brokers=view.brokers(),
-        cluster_id=server.host.cluster_id,
+        cluster_id=view.ctx.server.host.cluster_id,
         controller_id=view.controller_id(),
         topics=topics,
     )
-    if topics:
-        view.ctx.connection.told_of_loss_ns = server.clock.now_ns()
-    return response
 
 
 def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: list[str]) -> Later:
