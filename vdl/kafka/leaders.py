@@ -1,8 +1,8 @@
 """Waiting until groups have leaders, as far as this server can see.
 
 News of leaders arrives with the links' lists, for all groups at once and without a subscriber in
-mind; whoever has just created topics, or asks for leaders that were lost, looks again every few
-milliseconds until they are led: the less often, the more do so.
+mind; whoever has just created topics looks again every few milliseconds until they are led: the
+less often, the more do so.
 
 Must not know: topics, requests.
 """
