@@ -739,7 +739,6 @@ class Host:
         changed = self.leadership.received(server_id, frame_type, payload)
         if frame_type is FrameType.HEARTBEAT:
             self.time.told(server_id, *self.leadership.wall_told(server_id))
-        resigned = sum(not change.replica for change in changed)
         for change in changed:
             group = self._groups.get(change.group)
             if group is not None and change.replica and not group.node.is_leader:
@@ -748,13 +747,6 @@ class Host:
                 self.mark_dirty(group)
             elif group is not None and not group.node.is_leader:
                 # Nobody leads it, as far as that server is concerned, from now on.
-                node = group.node
-                if change.term == node.term and server_of(node.lead) == server_id:
-                    # And nobody else: it may hear nobody, and those who hear it do not know.
-                    alive = {self.server_id, *self._alive} - {server_id}
-                    group.stand_in_turn(alive, tick, standing=resigned)
-                    self.mark_dirty(group)
-                    continue
                 group.leader_resigned(tick)
                 self._schedule(group, tick, group.node.ticks_until_due())
                 self._due.arm()
