@@ -58,6 +58,7 @@ from vdl.logstream.turn import Turn, server_of
 STANDING_PER_TICK = 10
 """So many groups that lost their leader together are surely followed in one tick, a millisecond
 each."""
+
 _LATELY_NS = 1_000 * MS
 """How long the loss of a leader is news to clients."""
 
