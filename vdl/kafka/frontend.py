@@ -646,9 +646,7 @@ class ClientSession:
             self.end(f"unknown API key {request.api_key}")
             return
         frontend = self._frontend
-        pace = frontend.start_pace
-        pace.started_ns = now_ns = frontend.context.clock.now_ns()
-        pace.count += 1
+        frontend.start_pace.started_ns = now_ns = frontend.context.clock.now_ns()
         exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
         if not api.min_version <= version <= api.max_version:
@@ -712,9 +710,7 @@ class ClientSession:
         if type(answer) is Unbuilt:
             if not self._is_its_turn(exchange.started_ns) or not self._has_room():
                 return False
-            pace = self._frontend.start_pace
-            pace.started_ns = self._frontend.context.clock.now_ns()
-            pace.count += 1
+            self._frontend.start_pace.started_ns = self._frontend.context.clock.now_ns()
             try:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge

@@ -9,13 +9,12 @@ sent when that is used up is not read until those before him were. While `FEW` w
 get `FEW_BYTES`: some producers with large requests are no crowd. Requests up to `SHORT_BYTES`,
 which hold a batch of the usual size or some, are read as they come.
 
-`StartPace`: requests start, and large answers are built, for `START_NS` in a turn; for up to
-`LONGEST_NS` while fewer than `FEWEST` have, as where other processes have the cores: a turn costs
-something whatever is done in it, and one for each few requests would be most of the work. What is
-left starts in turns to come, behind a look at all files and timers: a server that is asked for more
-than it can do still hears its peers and its own clock. Connections whose requests wait take turns,
+`StartPace`: requests start, and large answers are built, for `START_NS` in a turn. What is left
+starts in turns to come, behind a look at all files and timers: a server that is asked for more than
+it can do still hears its peers and its own clock. Connections whose requests wait take turns,
 `SHARE_NS` each; one that sends more meanwhile is not read, so that what waits here is bounded and
-TCP tells its client.
+TCP tells its client. A turn costs something whatever is done in it: shorter ones cost an overloaded
+server half of what it can do.
 
 `AnswerPace`: long answers leave until `ANSWER_BYTES` have left in a turn; the next ones leave in
 turns of their own. Between them the loop looks at all others. That costs no bandwidth.
@@ -48,13 +47,10 @@ LONG_ANSWER_BYTES = 64 << 10
 """Shorter ones leave when they are known."""
 
 
-START_NS = 20 * MS
-"""As long as a loop may be busy before it counts as late (`loop_time.GRACE_NS`). What a request
-costs its server behind its start comes to as much again."""
-FEWEST = 100
-LONGEST_NS = 100 * MS
-"""A heartbeat's interval: a fraction of an election timeout."""
-SHARE_NS = 5 * MS
+START_NS = 100 * MS
+"""A heartbeat's interval: a sixth of the shortest election timeout, so that a turn with all else
+that is done in it costs nobody an office."""
+SHARE_NS = 25 * MS
 """Of one connection, when others wait."""
 
 
@@ -119,14 +115,11 @@ class StartPace:
     """The pace of one server's requests."""
 
     __slots__ = (
-        "_before",
-        "_began_ns",
         "_clock",
         "_end_ns",
         "_is_armed",
         "_turn_has_ended",
         "_waiting",
-        "count",
         "started_ns",
         "until_ns",
     )
@@ -140,15 +133,9 @@ class StartPace:
         self._end_ns = 0
         """While those that wait are served: until when; else 0."""
         self._turn_has_ended = True
-        """Whether a turn has ended since `_began_ns`."""
-        self._began_ns = 0
-        """When the time for requests of this turn began."""
-        self._before = 0
-        """How many had started then."""
-        self.count = 0
-        """How many have started, or had a large answer built: for sessions to count."""
+        """Whether a turn has ended since `until_ns` was set."""
         self.started_ns = 0
-        """When the last of them did: for sessions to set."""
+        """When the last request started, or large answer was built: for sessions to set."""
         self.until_ns = 0
         """Requests start without a question before. Who finds `started_ns` there or behind it asks
         `may_start`: so the common case costs a comparison, and a turn may be a little longer."""
@@ -168,17 +155,11 @@ class StartPace:
             if self.started_ns < self._end_ns:
                 self.until_ns = self._end_ns  # the only one that is served: the turn is all its
                 return True
-            if not self._end_ns:
-                now_ns = self._clock.now_ns()
-                if self._turn_has_ended:
-                    self._turn_has_ended = False
-                    self._begin(now_ns)
-                    self.until_ns = now_ns + START_NS
-                    self._behind_the_next_look(self._end_turn)
-                    return True
-                if self._are_few(now_ns):
-                    self.until_ns = now_ns + SHARE_NS
-                    return True
+            if self._turn_has_ended and not self._end_ns:
+                self._turn_has_ended = False
+                self.until_ns = self._clock.now_ns() + START_NS
+                self._behind_the_next_look(self._end_turn)
+                return True
         self._waiting[starter] = since_ns
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
@@ -188,14 +169,6 @@ class StartPace:
     def leave(self, starter: Starter) -> None:
         """It waits no more."""
         self._waiting.pop(starter, None)
-
-    def _begin(self, now_ns: int) -> None:
-        self._began_ns = now_ns
-        self._before = self.count
-
-    def _are_few(self, now_ns: int) -> bool:
-        """Whether so few have started in this turn that it goes on."""
-        return self.count - self._before < FEWEST and now_ns - self._began_ns < LONGEST_NS
 
     def _end_turn(self) -> None:
         self._turn_has_ended = True
@@ -218,12 +191,11 @@ class StartPace:
     def _next_turn(self) -> None:
         self._is_armed = False
         now_ns = self._clock.now_ns()
-        self._begin(now_ns)
         self._end_ns = end_ns = now_ns + START_NS
-        while self._waiting and (now_ns < end_ns or self._are_few(now_ns)):
+        while self._waiting and now_ns < end_ns:
             starter = next(iter(self._waiting))
             del self._waiting[starter]
-            self.started_ns, self.until_ns = now_ns, now_ns + SHARE_NS
+            self.started_ns, self.until_ns = now_ns, min(now_ns + SHARE_NS, end_ns)
             starter.start_on()
             now_ns = self._clock.now_ns()
         self._end_ns = self.until_ns = 0

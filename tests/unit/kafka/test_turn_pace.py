@@ -11,7 +11,6 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.clock import MS
-from vdl.kafka import turn_pace
 from vdl.kafka.api import API, Api, Later, Unbuilt
 from vdl.kafka.context import KafkaOptions, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
@@ -19,7 +18,6 @@ from vdl.kafka.turn_pace import (
     ANSWER_BYTES,
     FEW_BYTES,
     FRAME_BYTES,
-    LONGEST_NS,
     READ_BYTES_MIN,
     SHARE_NS,
     SHORT_BYTES,
@@ -243,7 +241,7 @@ def test_a_reader_that_goes_away_waits_no_more() -> None:
 
 
 # --- requests -------------------------------------------------------------------------------------
-COST_NS = MS
+COST_NS = START_NS // 20
 
 
 class BusyTime(VirtualTime):
@@ -282,7 +280,6 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
         API_VERSIONS, row.name, row.min_version, row.max_version, "api_versions", "api_versions:x"
     )
     changed._handler = world.handle
-    monkeypatch.setattr(turn_pace, "FEWEST", 0)
     monkeypatch.setitem(API, API_VERSIONS, changed)
     return world
 
@@ -312,32 +309,11 @@ def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None
     for client in clients:
         ask(client, 5)
     assert costly.clock.now_ns() - before_ns <= START_NS + COST_NS
-    costly.run(600)
+    costly.run(3_000)
     assert [len(client.answers()) for client in clients] == [5] * 100
     gaps = [after - before for before, after in pairwise(beats)]
     assert max(gaps) <= 10 * MS + START_NS + COST_NS
     assert not costly.frontend.start_pace
-
-
-@pytest.mark.parametrize(
-    ("fewest", "takes_ns"), [(30, 30 * COST_NS), (1_000, LONGEST_NS), (5, START_NS)]
-)
-def test_a_turn_with_few_requests_goes_on_for_a_while(
-    costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch, fewest: int, takes_ns: int
-) -> None:
-    """Where a process is given little of a core, a turn would have next to nothing in it."""
-    monkeypatch.setattr(turn_pace, "FEWEST", fewest)
-    clients = [costly.client() for _ in range(10)]
-    for client in clients:
-        ask(client, 40)
-    first_ns = costly.clock.now_ns()
-    assert takes_ns <= first_ns <= takes_ns + SHARE_NS + COST_NS
-    before = len(costly.started)
-    while len(costly.started) == before:
-        costly.time.step()
-    assert takes_ns <= costly.clock.now_ns() - first_ns <= takes_ns + SHARE_NS + COST_NS
-    costly.run(1_000)
-    assert [len(client.answers()) for client in clients] == [40] * 10
 
 
 def test_answers_that_become_known_together_are_built_in_turns(
@@ -350,7 +326,7 @@ def test_answers_that_become_known_together_are_built_in_turns(
     clients = [costly.client() for _ in later]
     for client in clients:
         ask(client)
-    costly.run(200)
+    costly.run(1_000)
 
     def build() -> ApiVersionsResponse:
         costly.time.now_ns += COST_NS
@@ -365,7 +341,7 @@ def test_answers_that_become_known_together_are_built_in_turns(
         costly.clock.call_later(10 * MS, beat)
 
     beat()
-    costly.run(400)
+    costly.run(2_000)
     assert [len(client.answers()) for client in clients] == [1] * 100
     assert max(after - before for before, after in pairwise(beats)) <= 10 * MS + START_NS + COST_NS
 
@@ -377,7 +353,7 @@ def test_connections_whose_requests_wait_take_turns(costly: CostlyWorld) -> None
         ask(greedy, 80)
     for client in others:
         ask(client)
-    costly.run(1_000)
+    costly.run(5_000)
     order = costly.started
     assert order.count(greedy.session.info.id) == 240
     last = max(order.index(client.session.info.id) for client in others)
@@ -404,7 +380,7 @@ def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
     assert costly.frontend.start_pace.oldest_ns() == 0, "until now it was served"
     costly.time.now_ns += 7 * MS
     assert costly.frontend.start_pace.oldest_ns() == 7 * MS
-    costly.run(200)
+    costly.run(1_000)
     assert costly.frontend.start_pace.oldest_ns() == 0
     assert second.reading
     assert len(second.answers()) == 6
@@ -418,7 +394,7 @@ def test_a_client_whose_request_has_not_started_may_go_away(costly: CostlyWorld)
     second.session.connection_lost()
     first.session.connection_lost()
     assert not costly.frontend.start_pace
-    costly.run(200)
+    costly.run(1_000)
     assert second.session.info.id not in costly.started
     third = costly.client()
     ask(third)
