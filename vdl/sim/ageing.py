@@ -4,7 +4,8 @@ In worlds whose clocks go wrong by days and decades a client writes records and 
 groups that nobody is in. It knows their ages by the world's own time. What was acknowledged and is
 younger than a week must be there in the end, and what is older must be gone: the first is lost when
 some server believes a clock that is ahead, or stamps by one that is behind; the second stays when
-time does not catch up.
+time does not catch up. One thing may keep records for longer, as docs/clocks.md says: while a
+server is away and the clocks of the others disagree, the later of them may be what stamps.
 
 Every other commit says how long it is to be kept, as clients did before OffsetCommit v5: a week.
 The others are kept for `OFFSETS_KEPT_MINUTES`, and so are those of the group whose members the
@@ -54,8 +55,8 @@ OLD_COMMIT = {offset_commit.API_KEY: 4}
 
 @dataclass(slots=True)
 class Written:
-    """An acknowledged batch, or an acknowledged commit of group `name`. `from_ms` to `to_ms`: when
-    it was stamped, at the earliest and at the latest, by the world's time."""
+    """An acknowledged batch, or an acknowledged commit of group `name`. `from_ms` to `to_ms`: the
+    time it was stamped with, at the earliest and at the latest."""
 
     name: str
     offset: int
@@ -65,12 +66,21 @@ class Written:
 
 
 class Ageing:
-    """See the module. `true_ms`: the world's time, in ms since 1970."""
+    """See the module. `true_ms`: the world's time, in ms since 1970; `latest_ms`: the latest time
+    that servers may stamp with now."""
 
-    def __init__(self, env: Env, host: str, rng: Random, true_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        env: Env,
+        host: str,
+        rng: Random,
+        true_ms: Callable[[], int],
+        latest_ms: Callable[[], int],
+    ) -> None:
         self._env = env
         self._rng = rng
         self._true_ms = true_ms
+        self._latest_ms = latest_ms
         self._client = env.client("ageing", host, rng, {})
         self._old_client = env.client("ageing-old", host, rng, OLD_COMMIT)
         self._client.want([AGED, STAMPED])
@@ -143,13 +153,13 @@ class Ageing:
     def _write(
         self, tp: TopicPartition, timestamp: int, then: Callable[[], None] = lambda: None
     ) -> None:
-        asked_ms = self._true_ms()
+        asked_ms, latest_ms = self._true_ms(), self._latest_ms()
 
         def done(delivery: Delivery) -> None:
             if delivery.fate is Fate.DELIVERED and delivery.offset >= 0:
                 first, last = timestamp, timestamp
                 if tp == BY_SERVER:
-                    first, last = asked_ms, self._true_ms()
+                    first, last = asked_ms, max(latest_ms, self._latest_ms())
                 self._records[tp].append(Written(str(tp), delivery.offset, first, last))
             then()
 
@@ -159,7 +169,7 @@ class Ageing:
     def _commit(self, group: str, *, kept_ms: int) -> None:
         """A commit of a group nobody is in; -1: kept as long as the servers do. One that is not
         answered with success is not spoken of again."""
-        asked_ms = self._true_ms()
+        asked_ms, latest_ms = self._true_ms(), self._latest_ms()
         client = self._client if kept_ms < 0 else self._old_client
         expected_ms = OFFSETS_KEPT_MINUTES * 60_000 if kept_ms < 0 else kept_ms
 
@@ -187,7 +197,8 @@ class Ageing:
             if isinstance(response, Failure):
                 return
             if not response.topics[0].partitions[0].error_code:
-                self._commits.append(Written(group, 1, asked_ms, self._true_ms(), expected_ms))
+                to_ms = max(latest_ms, self._latest_ms())
+                self._commits.append(Written(group, 1, asked_ms, to_ms, expected_ms))
 
         client.call_any(find_coordinator, find, found)
 

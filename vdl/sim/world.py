@@ -223,6 +223,18 @@ class World:
         """What time it is, in ms since 1970."""
         return WALL_BASE_MS + self._slept_ms + self.time.now_ns // MS
 
+    def latest_stamp_ms(self) -> int:
+        """The latest time that servers may stamp with: the true one, and the latest of their clocks
+        as long as not every server is linked to every other one (docs/clocks.md)."""
+        clocks, linked = [self.true_ms()], []
+        for machine in self.machines:
+            if machine.life is not None:
+                clocks.append(machine.life.clock.wall_ms())
+                host = None if machine.server is None else machine.server.host
+                linked += [] if host is None else [len(host.alive_servers())]
+        is_whole = linked == [len(self.machines)] * len(self.machines)
+        return clocks[0] if is_whole else max(clocks)
+
     def sleep(self, ms: int) -> None:
         """See `faults.Target`."""
         self.note(f"all sleep for {ms} ms")
@@ -472,7 +484,7 @@ class World:
         luck = Random(rng.getrandbits(64))
         if self.options.wrong_clocks and len(self.machines) > 2 and rng.random() < 0.7:
             rng.choice(self.machines).set_wall_error(rng.choice(WALL_ERRORS_MS))
-        self._ageing = Ageing(self.env, CLIENT_HOSTS[0], luck, self.true_ms)
+        self._ageing = Ageing(self.env, CLIENT_HOSTS[0], luck, self.true_ms, self.latest_stamp_ms)
         return self.wait(BIRTH_NS, lambda: self._ageing is not None and self._ageing.is_ready)
 
     def _watch_in_sync(self) -> None:
