@@ -68,19 +68,19 @@ $(BIN)/python:
 	done; \
 	echo "setup: needs Python 3.11 or newer with its venv module (Debian: python3-venv)" >&2; exit 1
 
-$(RUNTIME): pyproject.toml vdl/_record_walk.c | $(BIN)/python
+$(RUNTIME): pyproject.toml vdl/records/_walk.c | $(BIN)/python
 	@echo "setup: dependencies"
 	@$(PIP) --editable .
 	@touch $@
 
-$(DEV): pyproject.toml vdl/_record_walk.c | $(RUNTIME)
+$(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)
 	@echo "setup: test clients and tools"
 	@$(PIP) --editable '.[dev]'
 	@touch $(RUNTIME) $@
 
 # About 840 MB, which nothing but `vdl/pipeline` needs; written back before a server starts, whose
 # first sync would wait for all of it.
-$(SPARK): pyproject.toml vdl/_record_walk.c | $(DEV)
+$(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
 	@echo "setup: Spark"
 	@$(PIP) --editable '.[dev,spark]'
 	@sync

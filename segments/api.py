@@ -221,7 +221,7 @@ class Workers(Protocol):
 
     A real server has one journal thread, one for what the journal needs, one for the segments and a
     small pool; a simulated one runs the same jobs on virtual time. Jobs touch files only through
-    `segments.fs.FileSystem`.
+    `segments.io.fs.FileSystem`.
     """
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:

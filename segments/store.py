@@ -16,8 +16,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from segments import cold, failpoint
-from segments.ahead import AHEAD_BYTES, IDLE_MS, Key, ReadAhead
 from segments.api import (
     Buffer,
     Compacted,
@@ -38,13 +36,19 @@ from segments.api import (
     Timer,
     Workers,
 )
-from segments.block import TRIM, Mark
-from segments.cache import Cache
-from segments.carry import carry_over, needed_bytes
-from segments.checkpoints import Checkpoints
-from segments.chores import Chore, Chores, Job
-from segments.directory import check_logs, find_identity, strays_of
-from segments.fs import (
+from segments.checkpoint.carry_over import carry_over, needed_bytes
+from segments.checkpoint.scheduler import Checkpoints
+from segments.checkpoint.trimming import RemovalBelow
+from segments.directory.identity import (
+    Identity,
+    LogIdentity,
+    encode,
+    write_identity,
+)
+from segments.directory.log_registry import Roster, identity_reserve, replace_identity
+from segments.format.block import TRIM, Mark
+from segments.io import failpoint
+from segments.io.fs import (
     FileSystem,
     Lock,
     is_disk_full,
@@ -53,15 +57,20 @@ from segments.fs import (
     make_durable_directory,
     sync_names_above,
 )
-from segments.identity import (
-    Identity,
-    LogIdentity,
-    encode,
-    write_identity,
-)
-from segments.jobs import Jobs
-from segments.journal import Journal
-from segments.leftovers import (
+from segments.io.jobs import Jobs
+from segments.io.removals import Chore, Chores, Job
+from segments.journal.writer import Journal
+from segments.log import cold_reads as cold
+from segments.log.log import Batch, DiskLog
+from segments.log.read_ahead import AHEAD_BYTES, IDLE_MS, Key, ReadAhead
+from segments.log.repair import copy_of, repair
+from segments.log.scrubber import Scrubber
+from segments.log.segment import LogFiles, Sealed, TimeFound
+from segments.log.tail_cache import Cache
+from segments.meta.file import Meta
+from segments.recovery.missing_parts import check_logs, find_identity, strays_of
+from segments.recovery.opening import CARRIED, Recovered, log_directory, recover
+from segments.recovery.orphans import (
     Deletions,
     Removal,
     forget_strangers,
@@ -69,15 +78,7 @@ from segments.leftovers import (
     remove_stale,
     remove_strangers,
 )
-from segments.log import Batch, DiskLog
-from segments.meta import Meta
-from segments.recovery import CARRIED, Recovered, log_directory, recover
-from segments.repair import copy_of, repair
-from segments.replay import Progress, no_progress, replay_journal
-from segments.retention import RemovalBelow
-from segments.roster import Roster, identity_reserve, replace_identity
-from segments.scrub import Scrubber
-from segments.segment import LogFiles, Sealed, TimeFound
+from segments.recovery.replay import Progress, no_progress, replay_journal
 
 T = TypeVar("T")
 

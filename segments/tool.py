@@ -23,13 +23,13 @@ from segments.api import (
     StoredEntry,
     StoreOptions,
 )
-from segments.frame import read_frame
-from segments.fs import FileSystem, read_whole
-from segments.identity import Identity, LogIdentity, read_identity
-from segments.index import IndexDamaged
-from segments.recovery import JournalReader, journal_entries, log_directory
-from segments.replay import Replay, ReplayedLog, replay_journal
-from segments.segment import LogFiles, SegmentInfo
+from segments.directory.identity import Identity, LogIdentity, read_identity
+from segments.format.frame import read_frame
+from segments.io.fs import FileSystem, read_whole
+from segments.log.index import IndexDamaged
+from segments.log.segment import LogFiles, SegmentInfo
+from segments.recovery.opening import JournalReader, journal_entries, log_directory
+from segments.recovery.replay import Replay, ReplayedLog, replay_journal
 
 INDEX_ENTRIES = StoreOptions().index_segment_entries
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
-from vdl.config_values import parse_address
+from vdl.config.values import parse_address
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.wire import header, registry
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic

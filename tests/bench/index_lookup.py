@@ -15,10 +15,10 @@ from bisect import bisect_right
 from functools import partial
 from pathlib import Path
 
-from segments.fs import RealFileSystem
-from segments.index import encode_index_header, pack_idx
-from segments.maxima import Maxima
-from segments.segment import LogFiles, SegmentInfo
+from segments.io.fs import RealFileSystem
+from segments.log.index import encode_index_header, pack_idx
+from segments.log.largest_timestamps import Maxima
+from segments.log.segment import LogFiles, SegmentInfo
 
 FRAME_BYTES = 1000
 SEGMENT_BYTES = 64 << 20

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from segments.checkpoints import JOURNAL_FILES_MIN
+from segments.checkpoint.scheduler import JOURNAL_FILES_MIN
 from tests.bench.idle import led_after_start
 from tests.bench.load import RECORD_BYTES, send, throughput_producer
 from tests.bench.page_cache import forget

@@ -14,7 +14,7 @@ from collections import deque
 from tests.bench.frames import Connection, frame, leaders
 from tests.bench.load import RECORD_BYTES
 from vdl.kafka.wire import produce
-from vdl.records import Record, build_batch
+from vdl.records.batch import Record, build_batch
 
 PRODUCE_KEY = 0
 VERSION = 9

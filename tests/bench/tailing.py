@@ -22,7 +22,7 @@ from tests.bench.requests import ANSWER_SECONDS_MAX, check_produced, produce_fra
 from tests.bench.rounds import Figures, percentiles
 from tests.bench.systems import cpu_seconds
 from vdl.kafka.wire import fetch
-from vdl.records import HEADER_BYTES, LENGTH_FROM, Record, build_batch
+from vdl.records.batch import HEADER_BYTES, LENGTH_FROM, Record, build_batch
 
 FETCH_KEY = 1
 FETCH_VERSION = 12

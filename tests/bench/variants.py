@@ -21,14 +21,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import segments.checkpoints
-import segments.flusher
+import segments.checkpoint.flusher
+import segments.checkpoint.scheduler
 import segments.store
 from segments.api import SegmentLimits
-from segments.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
-from segments.journal import Journal
-from segments.log import Batch, Span
-from segments.segment import Cursor
+from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
+from segments.journal.writer import Journal
+from segments.log.log import Batch, Span
+from segments.log.segment import Cursor
 from segments.store import DiskStore
 
 OPENED = "store_opened"
@@ -133,7 +133,7 @@ class Change:
     value: Any
 
 
-_NO_FLUSH = Change(segments.checkpoints, "run_flush", pretend_flush)
+_NO_FLUSH = Change(segments.checkpoint.scheduler, "run_flush", pretend_flush)
 
 VARIANTS: dict[str, tuple[Change, ...]] = {
     "as_it_is": (),
@@ -142,7 +142,7 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
         _NO_FLUSH,
         Change(segments.store, "Journal", SegmentJournal),
         # A batch is synced once, at its end: nothing else waits behind it.
-        Change(segments.flusher, "WRITE_BACK_BYTES", 1 << 40),
+        Change(segments.checkpoint.flusher, "WRITE_BACK_BYTES", 1 << 40),
     ),
     "timed": (Change(DiskStore, "open", staticmethod(timed_open)),),
 }

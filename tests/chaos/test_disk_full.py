@@ -24,7 +24,7 @@ from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load, assert_kept, audit
 from tests.clients.raw import PRODUCE_VERSION, RawConnection, produce_request
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import produce
-from vdl.records import Record, build_batch
+from vdl.records.batch import Record, build_batch
 
 DISK_BYTES = 64 * MIB
 SMALL = {

@@ -29,7 +29,7 @@ from tests.clients.raw import (
 from tests.clients.topics import Topics
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import api_versions, metadata, produce
-from vdl.records import BatchFields, Record, build_batch, seal
+from vdl.records.batch import BatchFields, Record, build_batch, seal
 
 REQUEST_BYTES_MAX = 100 << 20
 SEND_SECONDS = 0.02

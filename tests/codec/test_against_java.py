@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from vdl.compression import Compression
 from vdl.kafka.codegen.samples import Sampler, side_of, to_json, wire_module
 from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.wire.header import RequestHeader, encode_request_header, encode_response_header
-from vdl.records import BatchFields, Record, build_batch, iter_records, read_header
+from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
+from vdl.records.compression import Compression
 
 pytestmark = pytest.mark.java
 

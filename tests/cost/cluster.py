@@ -20,7 +20,7 @@ from vdl.clock import MS
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.wire import init_producer_id
 from vdl.logstream.options import HostOptions
-from vdl.server import ServerState
+from vdl.server.server import ServerState
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.disk import DiskProfile, SimDisk

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from segments.api import Buffer
-from vdl import records
 from vdl.kafka import frontend
 from vdl.kafka.handlers import produce
-from vdl.logstream.stream import LogStream
+from vdl.logstream.group.log_stream import LogStream
+from vdl.records import batch as records
 from vdl.sim.filesystem import SimFile
 
 CALLS_PER_APPEND = 10

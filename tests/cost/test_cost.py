@@ -11,7 +11,7 @@ from tests.cost.counting import FIGURES
 from tests.cost.record import TOLERANCE, VERSION, changes, recorded
 from tests.cost.worker import count_apart
 from tests.cost.workloads import WORKLOADS
-from vdl.record_walk import IS_NATIVE
+from vdl.records.walk import IS_NATIVE
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 AGAIN = ("single", "spread", "tail", "read")

@@ -16,7 +16,7 @@ from itertools import cycle, islice
 from tests.cost.cluster import SETTLE_NS, TOPIC, Cluster
 from vdl.clock import MS
 from vdl.kafka.wire import produce
-from vdl.records import BatchFields, Record, build_batch
+from vdl.records.batch import BatchFields, Record, build_batch
 from vdl.sim.client import Failure, KafkaClient, Message
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition

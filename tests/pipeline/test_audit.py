@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 
-from segments.fs import RealFileSystem
-from segments.segment import LogFiles
+from segments.io.fs import RealFileSystem
+from segments.log.segment import LogFiles
 from segments.tool import INDEX_ENTRIES, Directory
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.pipeline.test_reading import create

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 
-from segments.fs import RealFileSystem
-from segments.inline import InlineWorkers
+from segments.io.fs import RealFileSystem
+from segments.io.inline_workers import InlineWorkers
 from segments.store import DiskStore
 from segments.tool import INDEX_ENTRIES, Directory, verify
 from tests.pipeline.test_audit import found_in

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vdl.compression import Compression
-from vdl.records import BatchFields, Record, build_batch, iter_records, patch_log_append_time
+from vdl.records.batch import BatchFields, Record, build_batch, iter_records, patch_log_append_time
+from vdl.records.compression import Compression
 
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 

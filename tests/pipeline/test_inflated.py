@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vdl.compression import Compression, compress
 from vdl.pipeline.errors import UndecodableBatch
+from vdl.records.compression import Compression, compress
 
 cramjam = pytest.importorskip("cramjam")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vdl.records import BatchFields, Record, build_batch
+from vdl.records.batch import BatchFields, Record, build_batch
 
 np = pytest.importorskip("numpy", reason="needs the `spark` extra")
 

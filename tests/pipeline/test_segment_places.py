@@ -15,11 +15,11 @@ pytest.importorskip("pyspark", reason="needs the `spark` extra")
 pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 
 from segments.api import MetaBatch
-from segments.fs import RealFileSystem
-from segments.identity import Identity, LogIdentity, encode
-from segments.meta import Meta
-from segments.recovery import log_directory
-from segments.segment import SegmentInfo, encode_segment_header
+from segments.directory.identity import Identity, LogIdentity, encode
+from segments.io.fs import RealFileSystem
+from segments.log.segment import SegmentInfo, encode_segment_header
+from segments.meta.file import Meta
+from segments.recovery.opening import log_directory
 from vdl.pipeline.options import parse
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.source import plan

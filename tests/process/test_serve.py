@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from vdl.commands.serve import within_files
-from vdl.config import parse_config
+from vdl.config.settings import parse_config
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import metadata
 

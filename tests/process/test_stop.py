@@ -15,7 +15,7 @@ from tests.process.test_serve import free_port
 LAUNCHER = """
 import os, socket, sys, time
 from vdl.cli import main
-from vdl.process import Process
+from vdl.server.process import Process
 
 real = socket.getaddrinfo
 
@@ -81,7 +81,7 @@ def test_stopped_server_ends_whatever_still_hangs(hangs, tmp_path):
 # A process that the system cannot end, because one of its threads waits for a disk.
 HELD = """
 import os, socket, sys, time
-from vdl.process import end_now
+from vdl.server.process import end_now
 
 os._exit = lambda status: time.sleep(120)
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

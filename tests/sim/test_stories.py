@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from segments.block import decode_block, decode_file_header
+from segments.format.block import decode_block, decode_file_header
 from vdl.clock import MS
-from vdl.logstream.state_group import Outcome
-from vdl.server import ServerState
+from vdl.logstream.group.state_group import Outcome
+from vdl.server.server import ServerState
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.machine import Condition, Life, Machine, StartCut

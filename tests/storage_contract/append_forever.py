@@ -5,9 +5,9 @@ import random
 import sys
 
 from segments.api import HardState, StoredEntry
-from segments.fs import RealFileSystem
+from segments.io.fs import RealFileSystem
+from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
-from segments.workers import ThreadWorkers
 from tests.storage_contract.test_kill import OPTIONS
 
 

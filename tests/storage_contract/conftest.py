@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from segments.api import HardState, NotInMemory, StorageError, StoredEntry, StoreOptions
-from segments.fs import RealFileSystem
-from segments.inline import InlineWorkers
+from segments.io.fs import RealFileSystem
+from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
-from segments.meta import Meta
+from segments.meta.file import Meta
 from segments.store import DiskStore
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem

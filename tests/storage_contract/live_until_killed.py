@@ -9,9 +9,9 @@ import os
 import random
 import sys
 
-from segments.fs import RealFileSystem
+from segments.io.fs import RealFileSystem
+from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
-from segments.workers import ThreadWorkers
 from tests.storage_contract.steps import OPTIONS, applied, create, draw, stage
 
 STEPS = 4000

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from segments import checkpoints as checkpoints_module
-from segments import failpoint
 from segments.api import HardState, MetaBatch, StoreOptions
-from segments.checkpoints import (
+from segments.checkpoint import scheduler as checkpoints_module
+from segments.checkpoint.scheduler import (
     FLUSH_BYTES_MIN,
     JOURNAL_FILES_MANY,
     JOURNAL_FILES_MIN,
     MANY_LOGS,
     PARTS_MAX,
 )
-from segments.fs import RealFileSystem
-from segments.leftovers import REMOVED_LOGS
+from segments.io import failpoint
+from segments.io.fs import RealFileSystem
+from segments.recovery.orphans import REMOVED_LOGS
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
 
 OPTIONS = replace(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from segments import failpoint
 from segments.api import HardState, StoredEntry
+from segments.io import failpoint
 from tests.storage_contract.conftest import SMALL, DiskHarness
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from segments.ahead import IDLE_MS
 from segments.api import (
     Compacted,
     HardState,
@@ -11,7 +10,8 @@ from segments.api import (
     StoredEntry,
     Unavailable,
 )
-from segments.segment import LogFiles
+from segments.log.read_ahead import IDLE_MS
+from segments.log.segment import LogFiles
 
 
 def test_log_when_created_is_empty_and_starts_where_asked(harness):

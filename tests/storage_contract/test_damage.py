@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from segments import scrub
 from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, StoredEntry
-from segments.fs import RealFile
-from segments.segment import LogFiles
+from segments.io.fs import RealFile
+from segments.log import scrubber as scrub
+from segments.log.segment import LogFiles
 from tests.storage_contract.conftest import SMALL
 from tests.storage_contract.damage import flip_bit
 from tests.storage_contract.test_scrap import LARGE, FullFileSystem

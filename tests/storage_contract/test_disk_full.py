@@ -10,9 +10,9 @@ import subprocess
 
 import pytest
 
-from segments import failpoint
 from segments.api import HardState, StoreOptions
-from segments.inline import InlineWorkers
+from segments.io import failpoint
+from segments.io.inline_workers import InlineWorkers
 from tests.storage_contract.conftest import DiskHarness
 from tests.storage_contract.steps import OPTIONS, Step, draw
 from tests.storage_contract.test_failpoints import STAGED, Engine, Twin, at, seen

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from segments import failpoint
+from segments.io import failpoint
 from tests.storage_contract.conftest import DiskHarness, MemoryHarness
 from tests.storage_contract.steps import OPTIONS, Step, applied, create, draw, stage
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from segments.api import HardState, StorageError, StoredEntry
-from segments.identity import Identity, LogIdentity, encode, read_identity
-from segments.roster import RESERVE_PIECE_BYTES, identity_reserve, replace_identity
+from segments.directory.identity import Identity, LogIdentity, encode, read_identity
+from segments.directory.log_registry import RESERVE_PIECE_BYTES, identity_reserve, replace_identity
 from tests.storage_contract.conftest import SMALL, SimHarness, put
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem

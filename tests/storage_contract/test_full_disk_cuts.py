@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from segments.api import HardState
-from segments.fs import is_disk_full
-from segments.inline import InlineWorkers
-from segments.journal import Journal
-from segments.reserve import RESERVE_PIECES
+from segments.io.fs import is_disk_full
+from segments.io.inline_workers import InlineWorkers
+from segments.io.reserve import RESERVE_PIECES
+from segments.journal.writer import Journal
 from segments.store import DiskStore
 from tests.storage_contract.conftest import ODD
 from tests.storage_contract.steps import draw

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from segments.api import HardState, StoreOptions
-from segments.checkpoints import JOURNAL_FILES_MIN
-from segments.index import IndexDamaged
+from segments.checkpoint.scheduler import JOURNAL_FILES_MIN
+from segments.log.index import IndexDamaged
 from tests.storage_contract.conftest import SMALL, MemoryHarness, SimHarness
 from tests.storage_contract.steps import OPTIONS, Step, draw
 from tests.storage_contract.test_failpoints import Doing, seen

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from segments.api import HardState, StorageError, StoredEntry
-from segments.fs import RealFileSystem
+from segments.io.fs import RealFileSystem
 from segments.tool import Directory, verify
 from tests.storage_contract.golden_files import FOLDER, OPTIONS, open_copy, shown
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from segments.block import FILE_MAGIC, decode_file_header
+from segments.format.block import FILE_MAGIC, decode_file_header
 from tests.storage_contract.conftest import make, put
 
 STEP = 409

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from segments.api import CorruptRecord, HardState, StoredEntry, StoreOptions
-from segments.index import IDX_BYTES, INDEX_HEADER_BYTES
-from segments.inline import InlineWorkers
+from segments.io.inline_workers import InlineWorkers
+from segments.log.index import IDX_BYTES, INDEX_HEADER_BYTES
 from segments.store import DiskStore
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFile, SimFileSystem

@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from segments import failpoint
 from segments.api import INSTALLED_STATE_BYTES_MAX, HardState, MetaBatch
+from segments.io import failpoint
 
 STATE = bytes(range(256)) * 5
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from segments import checkpoints as checkpoints_module
 from segments.api import HardState, Log, MetaBatch, StoredEntry, StoreOptions
-from segments.block import Mark
-from segments.flusher import FlushPlan
-from segments.fs import RealFileSystem
-from segments.inline import InlineWorkers
-from segments.log import Batch
-from segments.split import marks_behind
+from segments.checkpoint import scheduler as checkpoints_module
+from segments.checkpoint.flusher import FlushPlan
+from segments.format.block import Mark
+from segments.io.fs import RealFileSystem
+from segments.io.inline_workers import InlineWorkers
+from segments.journal.split import marks_behind
+from segments.log.log import Batch
 from segments.store import DiskStore
 from tests.storage_contract.conftest import SimHarness, put
 from tests.storage_contract.steps import OPTIONS, draw, stage

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from segments.api import Buffer, HardState, Log, StoredEntry, StoreOptions
-from segments.block import FileHeader, decode_file_header, encode_file_header
-from segments.fs import RealFile, RealFileSystem
-from segments.inline import InlineWorkers
+from segments.format.block import FileHeader, decode_file_header, encode_file_header
+from segments.io.fs import RealFile, RealFileSystem
+from segments.io.inline_workers import InlineWorkers
 from segments.store import DiskStore
 
 JOURNAL_BYTES = 256 << 10

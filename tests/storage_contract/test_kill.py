@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from segments.api import StoreOptions
-from segments.fs import RealFileSystem
-from segments.inline import InlineWorkers
+from segments.io.fs import RealFileSystem
+from segments.io.inline_workers import InlineWorkers
 from segments.store import DiskStore
 
 ROOT = Path(__file__).resolve().parents[2]

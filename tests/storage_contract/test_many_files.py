@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from segments.api import HardState, StoredEntry
-from segments.chores import FILES_AT_ONCE, REST_MS
-from segments.fs import RealFileSystem
+from segments.io.fs import RealFileSystem
+from segments.io.removals import FILES_AT_ONCE, REST_MS
 from tests.storage_contract.test_times import MANY
 
 SEGMENTS = 3 * FILES_AT_ONCE - 100

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from segments.api import CorruptRecord, MetaBatch, StorageError
-from segments.fs import RealFileSystem
-from segments.meta import Meta
+from segments.io.fs import RealFileSystem
+from segments.meta.file import Meta
 from tests.storage_contract.conftest import META_MAP_BYTES, meta_of_start
 from tests.storage_contract.damage import flip_bit
 

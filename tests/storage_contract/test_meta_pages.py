@@ -11,10 +11,10 @@ import lmdb
 import pytest
 
 from segments.api import CorruptRecord, MetaBatch
-from segments.fs import RealFileSystem
-from segments.meta import Meta
-from segments.meta_header import check_headers
-from segments.meta_pages import check_pages, good_items
+from segments.format.meta_header import check_headers
+from segments.format.meta_pages import check_pages, good_items
+from segments.io.fs import RealFileSystem
+from segments.meta.file import Meta
 from tests.storage_contract.conftest import META_MAP_BYTES, meta_of_start
 from tests.storage_contract.damage import flip_bit
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from segments import cold
-from segments.index import IDX_BYTES, IndexDamaged, pack_idx, place
+from segments.log import cold_reads as cold
+from segments.log.index import IDX_BYTES, IndexDamaged, pack_idx, place
 from tests.storage_contract.conftest import SMALL, DiskHarness, put
 
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from segments import ahead
-from segments.ahead import ReadAhead
 from segments.api import StoredEntry
-from segments.cold import Found
+from segments.log import read_ahead as ahead
+from segments.log.cold_reads import Found
+from segments.log.read_ahead import ReadAhead
 
 
 def window(first, count, size, buffers=1):

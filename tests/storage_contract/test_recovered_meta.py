@@ -2,9 +2,10 @@
 
 import pytest
 
-from segments import failpoint, recovery
 from segments.api import CorruptRecord, MetaBatch
-from segments.chores import Chores
+from segments.io import failpoint
+from segments.io.removals import Chores
+from segments.recovery import opening as recovery
 from tests.storage_contract.conftest import SimHarness, put
 
 ITEMS = [(b"k%d" % n, b"value") for n in range(10)]

@@ -14,9 +14,9 @@ from segments.api import (
     StoredEntry,
     StoreOptions,
 )
-from segments.fs import RealFile, RealFileSystem
-from segments.inline import InlineWorkers
-from segments.segment import SegmentInfo, encode_segment_header
+from segments.io.fs import RealFile, RealFileSystem
+from segments.io.inline_workers import InlineWorkers
+from segments.log.segment import SegmentInfo, encode_segment_header
 from segments.store import DiskStore
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segments import log as segments_log
 from segments.api import EntriesDamaged, HardState, SegmentSpan, StoredEntry
-from segments.fs import RealFile, RealFileSystem
-from segments.maxima import UNKNOWN, Maxima
+from segments.io.fs import RealFile, RealFileSystem
+from segments.log import log as segments_log
+from segments.log.largest_timestamps import UNKNOWN, Maxima
 from tests.storage_contract.conftest import SMALL
 from tests.storage_contract.damage import flip_bit
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from segments import segment as segment_module
 from segments.api import CorruptRecord, EntriesDamaged, HardState, SegmentLimits, StoredEntry
-from segments.fs import SyncFailed, is_unreadable
-from segments.segment import SEGMENT_HEADER_BYTES, IndexWriter, decode_segment_header
+from segments.io.fs import SyncFailed, is_unreadable
+from segments.log import segment as segment_module
+from segments.log.segment import SEGMENT_HEADER_BYTES, IndexWriter, decode_segment_header
 from tests.storage_contract.test_scrap import OPTIONS, Engine
 from vdl.sim.disk import Directory, DiskProfile, Inode, SimDisk
 from vdl.sim.filesystem import SimFile, SimFileSystem

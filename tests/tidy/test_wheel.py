@@ -83,13 +83,13 @@ def test_wheel_contents_have_licence_and_no_tools(wheel_names):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler is here")
 def test_wheel_with_a_compiler_has_the_walk_in_c(wheel_names):
     """One file for each Python from 3.11 on; its source and stub stay at home."""
-    files = [name for name in wheel_names if "_record_walk" in name]
+    files = [name for name in wheel_names if "_walk." in name]
     assert len(files) == 1
-    assert files[0].startswith("vdl/_record_walk.abi3.")
+    assert files[0].startswith("vdl/records/_walk.abi3.")
 
 
 def test_wheel_without_a_compiler_is_built_and_whole(tmp_path):
     """What is in C is there in Python too."""
     names = names_in_wheel(tmp_path, compiler="/bin/false")
-    assert not any(name.startswith("vdl/_record_walk") for name in names)
-    assert "vdl/record_walk.py" in names
+    assert not any(name.startswith("vdl/records/_walk") for name in names)
+    assert "vdl/records/walk.py" in names

@@ -14,7 +14,7 @@ from importlib.metadata import version as distribution_version
 import click
 
 from vdl import __version__
-from vdl.config import ConfigError
+from vdl.config.settings import ConfigError
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("vdl.commands.up", "up", "Start a replica set on this machine."),

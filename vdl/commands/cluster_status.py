@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from rpc.admin import GroupStatus, Role, ServerStatus
 from rpc.admin_client import AdminClient
 from rpc.errors import AdminError
-from vdl.config import ADMIN_LISTENER
-from vdl.config_values import Address, parse_address
+from vdl.config.settings import ADMIN_LISTENER
+from vdl.config.values import Address, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.metadata import MetadataRequest

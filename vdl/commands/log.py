@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from segments.api import CorruptRecord, DirectoryInUse
-from segments.fs import RealFileSystem
+from segments.io.fs import RealFileSystem
 from segments.tool import INDEX_ENTRIES, Difference, Directory, LogReport, rebuild_index
 from segments.tool import dump as dump_directory
 from segments.tool import verify as verify_directories

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vdl.commands.pid_file import is_server_process, read_pid, remove_pid, write_pid
-from vdl.config import Config, load_config
-from vdl.config_values import Address
+from vdl.config.settings import Config, load_config
+from vdl.config.values import Address
 
 SERVERS_MAX = 9
 PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30

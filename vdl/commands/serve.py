@@ -1,8 +1,8 @@
 """`vdl serve`: one server, from a configuration file, until SIGTERM or SIGINT.
 
 Prepares the process (signals, files private to the user and as many as the system allows, short
-switch interval, log, pid file), then hands over to `vdl.process`. Loads nothing that a server does
-not need.
+switch interval, log, pid file), then hands over to `vdl.server.process`. Loads nothing that a
+server does not need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from vdl.commands.pid_file import remove_pid, write_pid
-from vdl.config import Config, ConfigError, load_config, parse_config
+from vdl.config.settings import Config, ConfigError, load_config, parse_config
 
 EXIT_USAGE = 2
 EXIT_BY_SIGNAL = 128
@@ -54,7 +54,7 @@ def serve(arguments: Sequence[str]) -> int:
             return 0
         os.umask(0o077)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-        from vdl.process import run
+        from vdl.server.process import run
 
         path, pid = options.pid_file, os.getpid()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vdl.commands.cluster_status import ClusterStatus, Group, Replica, collect
-from vdl.config_values import Address, parse_address
+from vdl.config.values import Address, parse_address
 from vdl.kafka.client import Unreachable
 
 if TYPE_CHECKING:

@@ -196,7 +196,7 @@ class LogStream(Protocol):
     def append(
         self,
         batch: memoryview,
-        header: Any,  # vdl.records.BatchHeader
+        header: Any,  # vdl.records.batch.BatchHeader
         *,
         copies_min: int = 1,
         deadline_ns: int,

@@ -31,7 +31,7 @@ from vdl.kafka.led_coordinator import (
     Waiter,
     undecided,
 )
-from vdl.logstream.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import GroupState

@@ -27,7 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar, assert_never
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.api import Later
-from vdl.logstream.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import ConsumerGroup, GroupState

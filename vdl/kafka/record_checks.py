@@ -25,17 +25,17 @@ from functools import partial
 from mmap import PAGESIZE, mmap
 from typing import Any
 
-from vdl import record_walk
-from vdl.compression import (
+from vdl.errors import ErrorCode, KafkaError
+from vdl.records import walk as record_walk
+from vdl.records.batch import CODEC_MASK, HEADER_BYTES, BatchHeader
+from vdl.records.compression import (
     OUTPUT_BYTES_MAX,
     Compression,
     CorruptCompression,
     decompress_into,
     output_limit,
 )
-from vdl.errors import ErrorCode, KafkaError
-from vdl.record_walk import FAULT_TEXTS, IS_NATIVE, OUT_OF_TIME, Refused
-from vdl.records import CODEC_MASK, HEADER_BYTES, BatchHeader
+from vdl.records.walk import FAULT_TEXTS, IS_NATIVE, OUT_OF_TIME, Refused
 
 CHECKS_AT_ONCE = 2
 """Times `OUTPUT_BYTES_MAX` is the most that is held decompressed."""

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 from segments.api import SegmentLimits
 from vdl.kafka.context import KafkaOptions
-from vdl.logstream.retention import RetentionPolicy
+from vdl.logstream.group.retention import RetentionPolicy
 
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1

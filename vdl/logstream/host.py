@@ -40,43 +40,43 @@ from rpc.peer import FrameType
 from rpc.streams import Transport
 from vdl.clock import Clock
 from vdl.log import Log
-from vdl.logstream.answers import Answers
-from vdl.logstream.birth import BirthRecord, encode_record
-from vdl.logstream.cluster_time import ClusterTime
-from vdl.logstream.commit_news import CommitNews
-from vdl.logstream.conditions import Conditions
-from vdl.logstream.disk_watch import DiskWatch
-from vdl.logstream.early import EarlyMessages
-from vdl.logstream.elections import Elections
-from vdl.logstream.forwarding import Forwarding
-from vdl.logstream.group import Group
-from vdl.logstream.healing import Healing
-from vdl.logstream.in_sync import InSyncReplicas
-from vdl.logstream.incoming import Incoming
-from vdl.logstream.leadership import Leadership
-from vdl.logstream.loop_gap import LoopGaps
-from vdl.logstream.loop_time import LoopTime
-from vdl.logstream.opening import Opening
-from vdl.logstream.options import TICK_NS, HostOptions
-from vdl.logstream.overload import Overload
-from vdl.logstream.producer_expiry import ProducerExpiry
-from vdl.logstream.proofs import Proofs
-from vdl.logstream.replacement import Replacement
-from vdl.logstream.replicas import (
+from vdl.logstream.elections.campaigns import Elections
+from vdl.logstream.elections.disk_watch import DiskWatch
+from vdl.logstream.elections.overload import Overload
+from vdl.logstream.elections.quiescence import REST_TICKS, SILENT_NS, Rest
+from vdl.logstream.elections.tick_wheel import DueGroups
+from vdl.logstream.group.durable_responses import Answers
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.in_sync_replicas import InSyncReplicas
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.outbox import Turn, server_of
+from vdl.logstream.group.producer_expiry import ProducerExpiry
+from vdl.logstream.group.state_group import Outcome, StateGroup
+from vdl.logstream.membership.bootstrap import BirthRecord, encode_record
+from vdl.logstream.membership.open_replica import Opening
+from vdl.logstream.membership.replacement import Replacement
+from vdl.logstream.membership.replicas import (
     CATALOG_GROUP,
     CatalogObserver,
     Placement,
     Replicas,
     replica_ids,
 )
-from vdl.logstream.rest import REST_TICKS, SILENT_NS, Rest
-from vdl.logstream.state_group import Outcome, StateGroup
+from vdl.logstream.membership.transfers import Transfers
+from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.logstream.peers.commit_propagation import CommitNews
+from vdl.logstream.peers.early_messages import EarlyMessages
+from vdl.logstream.peers.entry_repair import Healing
+from vdl.logstream.peers.forwarding import Forwarding
+from vdl.logstream.peers.inbox import Incoming
+from vdl.logstream.peers.leader_proofs import Proofs
+from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.periodic import Upkeep
 from vdl.logstream.stats import HostStats
-from vdl.logstream.stream import LogStream
-from vdl.logstream.timers import DueGroups
-from vdl.logstream.transfers import Transfers
-from vdl.logstream.turn import Turn, server_of
-from vdl.logstream.upkeep import Upkeep
+from vdl.logstream.time.cluster_time import ClusterTime
+from vdl.logstream.time.loop_gap import LoopGaps
+from vdl.logstream.time.loop_time import LoopTime
 from vdl.state.catalog import Catalog, GroupInfo
 from vdl.state.coordinator import Coordinator
 from vdl.state.partition import PartitionState

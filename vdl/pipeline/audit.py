@@ -36,11 +36,11 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from segments.api import CorruptRecord, EntriesDamaged, StorageError, StoredEntry
-from segments.frame import FRAME_BYTES, read_frame
-from segments.fs import RealFileSystem
-from segments.index import IndexDamaged
-from segments.recovery import JournalReader, journal_entries, log_directory
-from segments.segment import LogFiles, SegmentInfo
+from segments.format.frame import FRAME_BYTES, read_frame
+from segments.io.fs import RealFileSystem
+from segments.log.index import IndexDamaged
+from segments.log.segment import LogFiles, SegmentInfo
+from segments.recovery.opening import JournalReader, journal_entries, log_directory
 from segments.tool import INDEX_ENTRIES, Directory
 
 PIECE_ENTRIES = 20_000

@@ -24,7 +24,7 @@ from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.errors import PipelineError, UndecodableBatch
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import OffsetRange
-from vdl.records import CorruptBatch, crc_matches, split_batches
+from vdl.records.batch import CorruptBatch, crc_matches, split_batches
 
 METADATA_KEY, FETCH_KEY = 3, 1
 KAFKA_PORT = 9092

@@ -31,11 +31,11 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from segments.api import CorruptRecord, StorageError, StoreOptions
-from segments.fs import RealFileSystem
-from segments.identity import read_identity
-from segments.meta_header import check_headers
-from segments.recovery import log_directory
-from segments.segment import LogFiles
+from segments.directory.identity import read_identity
+from segments.format.meta_header import check_headers
+from segments.io.fs import RealFileSystem
+from segments.log.segment import LogFiles
+from segments.recovery.opening import log_directory
 from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vdl.logstream.host import Host
-from vdl.logstream.replicas import CATALOG_GROUP, replica_ids
-from vdl.server import ServerState
+from vdl.logstream.membership.replicas import CATALOG_GROUP, replica_ids
+from vdl.server.server import ServerState
 from vdl.sim.machine import Machine
 from vdl.sim.raft_watch import RaftWatch
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import fetch, list_offsets
 from vdl.kafka.wire.runtime import ZERO_UUID
-from vdl.records import (
+from vdl.records.batch import (
     BatchHeader,
     CorruptBatch,
     Record,

@@ -3,7 +3,7 @@ it not be readable any more; spoils one page of a header.
 
 *Journal.* The block is one that later blocks prove: recovery has to notice, and may not take it for
 the torn end of the journal. Whether that costs a replica depends on what lay there and on what
-segments hold by now; recovery's own rules say so (`segments.replay`).
+segments hold by now; recovery's own rules say so (`segments.recovery.replay`).
 
 *Segment.* One entry of a log becomes a hole, and the log's checkpointed state cannot be trusted
 either: a start has to apply all of its entries again, and meets the hole. It costs the replica
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from random import Random
 
 from segments.api import EntriesDamaged, StorageError
-from segments.block import (
+from segments.format.block import (
     BLOCK_HEADER_BYTES,
     PAGE_BYTES,
     Block,
@@ -30,9 +30,9 @@ from segments.block import (
     decode_block,
     decode_file_header,
 )
-from segments.index import place
-from segments.recovery import log_directory
-from segments.segment import LogFiles
+from segments.log.index import place
+from segments.log.segment import LogFiles
+from segments.recovery.opening import log_directory
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 

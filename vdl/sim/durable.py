@@ -15,7 +15,7 @@ from __future__ import annotations
 from struct import Struct
 
 from segments.api import Buffer
-from segments.block import (
+from segments.format.block import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
     ENTRY,

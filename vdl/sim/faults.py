@@ -20,9 +20,9 @@ from itertools import permutations
 from random import Random
 from typing import Protocol
 
-from segments import failpoint
+from segments.io import failpoint
 from vdl.clock import MS
-from vdl.logstream.replicas import CATALOG_GROUP
+from vdl.logstream.membership.replicas import CATALOG_GROUP
 from vdl.sim.clock import VirtualTime
 from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather

@@ -97,7 +97,7 @@ class SimLock:
 
 
 class SimFileSystem:
-    """`segments.fs.FileSystem` on a `SimDisk`. `on_release` is told when a lock is let go."""
+    """`segments.io.fs.FileSystem` on a `SimDisk`. `on_release` is told when a lock is let go."""
 
     __slots__ = ("_on_release", "disk")
 

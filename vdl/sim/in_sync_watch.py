@@ -18,10 +18,10 @@ from typing import Final
 
 from raft.types import Index
 from vdl.clock import MS
-from vdl.logstream.group import Group
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.in_sync_replicas import LOOK_NS
+from vdl.logstream.group.outbox import server_of
 from vdl.logstream.host import Host
-from vdl.logstream.in_sync import LOOK_NS
-from vdl.logstream.turn import server_of
 from vdl.sim.machine import Machine
 from vdl.sim.raft_watch import RaftWatch
 

@@ -25,9 +25,9 @@ from struct import Struct
 
 from raft.types import NodeId
 from segments.api import Buffer, StorageError, StoredEntry
-from vdl.logstream.group import Group
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
 from vdl.logstream.host import Host
-from vdl.logstream.turn import server_of
 from vdl.sim.durable import DurableLogs
 from vdl.sim.in_sync_watch import InSyncWatch
 from vdl.sim.machine import Life, Machine

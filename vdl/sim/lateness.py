@@ -27,8 +27,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from vdl.clock import MS
+from vdl.logstream.elections.overload import WINDOW_NS
 from vdl.logstream.host import Host
-from vdl.logstream.overload import WINDOW_NS
 
 if TYPE_CHECKING:
     from vdl.sim.machine import Machine

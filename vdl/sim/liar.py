@@ -21,10 +21,9 @@ from random import Random
 
 from vdl.check.history import Send
 from vdl.clock import MS
-from vdl.compression import Compression, compress
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import produce
-from vdl.records import (
+from vdl.records.batch import (
     HEADER_BYTES,
     LENGTH_FROM,
     BatchFields,
@@ -33,6 +32,7 @@ from vdl.records import (
     patch_max_timestamp,
     seal,
 )
+from vdl.records.compression import Compression, compress
 from vdl.sim.client import Failure, Message
 from vdl.sim.producer import DEFINITE, RETRIABLE
 from vdl.sim.recorder import make_record

@@ -1,8 +1,8 @@
 """A simulated machine: its disk, and the server process that lives on it, one life after another.
 
-A life is assembled from the production parts exactly as `vdl.process` does it; clock, workers, file
-system, streams and luck are the only things swapped. A life ends by being killed, by a power cut,
-by a disk that failed, or by stopping in order; the disk stays.
+A life is assembled from the production parts exactly as `vdl.server.process` does it; clock,
+workers, file system, streams and luck are the only things swapped. A life ends by being killed, by
+a power cut, by a disk that failed, or by stopping in order; the disk stays.
 
 Opening a store takes no virtual time, so nothing hits it by itself. Instead some starts are drawn
 to be cut (`cuts_in_start`): such a process opens its store as a job of the disk, which is then cut
@@ -26,15 +26,15 @@ from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
 from segments.api import Buffer, DataMissing, DirectoryInUse, Workers
-from segments.identity import decode as decode_identity
-from segments.log import DiskLog
-from segments.segment import LogFiles
+from segments.directory.identity import decode as decode_identity
+from segments.log.log import DiskLog
+from segments.log.segment import LogFiles
 from segments.store import DiskStore
 from vdl.clock import MS
-from vdl.config import Config
+from vdl.config.settings import Config
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.log import Value
-from vdl.server import Server, ServerState
+from vdl.server.server import Server, ServerState
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.damage import (
     flip_durable_bit,

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from vdl.clock import MS, NEVER
-from vdl.compression import Compression
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import init_producer_id, produce
-from vdl.records import NO_PRODUCER_ID, NO_SEQUENCE, BatchFields, Record, build_batch
+from vdl.records.batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchFields, Record, build_batch
+from vdl.records.compression import Compression
 from vdl.sim.client import Failure, KafkaClient, Message
 from vdl.sim.subscription import TopicPartition
 

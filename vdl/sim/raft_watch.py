@@ -39,11 +39,11 @@ from segments.api import Log
 from vdl.errors import ErrorCode
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.led_coordinator import LedCoordinator
-from vdl.logstream.group import Group
-from vdl.logstream.reads import ReadRounds
-from vdl.logstream.replicas import CATALOG_GROUP
-from vdl.logstream.snapshots import decode_snapshot
-from vdl.logstream.turn import replica_id_of, server_of
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.read_index import ReadRounds
+from vdl.logstream.group.snapshots import decode_snapshot
+from vdl.logstream.membership.replicas import CATALOG_GROUP
 from vdl.sim.durable import DurableLog, DurableLogs
 from vdl.sim.machine import Life, Machine
 from vdl.sim.store_watch import StoreWatch

@@ -15,7 +15,7 @@ from random import Random
 
 from segments.api import Buffer
 from vdl.check.history import Op
-from vdl.records import Record
+from vdl.records.batch import Record
 from vdl.sim.clock import VirtualTime
 
 _VALUE = re.compile(rb"v(\d{12});")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from segments.api import Buffer, EntryLike, Log, MetaBatch
-from segments.log import DiskLog
+from segments.log.log import DiskLog
 from segments.store import DiskStore
 from vdl.sim.durable import DurableLogs
 from vdl.sim.filesystem import SimMeta

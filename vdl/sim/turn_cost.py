@@ -10,7 +10,7 @@ Must not know: what is handled, what comes of being late.
 
 from __future__ import annotations
 
-from vdl.server import Server
+from vdl.server.server import Server
 
 
 class TurnCost:

@@ -17,11 +17,11 @@ from vdl.check.anomalies import RETRIED
 from vdl.check.history import EARLIEST, LATEST, Mark, Send
 from vdl.check.history import Record as Seen
 from vdl.clock import MS
-from vdl.compression import Compression
 from vdl.errors import ErrorCode
 from vdl.kafka.handlers.produce import ACKS_ALL
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.wire import create_topics, delete_topics, list_offsets, offset_fetch
+from vdl.records.compression import Compression
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed

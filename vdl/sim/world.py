@@ -27,13 +27,13 @@ from vdl.check import report
 from vdl.check.history import Mark, Op
 from vdl.check.history import Record as Seen
 from vdl.clock import MS
-from vdl.config import Config, Endpoint
-from vdl.config_values import Address
+from vdl.config.settings import Config, Endpoint
+from vdl.config.values import Address
 from vdl.kafka.context import KafkaOptions, ListenerOptions
 from vdl.kafka.wire import list_offsets
+from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.options import HostOptions
-from vdl.logstream.stream import LogStream
-from vdl.server import ServerState
+from vdl.server.server import ServerState
 from vdl.sim.ageing import DAY_MS, OFFSETS_KEPT_MINUTES, Ageing
 from vdl.sim.atlas import why_not
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message

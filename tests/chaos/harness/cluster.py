@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.chaos.harness.load import QUIET
 from tests.chaos.harness.replica_set import ReplicaSet
 from vdl.commands.cluster_status import ClusterStatus, Partition, collect
-from vdl.config_values import parse_address
+from vdl.config.values import parse_address
 from vdl.kafka.client import Unreachable
 
 CALL_SECONDS_MAX = 10.0

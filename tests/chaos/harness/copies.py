@@ -17,10 +17,10 @@ from pathlib import Path
 from crc32c import crc32c
 
 from segments.api import DirectoryInUse
-from segments.frame import read_frame
-from segments.fs import RealFileSystem
-from segments.identity import LogIdentity
-from segments.journal_files import file_path
+from segments.directory.identity import LogIdentity
+from segments.format.frame import read_frame
+from segments.io.fs import RealFileSystem
+from segments.journal.files import file_path
 from segments.tool import Directory, Hole
 
 CLOSED_SECONDS_MAX = 10.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from segments.api import HardState, Log, StoredEntry, StoreOptions
-from segments.fs import RealFileSystem
-from segments.inline import InlineWorkers
+from segments.io.fs import RealFileSystem
+from segments.io.inline_workers import InlineWorkers
 from segments.store import DiskStore
 from tests.bench.variants import OPENED, VARIANTS
 

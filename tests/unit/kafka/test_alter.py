@@ -16,9 +16,9 @@ from vdl.kafka.wire.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from vdl.logstream.retention import RetentionPolicy
-from vdl.logstream.state_group import OutcomeKind
-from vdl.records import read_header
+from vdl.logstream.group.retention import RetentionPolicy
+from vdl.logstream.group.state_group import OutcomeKind
+from vdl.records.batch import read_header
 
 DELETE_RECORDS, ALTER, INCREMENTAL = 21, 33, 44
 TOPIC, BROKER = 2, 4

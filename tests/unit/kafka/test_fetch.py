@@ -19,7 +19,7 @@ from vdl.kafka.wire.fetch import (
     ReplicaState,
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from vdl.records import read_header, split_batches
+from vdl.records.batch import read_header, split_batches
 from vdl.state import commands
 
 FETCH = 1

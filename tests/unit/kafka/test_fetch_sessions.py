@@ -16,7 +16,7 @@ from vdl.kafka.wire.fetch import (
     FetchTopic,
     ForgottenTopic,
 )
-from vdl.records import split_batches
+from vdl.records.batch import split_batches
 from vdl.state import commands
 
 FETCH = 1

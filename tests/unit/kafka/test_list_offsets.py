@@ -18,7 +18,7 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from vdl.records import read_header
+from vdl.records.batch import read_header
 
 LIST_OFFSETS = 2
 OFFSET_FOR_LEADER_EPOCH = 23

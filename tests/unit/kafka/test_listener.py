@@ -18,7 +18,7 @@ from vdl.kafka import listener as listener_module
 from vdl.kafka.context import Context, KafkaOptions, ListenerOptions
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.kafka.listener import Listener, write_some
-from vdl.loop import LoopClock, TurnLoop
+from vdl.server.loop import LoopClock, TurnLoop
 from vdl.sim.clock import NodeClock, VirtualTime
 
 API_VERSIONS_V0 = pack(">ihhih", 10, 18, 0, 7, -1)

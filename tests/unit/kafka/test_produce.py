@@ -9,7 +9,6 @@ import pytest
 
 from tests.unit.kafka.twin import WALL_MS, Client, World, batch
 from vdl.clock import MS
-from vdl.compression import Compression, compress
 from vdl.errors import ErrorCode
 from vdl.kafka import record_checks
 from vdl.kafka.context import KafkaOptions
@@ -20,7 +19,7 @@ from vdl.kafka.wire.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from vdl.records import (
+from vdl.records.batch import (
     HEADER_BYTES,
     Record,
     build_batch,
@@ -29,6 +28,7 @@ from vdl.records import (
     read_header,
     seal,
 )
+from vdl.records.compression import Compression, compress
 
 PRODUCE = 0
 

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vdl.compression import OUTPUT_BYTES_MAX, Compression
 from vdl.errors import KafkaError
 from vdl.kafka import record_checks
 from vdl.kafka.record_checks import RecordChecks, Scratch, at_once
-from vdl.record_walk import ANY_TIME
-from vdl.records import (
+from vdl.records.batch import (
     HEADER_BYTES,
     LENGTH_FROM,
     BatchFields,
@@ -25,6 +23,8 @@ from vdl.records import (
     read_header,
     seal,
 )
+from vdl.records.compression import OUTPUT_BYTES_MAX, Compression
+from vdl.records.walk import ANY_TIME
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

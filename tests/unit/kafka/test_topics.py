@@ -21,7 +21,7 @@ from vdl.kafka.wire.describe_configs import (
     DescribeConfigsResource,
     DescribeConfigsResult,
 )
-from vdl.logstream.state_group import OutcomeKind
+from vdl.logstream.group.state_group import OutcomeKind
 
 CREATE_TOPICS = 19
 DELETE_TOPICS = 20

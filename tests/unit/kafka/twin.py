@@ -27,9 +27,9 @@ from vdl.kafka.wire.header import (
     encode_request_header,
     response_header_is_flexible,
 )
-from vdl.logstream.state_group import Outcome, OutcomeKind
-from vdl.logstream.times import NO_OFFSET, TimedOffset
-from vdl.records import (
+from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.records.batch import (
     BatchFields,
     BatchHeader,
     Record,

@@ -17,7 +17,7 @@ from vdl.clock import MS
 from vdl.kafka.api import API, Later
 from vdl.kafka.context import ConnectionInfo, Context, KafkaOptions, RequestContext
 from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.logstream.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
 from vdl.state.catalog import Catalog

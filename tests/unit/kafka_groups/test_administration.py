@@ -12,7 +12,7 @@ from vdl.kafka.wire import describe_groups as describe_wire
 from vdl.kafka.wire import find_coordinator as find_wire
 from vdl.kafka.wire import init_producer_id as producer_wire
 from vdl.kafka.wire import list_groups as list_wire
-from vdl.logstream.state_group import OutcomeKind
+from vdl.logstream.group.state_group import OutcomeKind
 
 FIND, DESCRIBE, LIST, INIT, DELETE = 10, 15, 16, 22, 42
 

@@ -18,7 +18,7 @@ from tests.unit.kafka_groups.client import (
 from tests.unit.kafka_groups.cluster import Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.logstream.state_group import COMMAND_BYTES_MAX
+from vdl.logstream.group.state_group import COMMAND_BYTES_MAX
 from vdl.state.consumer_group import GroupState
 
 

@@ -6,7 +6,7 @@ import struct
 import cramjam
 import pytest
 
-from vdl.compression import (
+from vdl.records.compression import (
     FLOOR_BYTES,
     OUTPUT_BYTES_MAX,
     RATIO_MAX,

@@ -7,7 +7,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from vdl.compression import (
+from vdl.records.compression import (
     FRAME_BLOCKS_MAX,
     Compression,
     CorruptCompression,

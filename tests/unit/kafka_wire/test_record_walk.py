@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vdl import record_walk
-from vdl.record_walk import (
+from vdl.records import walk as record_walk
+from vdl.records.batch import HEADER_BYTES, Record, build_batch, write_varint
+from vdl.records.walk import (
     ANY_TIME,
     FAULT_TEXTS,
     OUT_OF_TIME,
@@ -16,7 +17,6 @@ from vdl.record_walk import (
     Fault,
     walk_in_python,
 )
-from vdl.records import HEADER_BYTES, Record, build_batch, write_varint
 
 BASE = 1_000_000
 WALKS = [walk_in_python]

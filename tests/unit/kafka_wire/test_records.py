@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vdl.compression import Compression
 from vdl.errors import ErrorCode, KafkaError
-from vdl.records import (
+from vdl.records.batch import (
     HEADER_BYTES,
     BatchFields,
     CorruptBatch,
@@ -26,6 +25,7 @@ from vdl.records import (
     split_batches,
     write_varint,
 )
+from vdl.records.compression import Compression
 
 BYTES_MAX = 1_048_588
 

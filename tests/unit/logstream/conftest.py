@@ -13,15 +13,15 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.memory import Network
 from segments.api import StorageError
-from segments.inline import InlineWorkers
+from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
 from vdl.clock import MS
-from vdl.logstream.birth import BirthRecord
+from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
+from vdl.logstream.membership.bootstrap import BirthRecord
 from vdl.logstream.options import HostOptions
-from vdl.logstream.state_group import Outcome, OutcomeKind
-from vdl.logstream.stream import Appended, LogStream
-from vdl.records import BatchFields, Record, build_batch, read_header
+from vdl.records.batch import BatchFields, Record, build_batch, read_header
 from vdl.sim.clock import NodeClock, SimTimer, VirtualTime
 from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from vdl.clock import MS
-from vdl.logstream.agreed_time import BUCKETS, NOTHING_IS_OLD, AgreedTime
-from vdl.logstream.cluster_time import ClusterTime
+from vdl.logstream.time.agreed_time import BUCKETS, NOTHING_IS_OLD, AgreedTime
+from vdl.logstream.time.cluster_time import ClusterTime
 
 TRUE = 1_790_000_000_000
 DAY = 86_400_000

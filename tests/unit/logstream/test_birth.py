@@ -1,6 +1,12 @@
 """A cluster comes into being exactly once, whoever was wiped and whoever is alone."""
 
-from vdl.logstream.birth import Birth, BirthRecord, BirthState, decode_record, encode_record
+from vdl.logstream.membership.bootstrap import (
+    Birth,
+    BirthRecord,
+    BirthState,
+    decode_record,
+    encode_record,
+)
 
 DIGEST = b"d" * 32
 DIRECTORIES = {1: b"a" * 16, 2: b"b" * 16, 3: b"c" * 16}

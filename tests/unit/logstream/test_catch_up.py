@@ -9,8 +9,8 @@ import pytest
 
 from segments.api import NotInMemory
 from segments.memory import MemoryLog, MemoryStore
+from vdl.logstream.group.recovery_throttle import GAIN
 from vdl.logstream.options import HostOptions
-from vdl.logstream.pace import GAIN
 
 RESETS = 30
 ENTRIES = 20

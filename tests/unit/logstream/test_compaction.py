@@ -11,16 +11,17 @@ import pytest
 from raft.errors import SnapshotTemporarilyUnavailable
 from raft.types import ConfState, Snapshot
 from rpc.peer import FrameType
-from vdl.logstream import compaction, group
-from vdl.logstream.encodings import (
+from vdl.logstream.group import group
+from vdl.logstream.group import raft_compaction as compaction
+from vdl.logstream.group.snapshot_cache import (
     KEPT_TICKS,
     PAUSE_TICKS,
     RETRY_TICKS,
     RETRY_TICKS_MAX,
     Encodings,
 )
-from vdl.logstream.snapshots import SNAPSHOT_BYTES_MAX
-from vdl.logstream.state_group import StateGroup
+from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
+from vdl.logstream.group.state_group import StateGroup
 from vdl.state.commands import RegisterServer
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"

@@ -10,7 +10,7 @@ from rpc.condition import Condition, decode_condition
 from rpc.hello import Hello
 from rpc.peer import FrameType
 from rpc.reader import Buffer
-from vdl.logstream.conditions import Conditions
+from vdl.logstream.peers.server_status import Conditions
 
 
 class Wire:

@@ -1,7 +1,7 @@
 """When a disk is said to hang: not when it is only slow."""
 
 from vdl.clock import MS
-from vdl.logstream.disk_watch import PATIENCE_TIMES, DiskWatch
+from vdl.logstream.elections.disk_watch import PATIENCE_TIMES, DiskWatch
 
 PATIENCE_MS = 3_000
 LOOK_MS = 100

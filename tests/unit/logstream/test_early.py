@@ -2,7 +2,7 @@
 
 from raft.messages import MsgPreVote, MsgSnap
 from raft.types import Snapshot
-from vdl.logstream.early import EarlyMessages
+from vdl.logstream.peers.early_messages import EarlyMessages
 
 
 def snapshot(size: int) -> MsgSnap:

@@ -12,12 +12,18 @@ import pytest
 from raft.node import RawNode
 from raft.types import StateType
 from vdl.clock import MS
-from vdl.logstream import opening
-from vdl.logstream.elections import DISK_WAITS, FEWEST, LATE_NS, STARTS_PER_TURN, Elections
-from vdl.logstream.opening import Opening
+from vdl.logstream.elections.campaigns import (
+    DISK_WAITS,
+    FEWEST,
+    LATE_NS,
+    STARTS_PER_TURN,
+    Elections,
+)
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.state_group import StateGroup
+from vdl.logstream.membership import open_replica as opening
+from vdl.logstream.membership.open_replica import Opening
 from vdl.logstream.options import HostOptions
-from vdl.logstream.state_group import StateGroup
-from vdl.logstream.stream import LogStream
 from vdl.state.commands import CreateTopics, NewTopic
 
 TIMEOUT_NS = 600 * MS

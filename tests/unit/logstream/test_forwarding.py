@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from vdl.logstream import forwarding
-from vdl.logstream.forwarding import Forwarding
-from vdl.logstream.state_group import NOT_APPENDED, Outcome
+from vdl.logstream.group.state_group import NOT_APPENDED, Outcome
+from vdl.logstream.peers import forwarding
+from vdl.logstream.peers.forwarding import Forwarding
 
 
 class FollowingCatalog:

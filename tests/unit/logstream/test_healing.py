@@ -18,11 +18,11 @@ from rpc.ranges import (
     encode_range,
 )
 from segments.api import Compacted, CorruptRecord, StoredEntry
-from vdl.logstream.healing import HOPELESS_REFUSALS, Healing
-from vdl.logstream.loop_gap import LoopGaps
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.outbox import replica_id_of
 from vdl.logstream.options import HostOptions
-from vdl.logstream.stream import LogStream
-from vdl.logstream.turn import replica_id_of
+from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, Healing
+from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.partition import PartitionState
 

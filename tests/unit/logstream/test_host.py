@@ -13,12 +13,12 @@ from segments.memory import MemoryLog, MemoryStore
 from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.logstream.group import Group
-from vdl.logstream.healing import Healing
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import Turn, server_of
+from vdl.logstream.group.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
+from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS
-from vdl.logstream.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
-from vdl.logstream.transfers import Transfers
-from vdl.logstream.turn import Turn, server_of
+from vdl.logstream.peers.entry_repair import Healing
 from vdl.state.commands import (
     AllocateProducerIds,
     CompleteJoin,

@@ -6,7 +6,7 @@ import pytest
 
 from raft.quorum import copied_index
 from vdl.errors import ErrorCode
-from vdl.logstream.stream import Appended, LogStream
+from vdl.logstream.group.log_stream import Appended, LogStream
 
 ALL = {1, 2, 3}
 

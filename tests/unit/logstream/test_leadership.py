@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rpc.leaders import LeaderLists
-from vdl.logstream.leadership import Leadership
+from vdl.logstream.peers.liveness import Leadership
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.catalog import Catalog
 from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer

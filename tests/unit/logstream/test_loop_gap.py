@@ -3,7 +3,7 @@
 from typing import Any
 
 from vdl.clock import MS
-from vdl.logstream.loop_gap import LoopGaps
+from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.sim.clock import NodeClock, VirtualTime
 
 LIMIT_NS = 600 * MS

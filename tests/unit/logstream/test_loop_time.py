@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from vdl.clock import MS
-from vdl.logstream.loop_time import BEAT_NS, GRACE_NS, SLOWEST, LoopTime
 from vdl.logstream.options import TICK_NS
+from vdl.logstream.time.loop_time import BEAT_NS, GRACE_NS, SLOWEST, LoopTime
 
 
 class LateClock:

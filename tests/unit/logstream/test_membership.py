@@ -10,8 +10,8 @@ from raft.memory import MemoryStorage
 from raft.node import RawNode
 from raft.progress import ProgressState
 from raft.types import ConfChangeSingle, ConfChangeType, ConfState, Entry, Snapshot
-from vdl.logstream.membership import CAUGHT_UP_BYTES, CAUGHT_UP_ENTRIES, next_change
-from vdl.logstream.turn import replica_id_of
+from vdl.logstream.group.outbox import replica_id_of
+from vdl.logstream.membership.conf_changes import CAUGHT_UP_BYTES, CAUGHT_UP_ENTRIES, next_change
 
 ONE, TWO, OLD, NEW = (replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 1), (3, 2)))
 WANTED = [ONE, TWO, NEW]

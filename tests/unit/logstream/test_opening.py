@@ -10,8 +10,8 @@ import pytest
 
 from raft.types import EntryKind
 from segments.api import CorruptRecord, NotInMemory, StoredEntry
-from vdl.logstream.opening import Replay
-from vdl.logstream.snapshots import Members
+from vdl.logstream.group.snapshots import Members
+from vdl.logstream.membership.open_replica import Replay
 
 
 class ColdLog:

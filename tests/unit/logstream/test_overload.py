@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from vdl.clock import MS
-from vdl.logstream.overload import BEGINS_PERCENT, ENDS_PERCENT, WAIT_NS, WINDOW_NS, Overload
+from vdl.logstream.elections.overload import (
+    BEGINS_PERCENT,
+    ENDS_PERCENT,
+    WAIT_NS,
+    WINDOW_NS,
+    Overload,
+)
 
 LOOK_NS = 100 * MS
 

@@ -1,7 +1,7 @@
 """Feeding followers from disk: a limit in bytes, over all of them."""
 
 from vdl.clock import MS
-from vdl.logstream.pace import BURST_NS, NEVER_NS, Gain, Pace
+from vdl.logstream.group.recovery_throttle import BURST_NS, NEVER_NS, Gain, Pace
 from vdl.sim.clock import NodeClock, VirtualTime
 
 RATE = 1_000_000

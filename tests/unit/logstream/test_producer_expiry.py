@@ -11,8 +11,8 @@ import pytest
 from segments.memory import MemoryStore
 from tests.unit.logstream.conftest import Cluster
 from vdl.errors import ErrorCode
+from vdl.logstream.group.producer_expiry import PARTS, ProducerExpiry, ProducerMarks
 from vdl.logstream.options import HostOptions
-from vdl.logstream.producer_expiry import PARTS, ProducerExpiry, ProducerMarks
 
 DAY_MS = 86_400_000
 EXPIRATION_MS = 10_000

@@ -11,13 +11,17 @@ from segments.api import CorruptRecord, EntriesDamaged, NotInMemory
 from segments.memory import MemoryLog, MemoryStore
 from tests.unit.logstream.conftest import Cluster
 from vdl.errors import ErrorCode
-from vdl.logstream.group import Group
-from vdl.logstream.incoming import Incoming
-from vdl.logstream.replacement import LEARNERS_MAX, SMALL_GROUPS_PATIENCE, groups_that_halt
-from vdl.logstream.replicas import CATALOG_GROUP
-from vdl.logstream.rest import REST_TICKS
-from vdl.logstream.state_group import StateGroup
-from vdl.logstream.turn import replica_id_of, server_of
+from vdl.logstream.elections.quiescence import REST_TICKS
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.state_group import StateGroup
+from vdl.logstream.membership.replacement import (
+    LEARNERS_MAX,
+    SMALL_GROUPS_PATIENCE,
+    groups_that_halt,
+)
+from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.peers.inbox import Incoming
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
 from vdl.state.commands import (
     CreateTopics,

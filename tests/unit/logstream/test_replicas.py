@@ -3,10 +3,10 @@
 from typing import Any
 
 from segments.api import Log
-from segments.inline import InlineWorkers
+from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
-from vdl.logstream.birth import BirthRecord
-from vdl.logstream.replicas import Replicas
+from vdl.logstream.membership.bootstrap import BirthRecord
+from vdl.logstream.membership.replicas import Replicas
 from vdl.state.catalog import Catalog
 from vdl.state.commands import (
     CreateTopics,

@@ -10,8 +10,8 @@ import pytest
 from raft.node import RawNode
 from raft.types import StateType
 from vdl.clock import MS
+from vdl.logstream.elections.quiescence import SILENT_NS, Rest
 from vdl.logstream.options import TICK_NS
-from vdl.logstream.rest import SILENT_NS, Rest
 from vdl.state.commands import CreateTopics, NewTopic
 
 RESTED_MS = 15_000

@@ -8,14 +8,14 @@ import pytest
 from segments.api import CorruptRecord, OffsetOutOfRange, SegmentSpan
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
-from vdl.logstream import times
-from vdl.logstream.retention import (
+from vdl.logstream.group import offset_for_time as times
+from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
+from vdl.logstream.group.retention import (
     RetentionPolicy,
     UntimedSegments,
     retention_start,
 )
-from vdl.logstream.times import NO_OFFSET, TimedOffset
-from vdl.records import Record, build_batch, first_at_or_after, read_header
+from vdl.records.batch import Record, build_batch, first_at_or_after, read_header
 
 SPANS = [SegmentSpan(10, 100, 1_000), SegmentSpan(20, 100, 2_000), SegmentSpan(25, 50, 3_000)]
 

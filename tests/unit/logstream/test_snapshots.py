@@ -6,7 +6,7 @@ from struct import pack
 import pytest
 
 from segments.api import INSTALLED_STATE_BYTES_MAX
-from vdl.logstream.snapshots import (
+from vdl.logstream.group.snapshots import (
     STATE_BYTES_MAX,
     DecodeError,
     Members,

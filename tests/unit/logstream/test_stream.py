@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.logstream.stream import Appended, LogStream
+from vdl.logstream.group.log_stream import Appended, LogStream
 
 
 def error_of(fates: list[Appended]) -> ErrorCode | None:

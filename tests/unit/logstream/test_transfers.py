@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from vdl.logstream.group import Group
-from vdl.logstream.transfers import RETURN_WITHIN_ROUNDS, Transfers
+from vdl.logstream.group.group import Group
+from vdl.logstream.membership.transfers import RETURN_WITHIN_ROUNDS, Transfers
 from vdl.state.commands import CreateTopics, NewTopic
 
 TOPICS = 90

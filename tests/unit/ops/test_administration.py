@@ -6,8 +6,8 @@ import pytest
 
 from rpc.admin import Role
 from rpc.streams import LinkStatus
-from vdl.administration import GROUPS_PER_PART, Administration
-from vdl.server import ServerState
+from vdl.server.administration import GROUPS_PER_PART, Administration
+from vdl.server.server import ServerState
 
 GROUPS = 3_000
 FIRST_PARTITION = 9

@@ -11,7 +11,7 @@ from vdl.commands.cluster_status import (
     admin_address,
     fill_group,
 )
-from vdl.config_values import Address
+from vdl.config.values import Address
 from vdl.kafka.wire.metadata import (
     MetadataResponse,
     MetadataResponsePartition,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vdl.config import (
+from vdl.config.settings import (
     KEYS,
     ConfigError,
     Endpoint,
@@ -12,7 +12,7 @@ from vdl.config import (
     parse_config,
     unreachable_options,
 )
-from vdl.config_values import Address, parse_address, parse_duration_ms, parse_size
+from vdl.config.values import Address, parse_address, parse_duration_ms, parse_size
 
 
 def parse(text, folder=Path("/etc/vdl")):

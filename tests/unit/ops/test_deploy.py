@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vdl.config import KEYS, Config, load_config, parse_config
-from vdl.process import stop_seconds_max
+from vdl.config.settings import KEYS, Config, load_config, parse_config
+from vdl.server.process import stop_seconds_max
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTENERS = {"listeners.name", "listeners.listen", "listeners.advertise"}

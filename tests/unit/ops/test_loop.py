@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vdl.loop import Doorbell, LoopClock, TurnLoop
+from vdl.server.loop import Doorbell, LoopClock, TurnLoop
 
 
 def run(scenario: Callable[[TurnLoop], None], *, seconds: float = 0.2) -> None:

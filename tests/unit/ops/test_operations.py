@@ -12,11 +12,11 @@ import pytest
 
 from rpc.streams import LinkStatus
 from tests.unit.rpc.world import World, address_of
-from vdl import http
-from vdl.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpServer, Response, answer
 from vdl.kafka.frontend import ApiStats
 from vdl.log import EventLog
-from vdl.metrics import (
+from vdl.server import http
+from vdl.server.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpServer, Response, answer
+from vdl.server.metrics import (
     Health,
     Sample,
     Source,
@@ -25,7 +25,7 @@ from vdl.metrics import (
     peer_samples,
     store_numbers,
 )
-from vdl.server import Server, ServerState
+from vdl.server.server import Server, ServerState
 
 LOG = EventLog(logging.getLogger("test"))
 
@@ -121,7 +121,7 @@ def test_metrics_process_numbers_are_always_there():
 
 def test_metrics_library_is_not_loaded_before_a_scrape():
     """A server that nobody scrapes does not carry the Prometheus library."""
-    code = "import sys, vdl.metrics; sys.exit('prometheus_client' in sys.modules)"
+    code = "import sys, vdl.server.metrics; sys.exit('prometheus_client' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,6 +1,6 @@
 """What a start says while it reads: nothing when it is quick, a line a second when it is not."""
 
-from vdl.recovery_progress import RecoveryProgress
+from vdl.server.recovery_progress import RecoveryProgress
 
 SECOND = 1_000_000_000
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from segments.api import HardState, StoredEntry, StoreOptions
-from segments.fs import RealFileSystem
-from segments.inline import InlineWorkers
+from segments.io.fs import RealFileSystem
+from segments.io.inline_workers import InlineWorkers
 from segments.store import DiskStore
 
 OPTIONS = StoreOptions(

@@ -3,10 +3,10 @@
 import random
 
 from segments.api import StoredEntry
-from segments.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ENTRY_OVERHEAD_BYTES, Cache
-from segments.log import Batch, DiskLog, Run
-from segments.segment import LogFiles
-from segments.terms import TermRuns
+from segments.log.log import Batch, DiskLog, Run
+from segments.log.segment import LogFiles
+from segments.log.tail_cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ENTRY_OVERHEAD_BYTES, Cache
+from segments.log.terms import TermRuns
 
 
 def make_log(budget=1 << 20):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from segments.api import Buffer, SegmentLimits, StoredEntry
-from segments.flusher import WRITE_BACK_BYTES, FlushPlan, FlushSpan, run_flush
-from segments.fs import RealFile, RealFileSystem
-from segments.segment import Cursor, LogFiles
+from segments.checkpoint.flusher import WRITE_BACK_BYTES, FlushPlan, FlushSpan, run_flush
+from segments.io.fs import RealFile, RealFileSystem
+from segments.log.segment import Cursor, LogFiles
 
 MIB = 1 << 20
 Call = tuple[str, str, int, int]

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
-from segments import block, identity, index, segment
 from segments.api import CorruptRecord, HardState, MetaBatch, StorageError, StoredEntry
-from segments.cache import Cache
-from segments.frame import read_frame
-from segments.log import Batch, DiskLog
-from segments.meta import Meta
-from segments.segment import LogFiles, SegmentInfo
+from segments.directory import identity
+from segments.format import block
+from segments.format.frame import read_frame
+from segments.log import index, segment
+from segments.log.log import Batch, DiskLog
+from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.tail_cache import Cache
+from segments.meta.file import Meta
 
 FRAME = (
     "846bce77050000000900000003000000000100000200000007000000000000006400000000000000"

@@ -7,11 +7,11 @@ import pytest
 
 from segments import store as store_module
 from segments.api import DirectoryInUse
-from segments.fs import RealFileSystem
-from segments.inline import InlineWorkers
-from segments.jobs import Jobs
-from segments.journal_files import JournalFiles
-from segments.workers import ThreadWorkers
+from segments.io.fs import RealFileSystem
+from segments.io.inline_workers import InlineWorkers
+from segments.io.jobs import Jobs
+from segments.io.workers import ThreadWorkers
+from segments.journal.files import JournalFiles
 from tests.unit.segments.conftest import OPTIONS
 
 

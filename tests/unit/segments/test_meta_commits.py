@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from segments import fs
 from segments.api import MetaBatch
-from segments.meta import FORGOTTEN_KEYS, Meta
+from segments.io import fs
+from segments.meta.file import FORGOTTEN_KEYS, Meta
 
 LOGS = 2 * FORGOTTEN_KEYS
 

@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from segments.fs import LmdbFile, RealFileSystem, SyncFailed, _pages_added, is_disk_full
+from segments.io.fs import LmdbFile, RealFileSystem, SyncFailed, _pages_added, is_disk_full
 
 MAP_BYTES = 64 << 20
 Puts = list[tuple[bytes, bytes | None]]

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from segments.api import CorruptRecord, DirectoryInUse, HardState, MetaBatch, StoredEntry
-from segments.block import decode_file_header
-from segments.fs import RealFileSystem
-from segments.meta import Meta
+from segments.format.block import decode_file_header
+from segments.io.fs import RealFileSystem
+from segments.meta.file import Meta
 from tests.storage_contract.damage import flip_bit
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.disk import DiskProfile, SimDisk

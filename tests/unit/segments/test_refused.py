@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from segments.api import ReadRefused
-from segments.fs import RealFileSystem, SyncFailed, is_passing
+from segments.io.fs import RealFileSystem, SyncFailed, is_passing
 
 CODES = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR]
 

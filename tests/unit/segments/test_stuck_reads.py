@@ -6,9 +6,9 @@ import threading
 from functools import partial
 
 from segments.api import HardState, StoredEntry
-from segments.fs import RealFile, RealFileSystem
+from segments.io.fs import RealFile, RealFileSystem
+from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
-from segments.workers import ThreadWorkers
 from tests.unit.segments.conftest import OPTIONS
 
 POOL_THREADS = 3

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from segments import fs as file_system
-from segments.fs import RealFileSystem, SyncFailed, is_disk_full
+from segments.io import fs as file_system
+from segments.io.fs import RealFileSystem, SyncFailed, is_disk_full
 
 
 def refuse(*arguments: Any) -> int:

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from segments.api import DirectoryInUse
-from segments.fs import RealFileSystem
+from segments.io.fs import RealFileSystem
 from segments.tool import Directory, dump, rebuild_index, verify
 from tests.storage_contract.damage import flip_bit
 from vdl.commands.app import run_app

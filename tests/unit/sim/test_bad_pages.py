@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from segments.api import SegmentLimits
-from segments.segment import LogFiles
+from segments.log.segment import LogFiles
 from tests.storage_contract.test_scrap import OPTIONS, Engine
 from vdl.clock import MS
 from vdl.sim.damage import is_hole, spoil_block, spoil_segment

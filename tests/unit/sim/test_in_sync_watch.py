@@ -57,7 +57,7 @@ def test_list_that_means_links_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_acknowledgement_on_a_majority_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """`min.insync.replicas` = 3: while one follower starves nothing may be acknowledged."""
-    from vdl.logstream import stream
+    from vdl.logstream.group import log_stream as stream
 
     def append(self: Any, *arguments: Any, copies_min: int = 1, **named: Any) -> None:
         original(self, *arguments, copies_min=1, **named)

@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from vdl.compression import Compression
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.record_checks import Bounds, RecordChecks, at_once
-from vdl.record_walk import ANY_TIME
-from vdl.records import Record, check_batch, crc_matches, iter_records, read_header
+from vdl.records.batch import Record, check_batch, crc_matches, iter_records, read_header
+from vdl.records.compression import Compression
+from vdl.records.walk import ANY_TIME
 from vdl.sim.liar import Lie, lying_batch
 from vdl.sim.options import Options
 from vdl.sim.run import run_seed

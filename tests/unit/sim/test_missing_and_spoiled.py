@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from segments.block import PAGE_BYTES
-from segments.identity import decode
+from segments.directory.identity import decode
+from segments.format.block import PAGE_BYTES
 from vdl.clock import MS
 from vdl.sim.damage import spoil_header
 from vdl.sim.disk import Directory, Inode

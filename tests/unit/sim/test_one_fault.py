@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vdl.clock import MS
-from vdl.logstream.group import Group
+from vdl.logstream.group.group import Group
 from vdl.sim.one_fault import BOUNDS, EARLIEST_NS, LATEST_NS, election_ns, judge_one_fault
 from vdl.sim.options import KINDS, Options
 from vdl.sim.world import World, fed_in_ns

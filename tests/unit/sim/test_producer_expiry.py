@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.logstream.producer_expiry import ProducerExpiry, ProducerMarks
+from vdl.logstream.group.producer_expiry import ProducerExpiry, ProducerMarks
 from vdl.sim.options import Options
 from vdl.sim.world import S, World
 from vdl.state.producers import Producers

@@ -9,9 +9,9 @@ import pytest
 from raft.state import LEADER
 from vdl.clock import MS
 from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.logstream.group import Group
-from vdl.logstream.state_group import StateGroup
-from vdl.logstream.turn import server_of
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.state_group import StateGroup
 from vdl.sim.machine import Machine
 from vdl.sim.options import Options
 from vdl.sim.world import TOPIC, World

@@ -10,8 +10,8 @@ from raft.messages import MsgApp, MsgSnap, MsgVote
 from raft.node import RawNode
 from raft.types import ConfState, Entry, HardState, Index, NodeId, Snapshot, Term
 from tests.unit.raft.network import Network
-from vdl.logstream.group import Group
-from vdl.logstream.snapshots import encode_snapshot, members_of
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.snapshots import encode_snapshot, members_of
 from vdl.sim.durable import DurableLog
 from vdl.sim.machine import Life
 from vdl.sim.raft_watch import RaftWatch, ReplicaWatch

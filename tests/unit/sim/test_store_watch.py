@@ -8,7 +8,7 @@ import pytest
 
 from raft.types import Entry
 from segments.api import HardState, Log, MetaBatch, StoreOptions
-from segments.cache import Tail
+from segments.log.tail_cache import Tail
 from segments.store import DiskStore
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.disk import DiskProfile, SimDisk

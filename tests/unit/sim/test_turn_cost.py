@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vdl.clock import MS
-from vdl.logstream import loop_time
+from vdl.logstream.time import loop_time
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.options import STALL_MS, Options
 from vdl.sim.turn_cost import TurnCost

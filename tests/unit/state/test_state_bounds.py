@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.logstream.snapshots import (
+from vdl.logstream.group.snapshots import (
     SNAPSHOT_BYTES_MAX,
     Members,
     decode_snapshot,

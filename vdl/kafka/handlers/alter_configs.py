@@ -24,7 +24,7 @@ from vdl.kafka.handlers.topics import undecided
 from vdl.kafka.topic_configs import BY_NAME, ConfigType, InvalidConfig, check_configs
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
-from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.catalog import changed_list
 from vdl.state.commands import AlterTopicConfigs, ConfigChange, ListChange
 

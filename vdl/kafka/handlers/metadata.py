@@ -6,8 +6,8 @@
 
 Everything comes from this server's applied catalog and from what the links say about leaders, which
 is fresh without a write anywhere. Which replicas are in sync is what the partition's leader said
-last (`vdl/logstream/in_sync.py`); a replica counts as offline when this server has no link to its
-server. What an authoriser would allow is not said: there is none.
+last (`vdl/logstream/group/in_sync_replicas.py`); a replica counts as offline when this server has
+no link to its server. What an authoriser would allow is not said: there is none.
 
 A topic nobody knows is created if client and server allow it. The answer then waits a moment for
 its leaders; if they take longer the client is told LEADER_NOT_AVAILABLE and asks again, as with
@@ -35,7 +35,7 @@ from vdl.kafka.wire.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.catalog import Catalog, topic_name_complaint
 from vdl.state.commands import CreateTopics, NewTopic
 

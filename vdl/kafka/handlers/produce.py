@@ -57,8 +57,7 @@ from vdl.kafka.wire.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from vdl.record_walk import ANY_TIME
-from vdl.records import (
+from vdl.records.batch import (
     NO_TIMESTAMP,
     TRANSACTIONAL_FLAG,
     BatchHeader,
@@ -66,6 +65,7 @@ from vdl.records import (
     patch_log_append_time,
     patch_max_timestamp,
 )
+from vdl.records.walk import ANY_TIME
 
 ACKS_ALL = -1
 _ACKS = frozenset({ACKS_ALL, 0, 1})

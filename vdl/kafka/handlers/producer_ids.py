@@ -21,7 +21,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.api import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.commands import AllocateProducerIds
 
 

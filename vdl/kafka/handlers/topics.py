@@ -33,7 +33,7 @@ from vdl.kafka.wire.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from vdl.logstream.state_group import Outcome, OutcomeKind
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.catalog import CreatedTopic, DeletedTopic
 from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic
 

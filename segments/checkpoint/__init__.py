@@ -1,0 +1,1 @@
+"""From the journal to segments and meta, and what may be deleted after it."""

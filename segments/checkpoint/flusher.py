@@ -1,0 +1,267 @@
+"""Moving committed entries from the tails into segments: the checkpoint's work.
+
+On the loop a `FlushPlan` is made: which chunks, from where to where. In the pool `run_flush` writes
+it: long runs straight from the chunks, Idx beside them, a new segment whenever the next frame would
+pass the size limit, written back in steps so that the journal's writes never wait behind a large
+sync, and synced at the end. Nothing counts until the journal has a FLUSHED record; a
+crash or a full disk before that leaves scrap, which the next flush removes before it begins.
+
+Must not know: the journal, when to flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from segments.api import CorruptRecord, EntryLike, SegmentLimits
+from segments.io import failpoint
+from segments.io.fs import File, FileSystem, cut_off, read_whole, write_over
+from segments.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    Cursor,
+    IndexWriter,
+    LogFiles,
+    Sealed,
+    SegmentInfo,
+    decode_segment_header,
+    encode_segment_header,
+)
+
+WRITE_BACK_BYTES = 2 << 20
+"""Written back, not synced: a sync has the file system commit its own journal, too, and the writes
+of ours wait for that. Half of it costs a quarter more CPU time; of more the journal's writes would
+wait for too much."""
+NO_TIMESTAMP = -1
+_GROW_MIN = 64 << 10
+_GROW_MAX = 4 << 20
+
+
+@dataclass(slots=True)
+class Pulse:
+    """Counts what a flush gets done, in its thread; whoever looks from another one sees whether it
+    still does anything."""
+
+    beats: int = 0
+
+
+@dataclass(slots=True)
+class FlushSpan:
+    """Consecutive frames of one chunk: the memory from the first one's start, and their ends."""
+
+    view: memoryview
+    entries: Sequence[EntryLike]
+    ends: Sequence[int]
+    start: int
+
+
+@dataclass(slots=True)
+class FlushPlan:
+    """Entries [first, last] of one log. `generation` tells whether the log was reset meanwhile."""
+
+    files: LogFiles
+    generation: int
+    first: int
+    last: int
+    next_offset: int
+    bytes: int
+    cursor: Cursor
+    spans: list[FlushSpan]
+    limits: SegmentLimits
+    segment_first: int
+    """First index of the segment that is being written; 0: there is none."""
+    has_scrap: bool
+    """Behind the cursor there may be what another flush has left."""
+    pulse: Pulse = field(default_factory=Pulse)
+    segment_offset: int = 0
+    """Base offset of the segment that is being written."""
+
+
+@dataclass(slots=True)
+class FlushResult:
+    """Where the log's segments end now."""
+
+    log_id: int
+    plan: FlushPlan
+    cursor: Cursor
+    opened: list[SegmentInfo] = field(default_factory=list)
+    sealed: list[Sealed] = field(default_factory=list)
+
+
+def run_flush(plan: FlushPlan) -> FlushResult:
+    """Write the plan and sync it. Blocks. Raises OSError."""
+    writer = _Writer(plan)
+    try:
+        for span in plan.spans:
+            writer.add(span)
+        failpoint.hit("flush.written")
+        writer.finish()
+        failpoint.hit("flush.done")
+    finally:
+        writer.close()
+    return writer.result
+
+
+class _Writer:
+    """One log's flush in progress."""
+
+    def __init__(self, plan: FlushPlan) -> None:
+        self.plan = plan
+        cursor = plan.cursor
+        self.result = FlushResult(
+            plan.files.log_id,
+            plan,
+            Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
+        )
+        self._index = IndexWriter(plan.files)
+        self._file: File | None = None
+        self._allocated = 0
+        self._left = plan.bytes
+        """Of the plan, not written yet."""
+        self._behind = 0
+        """Bytes before the cursor that were neither synced nor written back."""
+        self._new_names = False
+        self._begun = SegmentInfo(cursor.segment, plan.segment_first, plan.segment_offset)
+        """What the header of the segment that is being written says."""
+        self._has_zeros = False
+        """Beside what was written to it a page that could not be read became zeros."""
+        if cursor.segment:
+            self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
+            self._allocated = self._file.size()
+        else:
+            _make_directory(plan.files.fs, plan.files.directory)
+        if plan.has_scrap:
+            plan.files.remove_scrap(cursor.segment, plan.first)
+
+    def add(self, span: FlushSpan) -> None:
+        """Write a span's frames and their Idx."""
+        cursor = self.result.cursor
+        limit, span_ms = self.plan.limits.bytes, self.plan.limits.span_ms
+        if span_ms >= 0 and cursor.segment and cursor.first_timestamp is None:
+            cursor.first_timestamp = self._first_timestamp()
+        add_idx = self._index.add
+        run_start = start = span.start
+        for entry, end in zip(span.entries, span.ends, strict=True):
+            length = end - start
+            if (
+                not cursor.segment
+                or (cursor.position + length > limit and cursor.position > SEGMENT_HEADER_BYTES)
+                or (span_ms >= 0 and _is_later(entry, cursor.first_timestamp, span_ms))
+            ):
+                self._write(span.view[run_start:start])
+                run_start = start
+                self._roll(entry)
+            if cursor.first_timestamp == NO_TIMESTAMP:
+                cursor.first_timestamp = entry.timestamp
+            cursor.max_timestamp = max(cursor.max_timestamp, entry.timestamp)
+            add_idx(
+                entry.index, entry.base_offset, cursor.max_timestamp, cursor.position, length,
+                cursor.segment, entry.term, entry.records, entry.kind,
+            )  # fmt: skip
+            cursor.position += length
+            start = end
+        self._write(span.view[run_start:start])
+
+    def _first_timestamp(self) -> int:
+        """Of the segment that a life before this one began."""
+        try:
+            return self.plan.files.idx(self.plan.segment_first).max_timestamp
+        except CorruptRecord:
+            return NO_TIMESTAMP  # the index is rebuilt by whoever reads there
+
+    def finish(self) -> None:
+        assert self._file is not None, "a plan without entries"
+        self._index.flush()
+        if self._has_zeros:
+            self._mend()
+        self._file.sync()
+        if self._new_names:
+            self.plan.files.fs.sync_directory(self.plan.files.directory)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._index.close()
+
+    def _write(self, view: memoryview) -> None:
+        """Write the frames that end at the cursor, in paced steps."""
+        file, position = self._file, self.result.cursor.position - len(view)
+        if not len(view):
+            return
+        assert file is not None, "no segment is open"
+        self._grow(file, position, len(view))
+        self._left -= len(view)
+        done = 0
+        while done < len(view):
+            step = view[done : done + WRITE_BACK_BYTES]
+            self._has_zeros |= write_over(file, step, position + done)
+            done += len(step)
+            self.plan.pulse.beats += 1
+            self._behind += len(step)
+            if self._behind >= WRITE_BACK_BYTES:
+                file.write_back(self._behind, position + done - self._behind)
+                self._behind = 0
+
+    def _mend(self) -> None:
+        """Make up for the zeros: the header is written again, if it was there, and where the frames
+        lie is made durable, for nothing can walk over those that became zeros."""
+        assert self._file is not None, "no segment is open"
+        files = self.plan.files
+        try:
+            decode_segment_header(read_whole(self._file, SEGMENT_HEADER_BYTES, 0), files.log_id)
+        except CorruptRecord:
+            header = encode_segment_header(self._begun, files.log_id, files.group_id)
+            write_over(self._file, header, 0)
+        self._index.flush()
+        self._index.sync()
+        self._has_zeros = False
+
+    def _grow(self, file: File, position: int, length: int) -> None:
+        """Lengthen the file for all that this flush will write to it, and in steps, so that most
+        syncs find its length unchanged."""
+        if position + length <= self._allocated:
+            return
+        limit = max(self.plan.limits.bytes, position + length)
+        end = min(position + self._left, limit)
+        while self._allocated < end:
+            self._allocated += min(max(self._allocated, _GROW_MIN), _GROW_MAX)
+        self._allocated = min(self._allocated, limit)
+        cut_off(file, self._allocated)
+
+    def _roll(self, entry: EntryLike) -> None:
+        """Seal the segment and begin the next with `entry`."""
+        files, cursor = self.plan.files, self.result.cursor
+        if self._file is not None:
+            cut_off(self._file, cursor.position)
+            if self._has_zeros:
+                self._mend()
+            self._file.sync()
+            self._file.close()
+            self._index.flush()
+            self._index.sync()
+            failpoint.hit("flush.sealed")
+            self.result.sealed.append(Sealed(cursor.segment, cursor.position, cursor.max_timestamp))
+        info = self._begun = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
+        self._file = files.fs.open(files.segment_path(info.number), create=True)
+        failpoint.hit("flush.created")
+        self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
+        self._allocated = self._behind = SEGMENT_HEADER_BYTES
+        self._new_names = True
+        self.result.opened.append(info)
+        cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES
+        cursor.max_timestamp = cursor.first_timestamp = NO_TIMESTAMP
+
+
+def _make_directory(fs: FileSystem, path: str) -> None:
+    """A log's, durably: also where a flush before this one made it, and was refused to sync the
+    one it stands in."""
+    if not fs.exists(path):
+        fs.make_directory(path)
+    fs.sync_directory(path.rpartition("/")[0])
+
+
+def _is_later(entry: EntryLike, first_timestamp: int | None, span_ms: int) -> bool:
+    """Whether the entry is too late for a segment that begins with this timestamp."""
+    if first_timestamp is None or first_timestamp < 0:
+        return False
+    return entry.timestamp - first_timestamp > span_ms

@@ -1,0 +1,540 @@
+"""Checkpoints: committed entries to segments, applied state to meta, notes to the journal, and
+journal files that nothing needs any more let go.
+
+One runs at a time, begun by bytes, entries or time. The one by time is a round of parts, each of
+its own share of the logs: thirty that are flushed together, or the state of a thousand collected at
+once, are a tenth of a second's work and more, and whoever appends would wait beside it. What a full
+disk refuses stays where it is, in the journal and in memory: the checkpoint does what it can of its
+work and is tried again after a second, until one succeeds.
+
+Must not know: how blocks, segments and transactions are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
+from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
+from segments.format.block import FLUSHED
+from segments.io import failpoint
+from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
+from segments.journal.writer import Journal
+from segments.log.log import DiskLog
+from segments.log.segment import Cursor
+from segments.log.tail_cache import Cache
+from segments.meta.file import Meta
+from segments.meta.pending import MetaCommit, PendingMeta
+
+FLUSH_BYTES_MIN = 16 << 10
+"""Smaller tails stay in the journal, are written again at its head once, and then flushed; where
+many logs are dirty, they are flushed when they need an old file. Less is enough as the cache fills.
+"""
+MANY_LOGS = 64
+"""With as many dirty logs, a tail is flushed as soon as it has outgrown a size of its own."""
+FLUSH_STEPS = 64
+"""So that size is one to four times the least: logs that grow alike fall due one after the other.
+"""
+PARTS_MAX = 50
+PART_MS_MIN = 200
+"""So many parts, and so far apart at the least, has a checkpoint by time."""
+JOURNAL_FILES_MIN = 3
+"""The file being written, and two that wait for their entries to reach segments. Where many logs
+are dirty, a tail that needs an older one is flushed when its log has its turn, whatever its size.
+"""
+JOURNAL_FILES_MANY = 5
+"""With more, files are let go after each part, and not at a round's end."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a checkpoint's job got done."""
+
+    flushed: list[FlushResult] = field(default_factory=list)
+    is_meta_saved: bool = False
+    is_full: bool = False
+    meta_lost: frozenset[int] | None = None
+    """Logs of which meta keeps nothing until all of their state is written again; None: as before.
+    """
+
+
+class Checkpoints:
+    """`spread` is a number that the servers of a set most likely do not share, so that they do not
+    flush the same logs at the same time. `collect` asks the owner for these logs' applied state,
+    `may_begin` whether the files are free, `lists_removed` whether a start would still find a log
+    that was deleted; `ended` is told of each end."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        options: StoreOptions,
+        logs: dict[int, DiskLog],
+        journal: Journal,
+        meta: Meta,
+        cache: Cache,
+        *,
+        spread: int,
+        collect: Callable[[Sequence[DiskLog]], list[MetaBatch]],
+        may_begin: Callable[[], bool],
+        lists_removed: Callable[[], bool],
+        ended: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._workers = workers
+        self._options = options
+        self._logs = logs
+        self._journal = journal
+        self._meta = meta
+        self._cache = cache
+        self._spread = spread
+        self._collect = collect
+        self._may_begin = may_begin
+        self._lists_removed = lists_removed
+        self._ended = ended
+        self._fail = fail
+        self.dirty: dict[int, DiskLog] = {
+            log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
+        }
+        self.pending = PendingMeta()
+        self.pulse = Pulse()
+        self.is_running = False
+        self.is_full = False
+        self.is_closing = False
+        self.count = 0
+        self.flushed_bytes = 0
+        self._parts = min(max(options.checkpoint_interval_ms // PART_MS_MIN, 1), PARTS_MAX)
+        self._part_ms = max(options.checkpoint_interval_ms // self._parts, 1)
+        self._parts_left = 0
+        """Of the round that is under way. Invariant: while there are any, a timer runs."""
+        self._is_wanted = False
+        """Something was appended during this round: another one follows."""
+        self._is_retrying = False
+        self._waiters: list[Callable[[], None]] = []
+        self._has_committed = False
+        """Something was, since all logs were last looked at."""
+        self._entries = 0
+        """Journaled in this life."""
+        self._at_last = (0, 0)
+        """Bytes and entries journaled: what was due of them is in segments."""
+        self._at_round = (0, 0)
+        """The same when the round began."""
+        self._note_token = 0
+        self._releases = False
+        """Files may go then: before a round's end it is not worth a look at all logs."""
+
+    @property
+    def is_noted(self) -> bool:
+        """The notes of the last one are durable: a crash does not fall back behind it."""
+        return self._journal.durable_token >= self._note_token
+
+    # --- when ---------------------------------------------------------------------------------
+    def arm(self) -> None:
+        """Something was appended: a checkpoint follows by time, if not by size."""
+        if self._parts_left:
+            self._is_wanted = True
+        else:
+            self._begin_round()
+            self._wait()
+
+    def _begin_round(self) -> None:
+        self._parts_left = self._parts
+        self._is_wanted = False
+        self._at_round = self._journaled
+
+    @property
+    def _journaled(self) -> tuple[int, int]:
+        return self._journal.bytes, self._entries
+
+    def committed(self, log: DiskLog) -> None:
+        """The log has committed entries that no segment holds."""
+        self.dirty[log.id] = log
+        self._has_committed = True
+        # Its part may have come between the append and this, and found nothing to flush.
+        self.arm()
+
+    def _wait(self) -> None:
+        self._workers.call_later(self._part_ms, self._part_due)
+
+    def _part_due(self) -> None:
+        """Do the next part of the round, or the same one a little later."""
+        if self.is_closing:
+            return
+        # Not while the notes of one before wait: chores wait for them, and would never have a turn.
+        if self.is_full or self.is_running or not self.is_noted or not self._may_begin():
+            self._wait()
+            return
+        self._parts_left -= 1
+        share = self._parts_left
+        if not share:
+            # Of what came during the round, some came after its log's part.
+            self._at_last = max(self._at_last, self._at_round)
+            if self._is_wanted:
+                self._begin_round()
+        if self._parts_left:
+            self._wait()
+        if not share and self._is_pressed:
+            self.begin()
+        else:
+            self._begin_part(share)
+
+    def _begin_part(self, share: int) -> None:
+        """State and tails of the logs of this share; where many grow, also the tails of others that
+        have outgrown their size."""
+        commit = self._take_state(self._of_share(share, self._logs))
+        plans = self._plans_of_share(share)
+        if plans or commit.batches or not share:
+            self._start(plans, commit, is_whole=False, ends_round=not share)
+
+    def _try_again(self) -> None:
+        if not self._is_retrying:
+            self._is_retrying = True
+            self._workers.call_later(DISK_FULL_RETRY_MS, self._again)
+
+    def _again(self) -> None:
+        self._is_retrying = False
+        if self.is_full and not self.is_closing:
+            self.begin()
+            if not self.is_running:
+                self._try_again()  # a chore has the files: nothing else would come back to it
+
+    def journaled(self, entries: int) -> None:
+        """A batch with so many entries is durable."""
+        self._entries += entries
+        self.release_files()
+
+    def begin_if_pressed(self) -> None:
+        """Begin if enough was journaled since the last one; less is enough while appends may soon
+        have to wait for room in the cache, and nothing while they do, if something was committed.
+        """
+        if self.is_full:
+            return
+        bytes_max = self._options.checkpoint_bytes
+        if self._is_crowded:
+            cache_bytes_max = self._options.cache_bytes_max
+            is_waited_for = self._has_committed and 2 * self._cache.unflushed > cache_bytes_max
+            bytes_max = 0 if is_waited_for else min(bytes_max, cache_bytes_max // 8)
+        journaled_bytes, entries = self._at_last
+        if (
+            self._entries - entries >= self._options.checkpoint_entries
+            or self._journal.bytes - journaled_bytes >= bytes_max
+        ):
+            self.begin()
+
+    def begin_for_waiters(self) -> None:
+        """The files are free again."""
+        if self._waiters:
+            self.begin()
+
+    def begin(self, done: Callable[[], None] | None = None) -> None:
+        if done is not None:
+            self._waiters.append(done)
+        if self.is_running or not self._may_begin():
+            return
+        self._at_last = self._journaled
+        self._has_committed = False
+        commit = self._take_state(list(self._logs.values()))
+        if self.is_full or not self._is_spread:
+            plans = self._plans(self.dirty.values())
+        else:
+            # In place of a round's last part it does that, too.
+            plans = self._plans_of_share(0, at_least=self._is_pressed)
+        self._start(plans, commit, is_whole=True, ends_round=True)
+
+    def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
+        """What these logs' machines changed, and what is left of what others did."""
+        self.pending.collect(self._collect(logs), self._logs)
+        return self.pending.take(self._logs, self._journal.durable_token)
+
+    def _start(
+        self, plans: list[FlushPlan], commit: MetaCommit, *, is_whole: bool, ends_round: bool
+    ) -> None:
+        self.is_running = True
+        meta, pulse = self._meta, self.pulse
+        pulse.beats += 1
+
+        def finished(result: Outcome | BaseException) -> None:
+            self._finished(result, commit, is_whole=is_whole, ends_round=ends_round)
+
+        self._workers.files(lambda: _run(plans, commit, meta, pulse), finished)
+
+    # --- what ---------------------------------------------------------------------------------
+    def _of_share(self, share: int, logs: Mapping[int, DiskLog]) -> list[DiskLog]:
+        return [log for log in logs.values() if (log.id + self._spread) % self._parts == share]
+
+    def _plans_of_share(self, share: int, *, at_least: bool = False) -> list[FlushPlan]:
+        """Of the logs of this share whose tails are due; where many logs grow, also of others whose
+        tails have outgrown their own sizes, or the least."""
+        plans = self._plans(self._of_share(share, self.dirty))
+        if self._is_spread:
+            planned = {plan.files.log_id for plan in plans}
+            plans += self._plans_of_grown(planned, at_least=at_least)
+        return plans
+
+    def _plans(self, logs: Iterable[DiskLog]) -> list[FlushPlan]:
+        """Of those whose tails are due, by id. Where many are dirty each log has its own size, and
+        a tail goes at any size that needs an old journal file: to write it again would only put
+        that off, and be a thousand tails in one moment."""
+        least = self._flush_bytes_min
+        is_spread = self._is_spread
+        too_old = self._journal.first_of_newest(JOURNAL_FILES_MIN)
+        due = []
+        for log in logs:
+            bytes_min = least
+            if is_spread:
+                is_old = 0 < log.oldest_run() < too_old
+                bytes_min = 0 if is_old else self._own_size(log, least)
+            if self._is_due(log, bytes_min):
+                due.append(log)
+        return self._planned(due)
+
+    def _plans_of_grown(self, planned: Container[int], *, at_least: bool) -> list[FlushPlan]:
+        """Of all other logs whose tails have outgrown their own sizes, or the least, by id."""
+        least = self._flush_bytes_min
+        # Without a call for each log: most are not due.
+        grown = [
+            log for log in self.dirty.values() if log.unflushed >= least and log.id not in planned
+        ]
+        due = []
+        for log in grown:
+            bytes_min = least if at_least else self._own_size(log, least)
+            if self._is_grown(log, bytes_min):
+                due.append(log)
+        return self._planned(due)
+
+    def _planned(self, due: list[DiskLog]) -> list[FlushPlan]:
+        due.sort(key=attrgetter("id"))
+        return [self._plan(log) for log in due]
+
+    def _own_size(self, log: DiskLog, least: int) -> int:
+        return least + (log.id + self._spread) % FLUSH_STEPS * 3 * least // FLUSH_STEPS
+
+    @property
+    def _flush_bytes_min(self) -> int:
+        """Tails smaller than this, of however many logs, leave room for appends in the cache: they
+        wait when half of it waits for segments. It sinks while an eighth of the cache fills: in one
+        step it would make hundreds of tails due."""
+        room = max(self._options.cache_bytes_max // 8, 1)
+        share = min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
+        filled = min(max(2 * self._cache.unflushed - room, 0), room)
+        return FLUSH_BYTES_MIN - (FLUSH_BYTES_MIN - share) * filled // room
+
+    @property
+    def _is_spread(self) -> bool:
+        return len(self.dirty) >= MANY_LOGS
+
+    @property
+    def _is_crowded(self) -> bool:
+        return self._cache.unflushed > self._options.cache_bytes_max // 4
+
+    @property
+    def _is_pressed(self) -> bool:
+        """Much waits for segments in memory or in the journal, or the disk is full. Where many logs
+        are dirty, journal files wait for tails whose turn will come: others would not help."""
+        is_long = not self._is_spread and self._journal.file_count > JOURNAL_FILES_MIN
+        return self._journal.is_full or self._is_crowded or is_long
+
+    def flushable_bytes(self) -> int:
+        """What is committed and in no segment yet, a flush that is under way included."""
+        return sum(
+            chunk.ends[stop - 1] - chunk.start_of(start)
+            for log in self._logs.values()
+            if log.unflushed and log.hard.commit > log.flushed_index and _can_flush(log)
+            for chunk, start, stop in log.tail.spans(log.flushed_index + 1, log.hard.commit + 1)
+        )
+
+    def _is_due(self, log: DiskLog, bytes_min: int) -> bool:
+        """Its tail has grown to that many bytes, or to many entries, or was written again."""
+        return (log.rewritten and _can_flush(log)) or self._is_grown(log, bytes_min)
+
+    def _is_grown(self, log: DiskLog, bytes_min: int) -> bool:
+        entries = log.last - log.flushed_index
+        is_grown = log.unflushed >= bytes_min or entries >= self._options.checkpoint_entries // 100
+        return is_grown and _can_flush(log)
+
+    def _plan(self, log: DiskLog) -> FlushPlan:
+        """What a flush of everything committed writes."""
+        first, last = log.flushed_index + 1, log.hard.commit
+        assert first <= last, (log.id, first, last)
+        spans: list[FlushSpan] = []
+        size = 0
+        for chunk, start, stop in log.tail.spans(first, last + 1):
+            position = chunk.start_of(start)
+            spans.append(
+                FlushSpan(
+                    chunk.readonly, chunk.entries[start:stop], chunk.ends[start:stop], position
+                )
+            )
+            size += chunk.ends[stop - 1] - position
+        cursor, has_scrap = log.cursor, log.has_scrap
+        log.has_scrap = True  # until it is known that all of this flush counts
+        return FlushPlan(
+            log.files, log.generation, first, last, log.offset_after(last), size,
+            Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
+            spans, log.limits or SegmentLimits(self._options.segment_bytes),
+            log.segments[-1].first_index if log.segments else 0, has_scrap, self.pulse,
+            log.segments[-1].base_offset if log.segments else 0,
+        )  # fmt: skip
+
+    def _finished(
+        self,
+        result: Outcome | BaseException,
+        commit: MetaCommit,
+        *,
+        is_whole: bool,
+        ends_round: bool,
+    ) -> None:
+        self.is_running = False
+        if self.is_closing:
+            # The closing block is written: a start finds these entries in the journal.
+            self._ended()
+            return
+        if isinstance(result, BaseException):
+            if not is_refused(result):
+                self._fail(result)
+                return
+            result = Outcome(is_full=True)
+        self.is_full = result.is_full
+        for flushed in result.flushed:
+            self._apply(flushed)
+        if result.meta_lost is not None:
+            self._note_lost(result.meta_lost)
+        if result.is_meta_saved:
+            self.pending.saved(commit, self._logs)
+        if result.is_full:
+            self._try_again()
+        else:
+            if not self.pending.is_empty:
+                self.arm()  # what waits for a reset to become durable
+            if ends_round:
+                self.count += 1
+                self._rewrite_tails()
+        self._cache.evict()
+        failpoint.hit("checkpoint.noted")
+        self._note_token = self._journal.submit(urgent=False)
+        is_long = self._journal.file_count > JOURNAL_FILES_MANY
+        self._releases = self._releases or ends_round or is_long
+        self.release_files()
+        if is_whole:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter()
+        self._ended()
+        if self._journal.is_idle:
+            self.begin_if_pressed()  # no block follows that would ask
+
+    def _note_lost(self, meta_lost: frozenset[int]) -> None:
+        """Of some logs nothing may be stored any more: nothing is trimmed behind what was."""
+        for log in self._logs.values():
+            if log.id in meta_lost and not log.is_meta_lost:
+                self.arm()  # all of its state is due
+            log.is_meta_lost = log.id in meta_lost
+            if log.is_meta_lost:
+                log.applied = 0
+
+    def _apply(self, result: FlushResult) -> None:
+        plan = result.plan
+        log = self._logs.get(result.log_id)
+        if log is None or log.generation != plan.generation:
+            return
+        log.touch(self._journal.batch)
+        log.add_segments(result.opened, result.sealed)
+        log.cursor = result.cursor
+        log.flushed_index = plan.last
+        log.flushed_offset = plan.next_offset
+        log.is_void = log.has_scrap = False
+        log.rewritten = False
+        log.unflushed -= plan.bytes
+        self._cache.unflushed -= plan.bytes
+        self.flushed_bytes += plan.bytes
+        self._cache.flushed(log.tail, plan.last)
+        if log.hard.commit <= log.flushed_index:
+            self.dirty.pop(log.id, None)
+        log.stage_state(self._journal.batch, FLUSHED, 0, plan.last, plan.next_offset)
+
+    def _rewrite_tails(self) -> None:
+        """When the journal has grown beyond what its live entries excuse, write again at its head
+        what only the oldest file holds: uncommitted entries, tails too small for a flush, and
+        installed states.
+
+        Votes need no rewriting: each file's header carries them. The journal may be twice as long
+        as what no segment holds, so rewriting never costs more than the appends that caused it.
+
+        Not on a full disk, nor where one may be about to show: it would take the reserve from
+        votes, and could hold them up. What is little is carried over there (`carry_over.py`).
+        """
+        if not self._journal.has_next:
+            return
+        live = self._cache.unflushed + sum(len(log.installed_state) for log in self._logs.values())
+        excused = 2 * live // self._options.journal_file_bytes
+        if self._journal.file_count <= JOURNAL_FILES_MIN + excused:
+            return
+        needed = {
+            log_id: sequence
+            for log_id, log in self._logs.items()
+            if not log.is_lost and (sequence := log.oldest_needed())
+        }
+        oldest = min(needed.values(), default=0)
+        if not oldest or oldest == self._journal.current_sequence:
+            return
+        least = 0 if self._is_spread else self._flush_bytes_min
+        for log_id in sorted(needed):
+            if needed[log_id] != oldest:
+                continue
+            log = self._logs[log_id]
+            is_due = log_id in self.dirty and self._is_due(log, least)
+            if is_due:
+                self.arm()  # it has grown since its turn, or this file old: the next round has it
+            log.restage(oldest, self._journal.batch, with_tail=not is_due)
+
+    def hold_files(self) -> None:
+        """What is staged just now ends a need for journal files: none goes before it is durable."""
+        if self._note_token:
+            self._note_token = self._journal.batch.token
+
+    def release_files(self) -> None:
+        """Once the notes of the last checkpoint are durable, let go of journal files below the
+        oldest that is still needed. A log that was deleted needs its own until nothing lists it."""
+        if not self._note_token or self._journal.durable_token < self._note_token:
+            return
+        if self._journal.partly_written or self._lists_removed():
+            return
+        self._note_token = 0
+        if not self._releases:
+            return
+        self._releases = False
+        needed = self._journal.current_sequence
+        for log in self._logs.values():
+            if not log.is_lost:
+                needed = min(needed, log.oldest_needed() or needed)
+        self._journal.release(needed)
+
+
+def _can_flush(log: DiskLog) -> bool:
+    return not (log.flush_blocked or log.is_lost)
+
+
+def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta, pulse: Pulse) -> Outcome:
+    """Write segments and meta. Blocks. Raises OSError, but for a full disk, which may refuse one
+    part and have room for another."""
+    outcome = Outcome()
+    failpoint.hit("checkpoint.begun")
+    for plan in plans:
+        try:
+            outcome.flushed.append(run_flush(plan))
+            pulse.beats += 1
+        except OSError as error:
+            if not is_refused(error):
+                raise
+            outcome.is_full = True
+    failpoint.hit("checkpoint.flushed")
+    try:
+        meta.commit(commit.batches, commit.covered)
+        outcome.is_meta_saved = True
+    except OSError as error:
+        if not is_refused(error):
+            raise
+        outcome.is_full = True
+    outcome.meta_lost = meta.outdated
+    return outcome

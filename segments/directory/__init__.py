@@ -1,0 +1,1 @@
+"""Whose directory this is, and which logs it has."""

@@ -1,0 +1,169 @@
+"""The identity file: who this directory is, which cluster it belongs to, which logs it holds.
+
+Small, rewritten whole: write, sync, rename, sync the directory. The file is two equal halves, each
+padded to whole pages, so that no flipped bit and no unreadable page takes both; one half alone,
+without padding, is the old form. Layout of a half, little-endian:
+
+    0  magic        8  "VDLIDNT1"
+    8  crc          4  CRC32C over bytes [12, length)
+    12 length       4  of the half without padding
+    16 directory   16  random
+    32 next log id  4
+    36 logs         4
+    40 record       4  length of the cluster record
+    44 flags        4  bit 0: begun: the first start has not made the rest of the directory yet
+    48 cluster record, then 40 bytes a log: log id 4, group 4, replica number 4, flags 4 (bit 0:
+       lost), first index 8, next offset 8, term before the first index 4, zero 4
+
+The journal's records of a log id that is not listed here are ignored: a deleted log stays deleted.
+
+Must not know: what the cluster record says.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+from segments.api import CorruptRecord
+from segments.io import failpoint
+from segments.io.fs import FileSystem, read_around
+
+MAGIC = b"VDLIDNT1"
+HEADER = struct.Struct("<8sII16sIIII")
+LOG = struct.Struct("<IIIIQQII")
+_LOST = 1
+_BEGUN = 1
+_PAGE_BYTES = 4096
+_CRC = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class LogIdentity:
+    """One log as it was created; `lost` once recovery found it so."""
+
+    log_id: int
+    group_id: int
+    replica_number: int
+    first_index: int
+    next_offset: int
+    prev_term: int
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class Identity:
+    """The content of the identity file."""
+
+    directory_id: bytes
+    cluster_record: bytes = b""
+    next_log_id: int = 1
+    logs: dict[int, LogIdentity] = field(default_factory=dict)
+    is_whole: bool = True
+    """Everything else that belongs into the directory was made: what is missing was there."""
+    is_half_damaged: bool = False
+    """As it was read: only one half of the file was good."""
+
+
+def encode(identity: Identity) -> bytes:
+    """The file's bytes."""
+    logs = [identity.logs[log_id] for log_id in sorted(identity.logs)]
+    body = [identity.cluster_record]
+    body += [
+        LOG.pack(
+            log.log_id, log.group_id, log.replica_number, _LOST if log.lost else 0,
+            log.first_index, log.next_offset, log.prev_term, 0,
+        )
+        for log in logs
+    ]  # fmt: skip
+    length = HEADER.size + sum(map(len, body))
+    head = HEADER.pack(
+        MAGIC, 0, length, identity.directory_id, identity.next_log_id, len(logs),
+        len(identity.cluster_record), 0 if identity.is_whole else _BEGUN,
+    )  # fmt: skip
+    data = bytearray(b"".join([head, *body]))
+    _CRC.pack_into(data, 8, crc32c(memoryview(data)[12:]))
+    half = bytes(data) + bytes(-length % _PAGE_BYTES)
+    return half + half
+
+
+def decode(data: bytes) -> Identity:
+    """From either half. Raises CorruptRecord when none is good."""
+    middle = len(data) // 2
+    if len(data) % (2 * _PAGE_BYTES) or not data:
+        return _decode_half(data)
+    first, second = data[:middle], data[middle:]
+    try:
+        identity = _decode_half(first)
+    except CorruptRecord:
+        try:
+            identity = _decode_half(second)
+        except CorruptRecord:
+            return _decode_half(data)
+    identity.is_half_damaged = first != second
+    return identity
+
+
+def _decode_half(data: bytes) -> Identity:
+    """Raises CorruptRecord."""
+    if len(data) < HEADER.size or data[:8] != MAGIC:
+        raise CorruptRecord("identity", 0, expected=HEADER.size, actual=len(data))
+    _, crc, length, directory_id, next_log_id, count, record_bytes, flags = HEADER.unpack_from(data)
+    if length > len(data) or length != HEADER.size + record_bytes + count * LOG.size:
+        raise CorruptRecord("identity length", 0, expected=length, actual=len(data))
+    actual = crc32c(memoryview(data)[12:length])
+    if actual != crc:
+        raise CorruptRecord("identity checksum", 0, expected=crc, actual=actual)
+    at = HEADER.size + record_bytes
+    identity = Identity(
+        directory_id, data[HEADER.size : at], next_log_id, is_whole=not flags & _BEGUN
+    )
+    for n in range(count):
+        log_id, group, number, flags, first_index, next_offset, prev_term, _ = LOG.unpack_from(
+            data, at + n * LOG.size
+        )
+        identity.logs[log_id] = LogIdentity(
+            log_id, group, number, first_index, next_offset, prev_term, bool(flags & _LOST)
+        )
+    return identity
+
+
+def read_identity(fs: FileSystem, directory: str) -> Identity | None:
+    """What the directory says, or None when it has no identity. Raises CorruptRecord."""
+    path = f"{directory}/identity"
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        return decode(read_around(file, file.size(), 0)[0])
+    finally:
+        file.close()
+
+
+def fresh_path(directory: str) -> str:
+    """Where the next one is written."""
+    return f"{directory}/identity.new"
+
+
+def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool = False) -> None:
+    """Replace the file durably. Blocks. `is_made`: there is one at `fresh_path` to write over, as
+    long as this or longer."""
+    failpoint.hit("identity.before_write")
+    fresh = fresh_path(directory)
+    if not is_made and fs.exists(fresh):
+        fs.unlink(fresh)
+    file = fs.open(fresh, create=not is_made)
+    try:
+        file.pwrite([data], 0)
+        if is_made:
+            file.truncate(len(data))
+        file.sync()
+    finally:
+        file.close()
+    failpoint.hit("identity.written")
+    fs.rename(fresh, f"{directory}/identity")
+    failpoint.hit("identity.renamed")
+    fs.sync_directory(directory)
+    failpoint.hit("identity.durable")

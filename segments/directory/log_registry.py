@@ -1,0 +1,164 @@
+"""Which logs exist: the identity file, written in the background, once for all changes of a turn.
+
+A log that was made exists when the file says so durably; one that was deleted is forgotten by the
+next write. A full disk delays the former. The latter is what makes room: for it some is set aside.
+
+Must not know: what logs hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from segments.api import Log, Workers
+from segments.directory.identity import Identity, LogIdentity, encode, fresh_path, write_identity
+from segments.io.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
+from segments.io.reserve import Reserve
+from segments.log.log import DiskLog
+
+RESERVE_PIECE_BYTES = 128 << 10
+
+
+def identity_reserve(fs: FileSystem, directory: str) -> Reserve:
+    """What is set aside for the identity file."""
+    return Reserve(fs, f"{directory}/reserve", "identity", RESERVE_PIECE_BYTES)
+
+
+def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: bytes) -> None:
+    """Write the identity file, when the disk is full over a piece of the reserve, or in the room of
+    some. Blocks. Raises OSError (ENOSPC) when none is left."""
+    is_made = False
+    while True:
+        try:
+            write_identity(fs, directory, data, is_made=is_made)
+            break
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            fits = len(data) <= reserve.piece_bytes
+            is_made = fits and reserve.take(fresh_path(directory))
+            if not is_made and not reserve.free(1):
+                raise
+    try:
+        reserve.fill()
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+
+
+class Roster:
+    """`born` is called on the loop with each log whose existence is durable, `written` after each
+    write."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        workers: Workers,
+        identity: Identity,
+        *,
+        born: Callable[[DiskLog], None],
+        written: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._workers = workers
+        self._identity = identity
+        self._reserve = identity_reserve(fs, directory)
+        self._born = born
+        self._written = written
+        self._fail = fail
+        self._newborn: list[tuple[DiskLog, Callable[[Log], None]]] = []
+        self._is_armed = False
+        self._is_dirty = False
+        self._removed: set[int] = set()
+        """Logs that the file still lists."""
+        self.is_writing = False
+        self.is_full = False
+        self.is_closed = False
+
+    @property
+    def directory_id(self) -> bytes:
+        return self._identity.directory_id
+
+    @property
+    def cluster_record(self) -> bytes:
+        return self._identity.cluster_record
+
+    @property
+    def lists_removed(self) -> bool:
+        """The file lists a log that was removed."""
+        return bool(self._removed)
+
+    def is_listed(self, log_id: int) -> bool:
+        """The file lists this one, which was removed."""
+        return log_id in self._removed
+
+    def adopt_cluster(self, record: bytes) -> None:
+        """Write the cluster record durably. Blocks."""
+        self._identity.cluster_record = record
+        write_identity(self._fs, self._directory, encode(self._identity))
+
+    def take_id(self) -> int:
+        """An id no log of this directory ever had."""
+        self._identity.next_log_id += 1
+        return self._identity.next_log_id - 1
+
+    def add(self, known: LogIdentity, log: DiskLog, on_created: Callable[[Log], None]) -> None:
+        self._identity.logs[known.log_id] = known
+        self._newborn.append((log, on_created))
+        self._touch()
+
+    def remove(self, log_id: int) -> None:
+        del self._identity.logs[log_id]
+        self._removed.add(log_id)
+        self._touch()
+
+    def _touch(self) -> None:
+        """Write at the end of this turn."""
+        self._is_dirty = True
+        if not self._is_armed and not self.is_writing:
+            self._arm(0)
+
+    def _arm(self, delay_ms: int) -> None:
+        self._is_armed = True
+        self._workers.call_later(delay_ms, self._write)
+
+    def _write(self) -> None:
+        self._is_armed = False
+        if self.is_closed or self.is_writing or not self._is_dirty:
+            return
+        self._is_dirty = False
+        self.is_writing = True
+        data = encode(self._identity)
+        newborn, self._newborn = self._newborn, []
+        removed = set(self._removed)
+        fs, directory, reserve = self._fs, self._directory, self._reserve
+
+        def done(result: BaseException | None) -> None:
+            self.is_writing = False
+            if self.is_closed:
+                return
+            self.is_full = isinstance(result, BaseException) and is_refused(result)
+            if self.is_full:
+                self._newborn = newborn + self._newborn
+                self._is_dirty = True
+                self._arm(DISK_FULL_RETRY_MS)
+                self._written()
+            elif isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                self._removed -= removed
+                self._announce(newborn)
+
+        self._workers.essential(lambda: replace_identity(fs, directory, reserve, data), done)
+
+    def _announce(self, newborn: list[tuple[DiskLog, Callable[[Log], None]]]) -> None:
+        if self._is_dirty and not self._is_armed:
+            self._write()
+        for log, on_created in newborn:
+            if log.id in self._identity.logs:
+                self._born(log)
+                on_created(log)
+        self._written()

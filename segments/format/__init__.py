@@ -1,0 +1,1 @@
+"""The bytes on disk: blocks, frames, file names, what LMDB does not check of its own."""

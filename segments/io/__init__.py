@@ -1,0 +1,1 @@
+"""Files and threads: the only room that touches the system."""

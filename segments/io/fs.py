@@ -1,0 +1,590 @@
+"""The file system as the store sees it: the only module that touches the operating system.
+
+Everything the engine does to a disk goes through `FileSystem`, so that a simulated disk can take
+its place. Errors are `OSError`, as the system reports them: who called decides whether a full disk
+is a state and a failed sync the end.
+
+Rules: a write either wrote everything or raised; `durable=True` returns only when the bytes, and
+the length of the file, have reached the disk. Creating, renaming and removing names is durable
+after `sync_directory`.
+
+Must not know: what is in the files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import lmdb
+
+from segments.api import Buffer, CorruptRecord, DirectoryInUse
+from segments.format.meta_header import check_headers
+from segments.format.meta_pages import check_pages, good_items
+
+IOV_MAX = 1024
+DISK_FULL_RETRY_MS = 1000
+"""How often a full disk is asked again."""
+_PAGE_BYTES = 4096
+"""What the system reads and writes at once: who writes a part of a page has it read first."""
+
+
+class SyncFailed(OSError):
+    """A sync failed, whatever for. The system has marked the pages clean: to sync again would
+    succeed, over data that is not there. Also when it was for want of room (a thin volume): a write
+    that had been accepted is lost, which is not the same as one that was refused."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(errno.EIO, f"sync failed: {cause}")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether this is a state that ends, and not a disk that can no longer be trusted: nothing of
+    what was to be written has been, or it is written again as a whole."""
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
+_PASSING = frozenset(
+    (
+        errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN,
+    )
+)  # fmt: skip
+
+
+def is_passing(error: BaseException) -> bool:
+    """The system had no descriptor or no memory to spare: nothing is wrong with the disk, and a
+    while later there may be some. A failed sync is not that, whatever for."""
+    is_failed_sync = isinstance(error, SyncFailed)
+    return isinstance(error, OSError) and error.errno in _PASSING and not is_failed_sync
+
+
+def is_refused(error: BaseException) -> bool:
+    """What was to be done in the background can be tried again as a whole. Until then the disk
+    counts as full."""
+    return is_disk_full(error) or is_passing(error)
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """The medium cannot give these bytes: damage, like a bad CRC. A failed sync is not."""
+    is_failed_sync = isinstance(error, SyncFailed)
+    return isinstance(error, OSError) and error.errno == errno.EIO and not is_failed_sync
+
+
+class File(Protocol):
+    def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
+        """Write the buffers end to end at `position`: all of them, or raise. A durable write is for
+        room that the file has; one that fails is a failed sync."""
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+
+    def sync(self) -> None:
+        """fdatasync. Raises SyncFailed."""
+
+    def write_back(self, length: int, position: int) -> None:
+        """Bring what was written there to the medium now, so that a later sync has less left to do.
+        Nothing is durable by this: neither the file's length nor where its blocks lie. Raises
+        SyncFailed."""
+
+    def truncate(self, length: int) -> None: ...
+    def allocate(self, length: int) -> None:
+        """Have room for `length` bytes, or raise ENOSPC now and not when they are written. The file
+        may be longer afterwards; what it held is unchanged."""
+
+    def size(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class MetaFile(Protocol):
+    """A small ordered key-value file whose commits are durable transactions. What is read from
+    damaged pages raises CorruptRecord, or is nonsense that the reader must find out."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Pages made no sense when it was opened: what is read is what can be told of the others,
+        and `commit` raises CorruptRecord."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """What is stored under each key, in one transaction."""
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Items whose key starts with `prefix`, in key order."""
+
+    def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        """One durable transaction; None deletes."""
+
+    def sync(self) -> None:
+        """Make durable what can be read. Raises SyncFailed."""
+
+    def close(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    def open(self, path: str, *, create: bool = False) -> File:
+        """`create=True`: the file must not exist; otherwise it must."""
+
+    def exists(self, path: str) -> bool: ...
+    def is_directory(self, path: str) -> bool: ...
+    def list(self, path: str) -> list[str]:
+        """Names in the directory, sorted."""
+
+    def make_directory(self, path: str) -> None:
+        """With parents; an existing one is left alone."""
+
+    def rename(self, old: str, new: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def remove_tree(self, path: str) -> None: ...
+    def sync_directory(self, path: str) -> None: ...
+    def lock(self, path: str) -> Lock:
+        """Exclusive use of `path`. Raises DirectoryInUse."""
+
+    def has_meta(self, path: str) -> bool:
+        """Whether `open_meta` would find one that is there already."""
+
+    def open_meta(self, path: str, map_bytes: int) -> MetaFile:
+        """Raises CorruptRecord when it cannot be used at all."""
+
+
+def _find_sync_file_range() -> Any:
+    """The C library's `sync_file_range(2)`, which Python does not offer; None: nor does that."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
+
+
+_sync_file_range = _find_sync_file_range()
+_WAIT_WRITE_WAIT = 1 | 2 | 4
+
+
+class RealFile:
+    """A file descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
+        if not durable:
+            return self._pwrite(buffers, position, 0)
+        try:
+            return self._pwrite(buffers, position, os.RWF_DSYNC)
+        except OSError as error:
+            raise SyncFailed(error) from error
+
+    def _pwrite(self, buffers: Sequence[Buffer], position: int, flags: int) -> int:
+        if len(buffers) > IOV_MAX:
+            # Joining groups of small buffers costs less than a second synchronous write.
+            step = -(-len(buffers) // IOV_MAX)
+            buffers = [b"".join(buffers[i : i + step]) for i in range(0, len(buffers), step)]
+        total = sum(map(len, buffers))
+        written = os.pwritev(self._fd, buffers, position, flags)
+        if written != total:
+            rest = memoryview(b"".join(buffers))
+            while written < total:
+                written += os.pwritev(self._fd, [rest[written:]], position + written, flags)
+        return total
+
+    def pread(self, length: int, position: int) -> bytes:
+        found = os.pread(self._fd, length, position)
+        if len(found) == length:
+            return found
+        parts = [found]
+        have = len(found)
+        while have < length and parts[-1]:
+            parts.append(os.pread(self._fd, length - have, position + have))
+            have += len(parts[-1])
+        return b"".join(parts)
+
+    def sync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise SyncFailed(error) from error
+
+    def write_back(self, length: int, position: int) -> None:
+        if _sync_file_range is None:
+            self.sync()
+        elif _sync_file_range(self._fd, position, length, _WAIT_WRITE_WAIT) != 0:
+            code = ctypes.get_errno()
+            if code == errno.ENOSYS:  # a sandbox's kernel
+                self.sync()
+                return
+            # The error is reported once: the sync that follows would know nothing of it.
+            raise SyncFailed(OSError(code, os.strerror(code)))
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def allocate(self, length: int) -> None:
+        os.posix_fallocate(self._fd, 0, length)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error) from error
+    finally:
+        os.close(fd)
+
+
+class RealLock:
+    """An flock; it ends with the process."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_LMDB_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.BadValsizeError,
+    lmdb.InvalidError,
+    lmdb.MapResizedError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB says when its pages make no sense."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What LMDB finds wrong with its pages is damage, like a bad CRC."""
+    try:
+        yield
+    except _LMDB_DAMAGE as error:
+        raise CorruptRecord("meta page", 0) from error
+
+
+class LmdbFile:
+    """An LMDB environment. Never `writemap` (a stray pointer would write to the file), always
+    synced.
+
+    A commit writes pages, syncs them, and then writes and syncs the page that names them; LMDB
+    reports want of room in any of these with the same error. Room for all pages that a transaction
+    can add is therefore had beforehand, which may be refused. After that there is no full disk: a
+    commit that fails is a failed sync.
+
+    Before LMDB acts on the file's headers, each time, they are checked: it would not. All pages are
+    when the file is opened; one that changes later can still end the process. What can be told of a
+    damaged file is read without LMDB.
+    """
+
+    __slots__ = ("_environment", "_fd", "_good", "_map_bytes", "_reserved")
+
+    def __init__(self, path: str, map_bytes: int) -> None:
+        self._map_bytes = map_bytes
+        self._reserved = 0
+        self._good: dict[bytes, bytes] | None = None
+        """Instead of the environment, when that is not to be touched."""
+        data = f"{path}/data.mdb"
+        if os.path.exists(data) and os.path.getsize(data):
+            fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._good = _good_if_damaged(fd)
+            finally:
+                os.close(fd)
+        try:
+            self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise CorruptRecord("meta file", 0) from error
+        # LMDB syncs its file, not the names on the way to it.
+        _sync_directory(path)
+        _sync_directory(path.rpartition("/")[0] or ".")
+        self._fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
+
+    @property
+    def is_damaged(self) -> bool:
+        return self._good is not None
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.get_all([key])[0]
+
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._good is not None:
+            return [self._good.get(key) for key in keys]
+        with _reading(), self._begin() as transaction:
+            return [transaction.get(key) for key in keys]
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        if self._good is not None:
+            return sorted(item for item in self._good.items() if item[0].startswith(prefix))
+        found: list[tuple[bytes, bytes]] = []
+        with _reading(), self._begin() as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(prefix):
+                for key, value in cursor:
+                    if not key.startswith(prefix):
+                        break
+                    found.append((bytes(key), bytes(value)))
+        return found
+
+    def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        if self._good is not None:
+            raise CorruptRecord("meta page", 0)
+        try:
+            self._reserve(puts)
+            with self._begin(write=True) as transaction:
+                for key, value in puts:
+                    if value is None:
+                        transaction.delete(key)
+                    else:
+                        transaction.put(key, value)
+        except lmdb.MapFullError as error:
+            # Met while pages are given out, before one is written that counts.
+            raise OSError(errno.ENOSPC, "meta is full") from error
+        except lmdb.DiskError as error:
+            raise SyncFailed(OSError(errno.ENOSPC, str(error))) from error
+        except (*_LMDB_DAMAGE, lmdb.PageFullError) as error:
+            raise CorruptRecord("meta page", 0) from error
+        except lmdb.Error as error:
+            raise SyncFailed(OSError(errno.EIO, str(error))) from error
+
+    def _begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
+        _check_headers(self._fd)
+        return self._environment.begin(write=write)
+
+    def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
+        """Have room for the pages that `puts` can add to the file. Raises OSError (ENOSPC)."""
+        _check_headers(self._fd)
+        found = self._environment.stat()
+        page_bytes: int = found["psize"]
+        used = (self._environment.info()["last_pgno"] + 1) * page_bytes
+        sizes = [len(key) + len(value or b"") for key, value in puts]
+        end = used + page_bytes * _pages_added(found, sizes)
+        end = min(end, self._map_bytes - self._map_bytes % page_bytes)
+        if end > self._reserved:
+            os.posix_fallocate(self._fd, 0, end)
+            self._reserved = end
+
+    def sync(self) -> None:
+        try:
+            self._environment.sync(True)
+        except lmdb.Error as error:
+            raise SyncFailed(OSError(errno.EIO, str(error))) from error
+
+    def close(self) -> None:
+        self._environment.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _check_headers(fd: int) -> None:
+    """Raises CorruptRecord, StorageError."""
+    check_headers(lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size)
+
+
+def _good_if_damaged(fd: int) -> dict[bytes, bytes] | None:
+    """None for a whole file. Raises CorruptRecord when nothing can be told, StorageError."""
+    file_bytes = os.fstat(fd).st_size
+
+    def read(length: int, position: int) -> bytes:
+        try:
+            return os.pread(fd, length, position)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            return b""
+
+    try:
+        check_pages(read, file_bytes)
+    except CorruptRecord:
+        return good_items(read, file_bytes)
+    return None
+
+
+def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
+    """The most pages that a transaction which puts items of these sizes can add to an environment.
+
+    LMDB never writes to a page in use: each page on the way to an item is copied once, at most all
+    that there are. Items of more than a third of a page have pages of their own. The others split a
+    full leaf once each, or lie three or more to a page; a split adds an item to the page above,
+    which may split in turn, and the tree may grow by a level. The pages given up are listed, eight
+    bytes each, in a tree of the same kind.
+    """
+    page_bytes, depth = int(tree["psize"]), int(tree["depth"])
+    leaf_pages, overflow_pages = int(tree["leaf_pages"]), int(tree["overflow_pages"])
+    third = page_bytes // 3
+    pages = int(tree["branch_pages"]) + leaf_pages
+    large = sum(-(-(size + 64) // page_bytes) for size in sizes if size + 64 > third)
+    small_bytes = sum(min(size + 64, third) for size in sizes)
+    splits = min(len(sizes), leaf_pages) + 3 * small_bytes // page_bytes + 1
+    copied = min(pages, len(sizes) * depth)
+    given_up = copied + splits + overflow_pages + large
+    lists = 8 + 4 * (8 * given_up // page_bytes + 1)
+    return copied + large + 2 * splits + depth + 1 + lists
+
+
+def read_around(file: File, length: int, position: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """(what `pread` gives, ranges [start, end) that the medium cannot give: zeros, which mean
+    nothing). A page is the least that it gives or does not."""
+    try:
+        return file.pread(length, position), []
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    parts: list[bytes] = []
+    bad: list[tuple[int, int]] = []
+    end = min(position + length, file.size())
+    while position < end:
+        stop = min(position - position % _PAGE_BYTES + _PAGE_BYTES, end)
+        try:
+            parts.append(file.pread(stop - position, position))
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            parts.append(bytes(stop - position))
+            bad.append((position, stop))
+        if len(parts[-1]) < stop - position:  # cut short meanwhile
+            break
+        position = stop
+    return b"".join(parts), bad
+
+
+def read_whole(file: File, length: int, position: int) -> bytes:
+    """What `pread` gives; nothing where the medium cannot give all of it."""
+    data, bad = read_around(file, length, position)
+    return b"" if bad else data
+
+
+def write_over(file: File, data: Buffer, position: int) -> bool:
+    """`pwrite` where the medium may not be able to read: only a whole page can be written there,
+    with zeros around what is given. So the rest of an unreadable page, which was lost, is zeros
+    afterwards, and the file may end with its last page. True: there was such a page."""
+    try:
+        file.pwrite([data], position)
+        return False
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    view = memoryview(data)
+    end = position + len(view)
+    start = position - position % _PAGE_BYTES
+    _, bad = read_around(file, end - end % -_PAGE_BYTES - start, start)
+    bad_pages = {page for page, _ in bad}
+    for page in range(start, end, _PAGE_BYTES):
+        first, stop = max(page, position), min(page + _PAGE_BYTES, end)
+        part: Buffer = view[first - position : stop - position]
+        if page in bad_pages:
+            part = bytes(first - page) + bytes(part) + bytes(page + _PAGE_BYTES - stop)
+            first = page
+        file.pwrite([part], first)
+    return True
+
+
+def cut_off(file: File, length: int) -> None:
+    """`truncate` in a page that the medium may not be able to read, as `write_over`."""
+    try:
+        file.truncate(length)
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        write_over(file, b"\0", length)
+        file.truncate(length)
+
+
+def make_durable_directory(fs: FileSystem, path: str) -> None:
+    """Make a directory and its missing parents so that a power cut does not take them back: a new
+    name is durable only when the directory it stands in has been synced."""
+    missing = []
+    while path and not fs.exists(path):
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    for name in reversed(missing):
+        fs.make_directory(name)
+        parent, slash, _ = name.rpartition("/")
+        fs.sync_directory(parent or slash or ".")
+
+
+def sync_names_above(fs: FileSystem, path: str) -> None:
+    """Make durable that `path` is there: who made it may have died before. What is not ours to
+    open was not made by us."""
+    while path:
+        parent, slash, _ = path.rpartition("/")
+        try:
+            fs.sync_directory(parent or slash or ".")
+        except PermissionError:
+            return
+        path = parent
+
+
+class RealFileSystem:
+    """The operating system's files. Private to the user that runs the server."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        return RealFile(os.open(path, flags, 0o600))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_directory(self, path: str) -> None:
+        _sync_directory(path)
+
+    def lock(self, path: str) -> RealLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise DirectoryInUse(path) from None
+        return RealLock(fd)
+
+    def has_meta(self, path: str) -> bool:
+        return os.path.exists(f"{path}/data.mdb")
+
+    def open_meta(self, path: str, map_bytes: int) -> LmdbFile:
+        return LmdbFile(path, map_bytes)

@@ -1,0 +1,184 @@
+"""Journal files before they are written to: made ahead, zeroed, under their own durable names.
+
+A file is zero-filled and synced before its first block, so that a block changes no metadata. One
+that was released becomes the next, which saves the zeros. On a full disk a file is made from the
+reserve.
+
+Must not know: blocks, which files are in use.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from segments.api import StoreOptions
+from segments.format.block import PAGE_BYTES
+from segments.io import failpoint
+from segments.io.fs import File, FileSystem, is_disk_full, is_passing, is_refused
+from segments.io.reserve import Reserve
+
+_ZEROS = bytes(1 << 20)
+PIECE_BYTES_MIN = 64 << 10
+WRITE_BACK_BYTES = 4 << 20
+"""Of zeros: the sync behind them must not have a whole file to write while blocks wait."""
+
+
+@dataclass(slots=True)
+class JournalFile:
+    """A file being written, or prepared to be. Start LSN and salt are set at its first block.
+    `is_piece`: made from the reserve."""
+
+    sequence: int
+    path: str
+    file: File
+    capacity: int
+    start_lsn: int = 0
+    salt: int = 0
+    position: int = 0
+    is_piece: bool = False
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a look at files to come has brought. `is_full`: a file, or the reserve, was refused for
+    want of room; `pieces` of the reserve are left."""
+
+    file: JournalFile | None = None
+    is_full: bool = False
+    pieces: int = 0
+    reuse: str = ""
+    returned: Sequence[str] = ()
+    """`reuse` and `returned` are what could not become the next file, or go back."""
+
+
+class JournalFiles:
+    """Those of one directory that are to come, and the reserve. Everything blocks."""
+
+    __slots__ = ("_directory", "_fs", "_options", "reserve")
+
+    def __init__(self, fs: FileSystem, directory: str, options: StoreOptions) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._options = options
+        # A piece is a small journal file: it has room for the header and some blocks.
+        piece_bytes = max(PIECE_BYTES_MIN, options.journal_file_bytes // 64)
+        folder = f"{directory.rpartition('/')[0]}/reserve"
+        self.reserve = Reserve(fs, folder, "journal", piece_bytes - piece_bytes % PAGE_BYTES)
+
+    def ready(self, sequence: int, reuse: str, returned: Sequence[str], wanted: int) -> Prepared:
+        """A file, unless `sequence` is 0, and the rest of the reserve, to which `returned` go back.
+        If need be the file is one from the reserve that takes `wanted` bytes, unless that is 0."""
+        made = Prepared()
+        reserve = self.reserve
+        try:
+            for n, path in enumerate(returned):
+                made.returned = returned[n:]
+                reserve.give(path)
+            made.returned = ()
+            if sequence:
+                made.file = self.make(sequence, reuse, self._options.journal_file_bytes)
+            reserve.fill()
+        except OSError as error:
+            if not is_refused(error):
+                raise
+            made.is_full = True
+            if reuse and made.file is None and self._fs.exists(reuse):
+                made.reuse = reuse
+        if made.file is None and sequence and wanted:
+            try:
+                made.file = self.make_from_reserve(sequence, wanted)
+            except OSError as error:
+                if not is_passing(error):
+                    raise
+        made.pieces = reserve.pieces()
+        return made
+
+    def make_from_reserve(self, sequence: int, wanted: int) -> JournalFile | None:
+        """A file of at least `wanted` bytes; None when there is not as much. Others may take what
+        is needed beyond one piece: then it is shorter."""
+        reserve = self.reserve
+        count = self.pieces_for(wanted)
+        path = self._new_path(sequence)
+        if reserve.pieces() < count or not reserve.take(path):
+            return None
+        size = reserve.piece_bytes
+        file = self._fs.open(path)
+        if count > 1:
+            reserve.free(count - 1)
+            try:
+                file.allocate(count * size)
+                file.sync()
+                size *= count
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+        return JournalFile(sequence, path, file, size, is_piece=True)
+
+    def pieces_for(self, wanted: int) -> int:
+        """How many pieces of the reserve so many bytes are."""
+        return -(-wanted // self.reserve.piece_bytes)
+
+    def make(self, sequence: int, reuse: str, size: int) -> JournalFile:
+        """A file of `size` zeroed or released bytes under its own durable name. Blocks.
+
+        Its header, if it has one, names another sequence: it counts only once that is rewritten.
+        """
+        fs = self._fs
+        path = self._new_path(sequence)
+        if reuse:
+            file = fs.open(reuse)
+            if file.size() == size:
+                with self._named(reuse, path):
+                    failpoint.hit("journal.recycled")
+                    fs.sync_directory(self._directory)
+                return JournalFile(sequence, path, file, size)
+            file.close()
+            fs.unlink(reuse)
+        fresh = f"{path}.new"
+        if fs.exists(fresh):
+            fs.unlink(fresh)  # of a process that died here
+        file = fs.open(fresh, create=True)
+        try:
+            failpoint.hit("journal.file_created")
+            file.allocate(size)  # a full disk says so before a second was spent on zeros
+            for position in range(0, size, len(_ZEROS)):
+                file.pwrite([memoryview(_ZEROS)[: size - position]], position)
+                end = min(position + len(_ZEROS), size)
+                if end % WRITE_BACK_BYTES == 0:
+                    file.write_back(WRITE_BACK_BYTES, end - WRITE_BACK_BYTES)
+            file.sync()
+            failpoint.hit("journal.file_filled")
+        except OSError:
+            file.close()
+            fs.unlink(fresh)  # a full disk must not keep half a file
+            raise
+        with self._named(fresh, path):
+            failpoint.hit("journal.file_named")
+            fs.sync_directory(self._directory)
+        return JournalFile(sequence, path, file, size)
+
+    @contextmanager
+    def _named(self, old: str, new: str) -> Iterator[None]:
+        """A file has its new name; what fails then gives it the old one back, for the next."""
+        self._fs.rename(old, new)
+        try:
+            yield
+        except OSError:
+            self._fs.rename(new, old)
+            raise
+
+    def _new_path(self, sequence: int) -> str:
+        """Where the next file goes. Nothing can be there: a rename would put it out of the way
+        without a word, and it may be another process's journal. Raises FileExistsError."""
+        path = file_path(self._directory, sequence)
+        if self._fs.exists(path):
+            raise FileExistsError(errno.EEXIST, "journal file exists already", path)
+        return path
+
+
+def file_path(directory: str, sequence: int) -> str:
+    """Name of a journal file."""
+    return f"{directory}/{sequence:016x}.journal"

@@ -1,0 +1,225 @@
+"""Reads that need the disk, as jobs for the pool.
+
+What a job needs of the log is taken on the loop when it is made: the segments there are, and where
+the durable end lies. It then touches only files, so the loop may go on appending and flushing. What
+it reads never enters the cache: a slow consumer must not evict what tailing ones read.
+
+Must not know: the journal, who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+from segments.api import (
+    EntriesDamaged,
+    EntryLike,
+    OffsetOutOfRange,
+    SegmentSpan,
+    Slices,
+    StorageError,
+    StoredEntry,
+)
+from segments.log.index import IndexDamaged
+from segments.log.log import DiskLog
+from segments.log.segment import IndexReader, LogFiles, Sealed, SegmentInfo, TimeFound
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Found:
+    """What a job read: entries from `index` on, of which a reader gets the first `count`."""
+
+    index: int
+    entries: list[StoredEntry]
+    count: int = 0
+
+
+def read(
+    log: DiskLog, offset: int, end_index: int, bytes_max: int, index: int, ahead: int
+) -> Callable[[], Found]:
+    """A job that finds what `Log.read` gives, and `ahead` bytes more. `index` is that of the entry
+    that holds `offset`, if it is known, else 0."""
+    files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
+    end = min(stop, end_index + 1)
+
+    def look(end: int) -> Found:
+        start = index or files.index_of(segments, offset, first, end)
+        found = Found(start, files.entries(start, end, bytes_max + ahead))
+        # One with records at least, however many without come before it.
+        while not any(e.records for e in found.entries) and start + len(found.entries) < end:
+            found.entries += files.entries(start + len(found.entries), end, bytes_max)
+        for entry in found.entries[:1]:
+            if entry.base_offset > offset:
+                # The index led behind the entry that holds it: to answer would pass over records.
+                raise IndexDamaged("base offset", start, expected=offset, actual=entry.base_offset)
+            if entry.records and entry.base_offset + entry.records <= offset:
+                raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
+        return found
+
+    return lambda: _up_to_hole(files, segments, stop, end, look)
+
+
+def entries(log: DiskLog, first: int, end: int, bytes_max: int, ahead: int) -> Callable[[], Found]:
+    """A job that reads as `Log.entries` does, as far as segments reach, and `ahead` bytes more."""
+    files, segments, stop = log.files, log.segments, log.flushed_index + 1
+
+    def look(end: int) -> Found:
+        return Found(first, files.entries(first, end, bytes_max + ahead))
+
+    return lambda: _up_to_hole(files, segments, stop, stop if ahead else min(end, stop), look)
+
+
+def _up_to_hole(
+    files: LogFiles,
+    segments: Sequence[SegmentInfo],
+    stop: int,
+    end: int,
+    look: Callable[[int], Found],
+) -> Found:
+    """`look(end)`; or, when a hole without Idx takes more of its segment along, what lies before
+    the hole, and before others that are met on the way to it. Raises EntriesDamaged when nothing
+    does."""
+    damage: EntriesDamaged | None = None
+    while True:
+        limit = end
+        try:
+            found = files.healing(segments, stop, lambda: look(limit))  # noqa: B023 - called now
+        except EntriesDamaged as hole:
+            if hole.first >= limit:
+                raise
+            damage, end = hole, hole.first
+        except OffsetOutOfRange:
+            if damage is None:
+                raise
+            raise damage from None
+        else:
+            if damage is not None and not found.entries:
+                raise damage
+            return found
+
+
+def slices(found: Found, offset: int, end_index: int, bytes_max: int) -> Slices:
+    """The first batches of what was found, as `Log.read` gives them; counts them in `found`."""
+    made = Slices(first_offset=offset, end_offset=offset)
+    count = 0
+    for entry in found.entries:
+        if entry.index > end_index:
+            break
+        size = len(entry.data)
+        if entry.records:
+            if made.buffers and made.bytes + size > bytes_max:
+                break
+            if not made.buffers:
+                made.first_offset = entry.base_offset
+            made.buffers.append(entry.data)
+            made.end_offset = entry.base_offset + entry.records
+            made.bytes += size
+        count += 1
+    found.count = count
+    return made
+
+
+def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
+    """The first of what was found, as `Log.entries` gives them; counts them in `found`."""
+    taken: list[StoredEntry] = []
+    total = 0
+    for entry in found.entries:
+        total += len(entry.data)
+        if entry.index >= end or (taken and total > bytes_max):
+            break
+        taken.append(entry)
+    found.count = len(taken)
+    return taken
+
+
+def index_of_offset(log: DiskLog, offset: int) -> Callable[[], int]:
+    """A job that finds the entry which holds `offset`. Raises OffsetOutOfRange."""
+    files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
+    return lambda: files.healing(
+        segments, stop, lambda: files.index_of(segments, offset, first, stop)
+    )
+
+
+def index_of_timestamp(
+    log: DiskLog, timestamp_ms: int, first: int, end: int
+) -> tuple[Callable[[], TimeFound], int]:
+    """(job that looks for the first of entries [first, end), which segments hold, with a timestamp
+    ≥ `timestamp_ms`; index of the entry to go on with when it finds none)."""
+    files, segments, stop = log.files, log.segments, log.flushed_index + 1
+    places, following = log.places_of_time(timestamp_ms, first, end)
+    return (
+        lambda: files.healing(
+            segments,
+            stop,
+            lambda: files.index_of_timestamp(segments, places, timestamp_ms, first, end),
+        )
+    ), following
+
+
+def segment_spans(log: DiskLog) -> Callable[[], tuple[list[SegmentSpan], list[Sealed]]]:
+    """A job that says what each segment holds, and last the committed part of the tail; and what
+    it had to learn for that."""
+    files, segments, stop = log.files, log.segments, log.flushed_index + 1
+    newest = [] if not segments else [
+        SegmentSpan(log.flushed_offset, log.cursor.position, log.cursor.max_timestamp)
+    ]  # fmt: skip
+    tail = _tail_span(log)
+
+    def look() -> tuple[list[SegmentSpan], list[Sealed]]:
+        found: list[SegmentSpan] = []
+        learned: list[Sealed] = []
+        with IndexReader(files) as reader:
+            for segment, following in pairwise(segments):
+                sealed = segment.sealed
+                if sealed is None:
+                    sealed = reader.sealed(segment, following.first_index)
+                    learned.append(sealed)
+                found.append(SegmentSpan(following.base_offset, sealed.bytes, sealed.max_timestamp))
+        return [*found, *newest, tail], learned
+
+    return lambda: files.healing(segments, stop, look)
+
+
+def _tail_span(log: DiskLog) -> SegmentSpan:
+    first, end = log.flushed_index + 1, log.hard.commit + 1
+    size, newest = 0, -1
+    for chunk, start, stop in log.tail.spans(first, end):
+        size += chunk.ends[stop - 1] - chunk.start_of(start)
+        newest = max(newest, *(entry.timestamp for entry in chunk.entries[start:stop]))
+    return SegmentSpan(log.offset_after(end - 1), size, newest)
+
+
+def index_in_tail(log: DiskLog, timestamp_ms: int, first: int, end: int) -> int:
+    """The first of [first, end), which are all in memory, with a timestamp ≥ `timestamp_ms`, or
+    `end`."""
+    for chunk, start, stop in log.tail.spans(max(first, log.first), min(end, log.last + 1)):
+        for n in range(start, stop):
+            if chunk.entries[n].timestamp >= timestamp_ms:
+                return chunk.first + n
+    return end
+
+
+def outcome(look: Callable[[], T]) -> Callable[[], T]:
+    """A job that hands over what `look`, run here and now on the loop, gave or raised."""
+    try:
+        found = look()
+    except StorageError as error:
+        failure = error
+
+        def fail() -> T:
+            raise failure
+
+        return fail
+    return lambda: found
+
+
+def as_stored(found: Sequence[EntryLike]) -> list[StoredEntry]:
+    return [
+        StoredEntry(e.term, e.index, e.kind, e.data, e.base_offset, e.records, e.timestamp)
+        for e in found
+    ]

@@ -1,0 +1,729 @@
+"""One log of the disk engine, as the loop sees it: its state, its tail, its place in the files.
+
+Everything here is memory; `store` decides what is written and when. Staging appends frames to the
+tail and records to the batch that becomes the next journal block.
+
+Must not know: threads, how a flush or a recovery is done.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from crc32c import crc32c
+
+from segments.api import (
+    Compacted,
+    EntryLike,
+    HardState,
+    NotInMemory,
+    OffsetOutOfRange,
+    SegmentLimits,
+    Slices,
+    Unavailable,
+)
+from segments.format.block import (
+    ENTRY,
+    ENTRY_RECORD,
+    HARD,
+    INSTALL,
+    MARK_INSTALLED,
+    MARK_VOID,
+    RECORD_BYTES,
+    RESET,
+    SEQUENCE_MASK,
+    STATE,
+    STATE_RECORD,
+    TRUNCATE,
+    Mark,
+)
+from segments.format.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, frame_header
+from segments.log.damaged_ranges import Holes
+from segments.log.largest_timestamps import UNKNOWN, Maxima
+from segments.log.segment import Cursor, LogFiles, Sealed, SegmentInfo
+from segments.log.tail_cache import Cache, Chunk, Tail
+from segments.log.terms import TermRuns
+
+_first_index = attrgetter("first_index")
+LOOKS_MAX = 1024
+"""So many segments of earlier lives one job of a look-up by time asks: others want the thread."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Entries [first, last] of a log that a batch carries."""
+
+    log: DiskLog
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Run:
+    """Entries [first, last] of one log that journal file `sequence` holds, durably."""
+
+    sequence: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """A reset, and the state that came with it. `number` tells it from other resets of the log."""
+
+    number: int
+    first_index: int
+    prev_term: int
+    next_offset: int
+    state: bytes
+
+
+class Batch:
+    """What was staged since the last block: records, and the frames they speak of.
+
+    `hard` has, for each log whose hard state moved, the place of its newest record in `records` and
+    that record's sequence. `installs` are resets: (log, its generation). `needs_proof` is False as
+    long as only commit indexes moved. `before` is the state of each log as the batch found it,
+    `marks` what the header of a new file would say behind this batch; `stands_for` is the oldest of
+    the journal files whose place the new one takes.
+    """
+
+    __slots__ = (
+        "before", "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start",
+        "marks", "needs_proof", "records", "sequence", "spans", "stands_for", "token",
+    )  # fmt: skip
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.records: list[bytes] = []
+        self.buffers: list[memoryview] = []
+        self.bytes = 0
+        self.entries = 0
+        self.spans: list[Span] = []
+        self.installs: list[tuple[DiskLog, int]] = []
+        self.hard: dict[int, tuple[int, int]] = {}
+        self.before: dict[int, Mark] = {}
+        self.marks: list[Mark] | None = None
+        self.needs_proof = False
+        self.sequence = 0
+        self.stands_for = 0
+        self.last_chunk: Chunk | None = None
+        self.last_start = 0
+
+    def add_run(self, chunk: Chunk, start: int, end: int) -> None:
+        """Frames [start, end) of `chunk`; joined with the run before when they touch."""
+        if self.last_chunk is chunk and self.last_start + len(self.buffers[-1]) == start:
+            self.buffers[-1] = chunk.readonly[self.last_start : end]
+        else:
+            self.buffers.append(chunk.readonly[start:end])
+            self.last_chunk = chunk
+            self.last_start = start
+        self.bytes += end - start
+
+    def add_frame(self, parts: Sequence[bytes]) -> None:
+        """A frame that lies in no chunk."""
+        for part in parts:
+            self.buffers.append(memoryview(part))
+            self.bytes += len(part)
+        self.last_chunk = None
+
+
+class DiskLog:
+    """`segments.api.Log` on disk.
+
+    Invariant: first_index - 1 ≤ commit ≤ last_index, and flushed_index ≤ commit.
+    """
+
+    __slots__ = (
+        "applied",
+        "cursor",
+        "deleted",
+        "files",
+        "first",
+        "flush_blocked",
+        "flushed_index",
+        "flushed_offset",
+        "generation",
+        "group",
+        "hard",
+        "has_scrap",
+        "hole_ranges",
+        "id",
+        "install",
+        "install_sequence",
+        "is_lost",
+        "is_meta_lost",
+        "is_void",
+        "last",
+        "limits",
+        "maxima",
+        "number",
+        "offset",
+        "reset_token",
+        "rewritten",
+        "runs",
+        "segments",
+        "sequence",
+        "start_offset",
+        "tail",
+        "terms",
+        "unflushed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        files: LogFiles,
+        replica_number: int,
+        cache: Cache,
+        *,
+        first_index: int,
+        prev_term: int,
+        next_offset: int,
+    ) -> None:
+        self.id = files.log_id
+        self.group = files.group_id
+        self.number = replica_number
+        self.files = files
+        self.hard = HardState(0, 0, first_index - 1)
+        self.first = first_index
+        self.last = first_index - 1
+        self.offset = next_offset
+        self.start_offset = next_offset
+        self.flushed_index = first_index - 1
+        self.flushed_offset = next_offset
+        self.applied = 0
+        self.terms = TermRuns(first_index - 1, prev_term)
+        self.tail = Tail(cache, first_index - 1)
+        self.segments: tuple[SegmentInfo, ...] = ()
+        """Oldest first, their numbers without a gap. Replaced and never changed: jobs keep the one
+        they were made with."""
+        self.maxima = Maxima()
+        """Of all segments but the newest."""
+        self.cursor = Cursor()
+        self.is_meta_lost = False
+        self.limits: SegmentLimits | None = None
+        """When a new segment begins, if not as the store's options say."""
+        self.sequence = 0
+        self.runs: list[Run] = []
+        self.unflushed = 0
+        self.install: Install | None = None
+        self.install_sequence = 0
+        self.reset_token = 0
+        self.hole_ranges = Holes()
+        self.rewritten = False
+        self.flush_blocked = False
+        self.generation = 0
+        self.is_void = True
+        self.is_lost = False
+        self.deleted = False
+        self.has_scrap = True
+
+    # --- the contract ------------------------------------------------------------------------
+    @property
+    def log_id(self) -> int:
+        return self.id
+
+    @property
+    def group_id(self) -> int:
+        return self.group
+
+    @property
+    def replica_number(self) -> int:
+        return self.number
+
+    @property
+    def first_index(self) -> int:
+        return self.first
+
+    @property
+    def last_index(self) -> int:
+        return self.last
+
+    @property
+    def commit_index(self) -> int:
+        return self.hard.commit
+
+    @property
+    def hard_state(self) -> HardState:
+        return HardState(self.hard.term, self.hard.vote, self.hard.commit)
+
+    @property
+    def applied_index(self) -> int:
+        return self.applied
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.start_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset
+
+    @property
+    def installed_state(self) -> bytes:
+        return b"" if self.install is None else self.install.state
+
+    @property
+    def lost(self) -> bool:
+        return self.is_lost
+
+    @property
+    def holes(self) -> Sequence[tuple[int, int]]:
+        return self.hole_ranges.ranges
+
+    def term(self, index: int) -> int:
+        if self.first - 1 <= index <= self.last:
+            return self.terms.term(index)
+        raise self._outside(index)
+
+    def offset_after(self, index: int) -> int:
+        if index == self.last:
+            return self.offset
+        if index == self.first - 1:
+            return self.start_offset
+        self._check(index)
+        if 0 < self.tail.first <= index + 1:
+            return self.tail.entry(index + 1).base_offset
+        ends_run_at = self.terms.offset_at(index + 1)
+        if ends_run_at >= 0:
+            return ends_run_at
+        # A damaged Idx is told to whoever asks: to rebuild it reads a segment, which is no work for
+        # the loop.
+        idx = self.files.idx(index)
+        return idx.base_offset + idx.records
+
+    def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+        if first == end:
+            return []
+        self._check(first)
+        self._check(end - 1)
+        tail = self.tail
+        if not tail.first or first < tail.first:
+            tail.cache.misses += 1
+            raise NotInMemory(first, min(end, tail.first or end))
+        tail.cache.hits += 1
+        return tail.slice(first, end, bytes_max)
+
+    def read(self, offset: int, end_index: int, bytes_max: int) -> Slices:
+        end_index = min(end_index, self.hard.commit)
+        end_offset = self.offset_after(end_index)
+        if not self.start_offset <= offset <= end_offset:
+            raise OffsetOutOfRange(f"offset {offset} not in [{self.start_offset}, {end_offset}]")
+        slices = Slices(first_offset=offset, end_offset=offset)
+        if offset == end_offset:
+            return slices
+        tail = self.tail
+        index = tail.find_offset(offset)
+        if not index:
+            tail.cache.misses += 1
+            raise NotInMemory(self.first, tail.first or self.last + 1)
+        tail.cache.hits += 1
+        buffers = slices.buffers
+        total = 0
+        for chunk, start, stop in tail.spans(index, end_index + 1):
+            for entry in chunk.entries[start:stop]:
+                if not entry.records:
+                    continue
+                size = len(entry.data)
+                if total + size > bytes_max and buffers:
+                    slices.bytes = total
+                    return slices
+                if not buffers:
+                    slices.first_offset = entry.base_offset
+                buffers.append(entry.data)
+                total += size
+                slices.end_offset = entry.base_offset + entry.records
+        slices.bytes = total
+        return slices
+
+    # --- staging -----------------------------------------------------------------------------
+    def stage(self, entries: Sequence[EntryLike], batch: Batch) -> None:
+        """Copy the entries into the tail and their records into `batch`.
+
+        The hottest loop of the engine: one copy, one CRC and two packs for each entry.
+        """
+        self.touch(batch)
+        index = first = entries[0].index
+        if first <= self.last:
+            self.truncate(first, batch)
+        tail = self.tail
+        chunk = tail.chunks[-1] if tail.chunks else tail.grow(0, first)
+        buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
+        run_start = used = chunk.used
+        held, ends = chunk.entries, chunk.ends
+        log_id, group, sequence, mask = self.id, self.group, self.sequence, SEQUENCE_MASK
+        records = batch.records
+        term = self.terms.terms[-1]
+        total = 0
+        for entry in entries:
+            assert entry.index == index, (entry.index, index)
+            data = entry.data
+            length = len(data)
+            start = used
+            body = start + FRAME_BYTES
+            used = body + length
+            if used > capacity:
+                if start > run_start:
+                    batch.add_run(chunk, run_start, start)
+                    chunk.used = start
+                    total += start - run_start
+                if not held:
+                    tail.discard_last()
+                chunk = tail.grow(FRAME_BYTES + length, index)
+                buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
+                held, ends = chunk.entries, chunk.ends
+                run_start = start = 0
+                body = FRAME_BYTES
+                used = FRAME_BYTES + length
+            buffer[body:used] = data
+            if entry.term != term:
+                term = entry.term
+                self.terms.add(index, term, entry.base_offset)
+            HEADER_REST.pack_into(
+                buffer, start + 4, length, group, term, entry.kind, FRAME_VERSION, 0,
+                entry.records, index, entry.base_offset, entry.timestamp,
+            )  # fmt: skip
+            crc = crc32c(buffer[start + 4 : used])
+            CRC.pack_into(buffer, start, crc)
+            entry.data = readonly[body:used]
+            held.append(entry)
+            ends.append(used)
+            records.append(
+                ENTRY_RECORD.pack(log_id, sequence & mask, ENTRY, term, index, used - start, crc)
+            )
+            sequence += 1
+            index += 1
+        batch.add_run(chunk, run_start, used)
+        chunk.used = used
+        total += used - run_start
+        self.sequence = sequence
+        self.unflushed += total
+        tail.cache.unflushed += total
+        self.last = index - 1
+        last = entries[-1]
+        self.offset = last.base_offset + last.records
+        batch.spans.append(Span(self, first, index - 1))
+        batch.entries += len(entries)
+        batch.needs_proof = True
+
+    def touch(self, batch: Batch) -> None:
+        """The batch is about to say something of this log: keep what was true before, for the
+        header of a file that takes only a part of it."""
+        if self.id not in batch.before:
+            batch.before[self.id] = self.mark()
+
+    def truncate(self, index: int, batch: Batch) -> None:
+        """Cut the suffix from `index` on."""
+        assert index > self.hard.commit, (index, self.hard.commit)
+        assert index > self.flushed_index, (index, self.flushed_index)
+        assert index >= self.first, (index, self.first)
+        self.touch(batch)
+        self.offset = self.offset_after(index - 1)
+        removed = self.tail.truncate(index)
+        self.unflushed -= removed
+        self.tail.cache.unflushed -= removed
+        self.terms.truncate(index)
+        self.last = index - 1
+        self.stage_state(batch, TRUNCATE, 0, index, 0)
+
+    def restage(self, sequence: int, batch: Batch, *, with_tail: bool) -> None:
+        """Stage once more what journal file `sequence` is needed for, so that it may go."""
+        if self.install is not None and self.install_sequence == sequence:
+            self._stage_install(STATE, self.install, batch)
+        if with_tail and self.oldest_run() == sequence and self.last > self.flushed_index:
+            self._restage_entries(self.flushed_index + 1, batch)
+            self.rewritten = True
+
+    def carried_bytes(self, sequence: int) -> int:
+        """How much `carry_over` stages."""
+        size = 0
+        if self.install is not None and self.install_sequence >= sequence:
+            size += RECORD_BYTES + FRAME_BYTES + len(self.install.state)
+        first = self._first_from(sequence)
+        if first and first <= self.last:
+            for chunk, start, stop in self.tail.spans(first, self.last + 1):
+                size += chunk.ends[stop - 1] - chunk.start_of(start) + (stop - start) * RECORD_BYTES
+        return size
+
+    def carry_over(self, sequence: int, batch: Batch) -> None:
+        """Stage once more what the journal files from `sequence` on are needed for."""
+        if self.install is not None and self.install_sequence >= sequence:
+            self._stage_install(STATE, self.install, batch)
+        first = self._first_from(sequence)
+        if first and first <= self.last:
+            self._restage_entries(first, batch)
+
+    def _first_from(self, sequence: int) -> int:
+        """The first entry that no segment holds, nor a journal file before `sequence`; 0: none."""
+        for run in self.runs:
+            if run.sequence >= sequence and run.last > self.flushed_index:
+                return max(run.first, self.flushed_index + 1)
+        return 0
+
+    def _restage_entries(self, first: int, batch: Batch) -> None:
+        """Stage everything from `first` on once more. The frames are those in the tail: nothing is
+        copied or summed again."""
+        self.touch(batch)
+        index = first
+        for chunk, start, stop in self.tail.spans(first, self.last + 1):
+            position = chunk.start_of(start)
+            batch.add_run(chunk, position, chunk.ends[stop - 1])
+            for n in range(start, stop):
+                end = chunk.ends[n]
+                crc: int = CRC.unpack_from(chunk.buffer, position)[0]
+                record = ENTRY_RECORD.pack(
+                    self.id,
+                    self.sequence & SEQUENCE_MASK,
+                    ENTRY,
+                    chunk.entries[n].term,
+                    index,
+                    end - position,
+                    crc,
+                )
+                batch.records.append(record)
+                self.sequence += 1
+                index += 1
+                position = end
+        assert index == self.last + 1, (index, self.last)
+        batch.spans.append(Span(self, first, self.last))
+        batch.needs_proof = True
+
+    def stage_hard(self, state: HardState, batch: Batch) -> None:
+        """Stage term, vote and commit. A second change replaces the first as long as nothing else
+        of this log was staged between: a commit index must never become durable before the
+        truncation or the entries that it presumes, also when a batch is written in parts."""
+        hard = self.hard
+        assert state.commit <= self.last, (state.commit, self.last)
+        assert state.commit >= hard.commit, (state.commit, hard.commit)
+        assert state.term >= hard.term, (state.term, hard.term)
+        is_vote = state.term != hard.term or state.vote != hard.vote
+        if not is_vote and state.commit == hard.commit:
+            return
+        self.touch(batch)
+        if is_vote:
+            hard.term = state.term
+            hard.vote = state.vote
+            batch.needs_proof = True
+        hard.commit = state.commit
+        place, sequence = batch.hard.get(self.id, (-1, -2))
+        if sequence != self.sequence - 1:
+            place, sequence = len(batch.records), self.sequence
+            batch.hard[self.id] = (place, sequence)
+            batch.records.append(b"")
+            self.sequence += 1
+        batch.records[place] = STATE_RECORD.pack(
+            self.id, sequence & SEQUENCE_MASK, HARD, hard.term, hard.commit, hard.vote
+        )
+
+    def stage_state(self, batch: Batch, kind: int, term: int, index: int, value: int) -> None:
+        """Stage a record without a frame."""
+        assert self.id in batch.before, self.id
+        batch.records.append(
+            STATE_RECORD.pack(self.id, self.sequence & SEQUENCE_MASK, kind, term, index, value)
+        )
+        self.sequence += 1
+        batch.needs_proof = True
+
+    def _stage_install(self, kind: int, install: Install, batch: Batch) -> None:
+        """Stage a record with the state of a reset."""
+        self.touch(batch)
+        header = frame_header(
+            install.state, group_id=self.group, term=install.prev_term, index=install.first_index,
+            base_offset=install.next_offset, timestamp=install.number,
+        )  # fmt: skip
+        batch.add_frame([header, install.state])
+        length = FRAME_BYTES + len(install.state)
+        crc: int = CRC.unpack_from(header)[0]
+        batch.records.append(
+            ENTRY_RECORD.pack(
+                self.id,
+                self.sequence & SEQUENCE_MASK,
+                kind,
+                install.prev_term,
+                install.first_index,
+                length,
+                crc,
+            )
+        )
+        self.sequence += 1
+        batch.needs_proof = True
+        batch.installs.append((self, self.generation))
+
+    def reset(
+        self, first_index: int, prev_term: int, next_offset: int, state: bytes, batch: Batch
+    ) -> None:
+        """Drop every entry and continue at `first_index`. No flush until `allow_flush`: the files
+        there are belong to what was dropped."""
+        self.touch(batch)
+        tail = self.tail
+        tail.cache.unflushed -= self.unflushed
+        self.unflushed = 0
+        tail.cache.release(tail)
+        self.first = first_index
+        self.last = first_index - 1
+        self.offset = self.start_offset = next_offset
+        self.hard.commit = first_index - 1
+        self.flushed_index = tail.flushed_index = first_index - 1
+        self.flushed_offset = next_offset
+        self.terms = TermRuns(first_index - 1, prev_term)
+        self.segments = ()
+        self.maxima = Maxima()
+        self.cursor = Cursor()
+        self.hole_ranges.clear()
+        self.generation += 1
+        self.is_void = True
+        self.flush_blocked = True
+        self.reset_token = batch.token
+        if state:
+            self.install = Install(self.sequence, first_index, prev_term, next_offset, state)
+            self._stage_install(INSTALL, self.install, batch)
+        else:
+            self.install = None
+            self.stage_state(batch, RESET, prev_term, first_index, next_offset)
+            batch.installs.append((self, self.generation))
+        batch.spans.append(Span(self, first_index, first_index - 1))
+
+    def allow_flush(self, generation: int) -> None:
+        """The files of the generations before are gone."""
+        if generation == self.generation:
+            self.flush_blocked = False
+
+    def trim(self, first_index: int) -> None:
+        """Drop entries below `first_index`; what is in memory goes with its chunk."""
+        self.start_offset = self.offset_after(first_index - 1)
+        self.terms.trim(first_index - 1)
+        self.hole_ranges.trim(first_index)
+        self.first = first_index
+
+    # --- segments ------------------------------------------------------------------------------
+    def recovered(self, segments: Sequence[SegmentInfo]) -> None:
+        """The segments that a start found."""
+        self.segments = tuple(segments)
+        self.maxima = Maxima([UNKNOWN] * (len(segments) - 1))
+
+    def add_segments(self, opened: Sequence[SegmentInfo], sealed: Sequence[Sealed]) -> None:
+        """A flush has begun some, and sealed the one before each."""
+        if opened:
+            self.segments = (*self.segments, *opened)
+            while len(self.maxima) < len(self.segments) - 1:
+                self.maxima.append(UNKNOWN)
+        self.note_sealed(sealed)
+
+    def drop_segments(self, first_index: int) -> Sequence[SegmentInfo]:
+        """Those whose entries are all below `first_index`, which are no longer the log's."""
+        count = max(bisect_right(self.segments, first_index, key=_first_index) - 1, 0)
+        gone, self.segments = self.segments[:count], self.segments[count:]
+        self.maxima.drop(count)
+        return gone
+
+    def note_sealed(self, found: Sequence[Sealed]) -> None:
+        """What was learned of sealed segments; some may be gone."""
+        for sealed in found:
+            place = sealed.number - self.segments[0].number
+            if place >= 0:
+                segment = self.segments[place]
+                assert segment.number == sealed.number, (segment.number, sealed.number)
+                segment.sealed = sealed
+                self.maxima[place] = sealed.max_timestamp
+
+    def note_timestamp(self, index: int, timestamp: int) -> None:
+        """An entry that segments hold has that timestamp. It was damaged: what is known of its
+        segment may have been learned without it."""
+        if index < self.segments[0].first_index:
+            return
+        place = bisect_right(self.segments, index, key=_first_index) - 1
+        if place == len(self.segments) - 1:
+            self.cursor.max_timestamp = max(self.cursor.max_timestamp, timestamp)
+            return
+        sealed = self.segments[place].sealed
+        if sealed is not None and sealed.max_timestamp < timestamp:
+            self.note_sealed([sealed._replace(max_timestamp=timestamp)])
+
+    def places_of_time(self, timestamp: int, first: int, end: int) -> tuple[list[int], int]:
+        """(which segments may hold the first of entries [first, end) whose timestamp is ≥
+        `timestamp`, up to the first that is known to; index of the entry behind all of them)."""
+        segments, maxima = self.segments, self.maxima
+        places: list[int] = []
+        place = max(bisect_right(segments, first, key=_first_index) - 1, 0)
+        while (place := maxima.first(place, timestamp)) < len(maxima):
+            begins = segments[place].first_index
+            if begins >= end:
+                return places, end
+            places.append(place)
+            is_known = maxima[place] != UNKNOWN and begins >= first
+            place += 1
+            if is_known or len(places) == LOOKS_MAX:
+                return places, min(end, segments[place].first_index)
+        if segments[place].first_index < end and self.cursor.max_timestamp >= timestamp:
+            places.append(place)
+        return places, end
+
+    # --- where the log lies in the journal -----------------------------------------------------
+    def note_journaled(self, sequence: int, first: int, last: int) -> None:
+        """Entries [first, last] are durable in journal file `sequence`, and whatever the log had
+        from `first` on in older ones no longer counts."""
+        runs = self.runs
+        while runs and runs[-1].first >= first:
+            runs.pop()
+        if runs and runs[-1].last >= first:
+            runs[-1].last = first - 1
+        if last < first:
+            return
+        if runs and runs[-1].sequence == sequence:
+            runs[-1].last = last
+        else:
+            runs.append(Run(sequence, first, last))
+
+    def note_installed(self, sequence: int, generation: int) -> None:
+        """A reset, or its state again, is durable in journal file `sequence`. It takes the place
+        of what an earlier reset had brought only now."""
+        is_empty = self.install is None and generation == self.generation
+        self.install_sequence = 0 if is_empty else sequence
+
+    def note_covered(self) -> None:
+        """A checkpoint has what the owner made of the installed state."""
+        self.install = None
+        self.install_sequence = 0
+
+    def oldest_needed(self) -> int:
+        """Sequence of the oldest journal file with an entry that no segment holds, or an installed
+        state that no checkpoint covers; 0: none."""
+        run, install = self.oldest_run(), self.install_sequence
+        return min(run, install) if run and install else run or install
+
+    def oldest_run(self) -> int:
+        """The same for entries only."""
+        self.runs = [run for run in self.runs if run.last > self.flushed_index]
+        return min((run.sequence for run in self.runs), default=0)
+
+    def mark(self) -> Mark:
+        """What a new journal file's header says about this log."""
+        hard = self.hard
+        return Mark(
+            self.id, self.sequence & SEQUENCE_MASK, hard.term, self.terms.terms[0],
+            MARK_VOID if self.is_void else 0, hard.vote, hard.commit, self.applied,
+            self.flushed_index, self.flushed_offset, self.last, self.first, self.start_offset,
+        )  # fmt: skip
+
+    def mark_before(self, sequence: int) -> Mark:
+        """What the header of a journal file says that takes the place of those from `sequence` on:
+        the state as it is, and which of the entries the files before them hold."""
+        mark = self.mark()
+        before = [run.last for run in self.runs if run.sequence < sequence]
+        first = self._first_from(sequence)
+        mark.last_index = max(self.flushed_index, first - 1 if first else max(before, default=0))
+        if self.install is not None and 0 < self.install_sequence < sequence:
+            mark.flags |= MARK_INSTALLED
+        return mark
+
+    def _check(self, index: int) -> None:
+        if not self.first <= index <= self.last:
+            raise self._outside(index)
+
+    def _outside(self, index: int) -> Compacted | Unavailable:
+        if index < self.first:
+            return Compacted(f"index {index} is below {self.first}")
+        return Unavailable(f"index {index} is above {self.last}")

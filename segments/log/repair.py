@@ -1,0 +1,272 @@
+"""Filling holes: frames written back where damaged ones lie, from entries that another replica has.
+
+A frame's place is what its Idx says; where that is damaged too, what walking the segment says: the
+frames before it are good, or are among those to be written. An entry that does not fit its place,
+its term or its neighbours is refused: it is not what stood there. A neighbour that is damaged, too,
+says nothing until its own copy comes, which has to fit this one. A crash in between leaves the
+hole. Runs as a chore, so that no flush writes to the same file.
+
+Must not know: where the entries come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from segments.api import CorruptRecord, EntriesDamaged, EntryLike, StoredEntry
+from segments.format.frame import (
+    CRC,
+    FRAME_BYTES,
+    FRAME_VERSION,
+    HEADER,
+    HEADER_REST,
+    frame_at,
+    frame_length,
+)
+from segments.io.fs import File, is_unreadable, read_whole, write_over
+from segments.log.index import IndexDamaged
+from segments.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    IndexReader,
+    LogFiles,
+    SegmentInfo,
+    decode_segment_header,
+    encode_segment_header,
+)
+
+_LOOK_AHEAD = 1024
+"""Entries among which one is looked for that has an Idx."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """An entry of a hole, and the term the log knows for it."""
+
+    entry: StoredEntry
+    term: int
+
+
+def copy_of(entry: EntryLike, term: int) -> Copy:
+    """A copy that does not depend on the caller's buffer. Raises CorruptRecord."""
+    if entry.term != term:
+        raise CorruptRecord("term of a copy", entry.index, expected=term, actual=entry.term)
+    return Copy(
+        StoredEntry(
+            entry.term, entry.index, int(entry.kind), bytes(entry.data), entry.base_offset,
+            entry.records, entry.timestamp,
+        ),
+        term,
+    )  # fmt: skip
+
+
+def repair(
+    files: LogFiles, segments: Sequence[SegmentInfo], end: int, copies: Mapping[int, Copy]
+) -> None:
+    """Write the copies into the log's segments, whose entries end at `end`; durable on return.
+
+    Raises CorruptRecord when a copy cannot be what stood there. Blocks.
+    """
+    for n, segment in enumerate(segments):
+        stop = segments[n + 1].first_index if n + 1 < len(segments) else end
+        mine = {i: c for i, c in copies.items() if segment.first_index <= i < stop}
+        if mine:
+            _repair_segment(files, segment, stop, mine)
+
+
+def _repair_segment(
+    files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, Copy]
+) -> None:
+    file = files.fs.open(files.segment_path(segment.number))
+    try:
+        size = file.size()
+        _write_header(files, segment, file)
+        for index in sorted(copies):
+            entry = copies[index].entry
+            frame = _frame(entry, files.group_id)
+            position = _place(files, segment, end, file, index, frame, copies)
+            _write(file, frame, position)
+            size = max(size, position + len(frame))
+        if file.size() > size:  # by what was written of a page
+            file.truncate(size)
+        file.sync()
+    finally:
+        file.close()
+    for index in sorted(copies):
+        try:
+            (back,) = files.entries(index, index + 1, 0)
+        except IndexDamaged:
+            _rebuild(files, segment, end, index)
+            (back,) = files.entries(index, index + 1, 0)
+        assert back.data == copies[index].entry.data, index
+    _sync_index(files, segment, end)
+
+
+def _sync_index(files: LogFiles, segment: SegmentInfo, end: int) -> None:
+    """Make durable where the segment's entries lie: beside what was written there may be frames
+    that nobody needs any more and that cannot be walked over. A flush leaves that to the next
+    segment's beginning, because it could be told from whole frames."""
+    for number in range(
+        segment.first_index // files.index_entries, (end - 1) // files.index_entries + 1
+    ):
+        try:
+            file = files.open_index(number, end - 1)
+        except IndexDamaged:
+            continue
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+
+def _rebuild(files: LogFiles, segment: SegmentInfo, end: int, index: int) -> None:
+    """Idx of the segment's entries, up to `index` at least. Raises EntriesDamaged."""
+    try:
+        files.rebuild(segment, end)
+    except EntriesDamaged as hole:
+        if hole.first <= index:
+            raise
+
+
+def _write(file: File, data: bytes, position: int) -> None:
+    """Raises CorruptRecord when the medium does not even take whole pages: it stays a hole.
+
+    In a page that cannot be read what lies beside `data` cannot be read either: holes too, found
+    or not yet, which the CRC tells from then on."""
+    try:
+        write_over(file, data, position)
+    except OSError as error:
+        if is_unreadable(error):
+            raise CorruptRecord("page that cannot be written", position) from error
+        raise
+
+
+def _write_header(files: LogFiles, segment: SegmentInfo, file: File) -> None:
+    """A damaged header is written again."""
+    try:
+        decode_segment_header(read_whole(file, SEGMENT_HEADER_BYTES, 0), files.log_id)
+    except CorruptRecord:
+        _write(file, encode_segment_header(segment, files.log_id, files.group_id), 0)
+
+
+def _place(
+    files: LogFiles, segment: SegmentInfo, end: int, file: File, index: int, frame: bytes,
+    copies: Mapping[int, Copy],
+) -> int:  # fmt: skip
+    """Where the frame of entry `index` lies. Raises CorruptRecord when `frame` is not the one."""
+    entry = copies[index].entry
+    try:
+        idx = files.idx(index)
+    except IndexDamaged:
+        position = _walk_to(files, segment, file, index, copies)
+        _check_next(files, segment, end, file, index, position, copies)
+        return position
+    found = (len(frame), entry.term, entry.base_offset, entry.records, int(entry.kind))
+    known = (idx.length, idx.term, idx.base_offset, idx.records, idx.kind)
+    if found != known or idx.segment != segment.number or idx.max_timestamp < entry.timestamp:
+        raise CorruptRecord("copy of an entry", index, expected=idx.length, actual=len(frame))
+    return idx.position
+
+
+def _walk_to(
+    files: LogFiles, segment: SegmentInfo, file: File, index: int, copies: Mapping[int, Copy]
+) -> int:
+    """The position behind the frames before `index`. Raises EntriesDamaged."""
+    position, offset = SEGMENT_HEADER_BYTES, segment.base_offset
+    for before, entry in _entries_to(files, segment, file, index, copies):
+        position = before
+        offset = entry.base_offset + entry.records
+    if copies[index].entry.base_offset != offset:
+        raise CorruptRecord(
+            "base offset of a copy", index, expected=offset,
+            actual=copies[index].entry.base_offset,
+        )  # fmt: skip
+    return position
+
+
+def _entries_to(
+    files: LogFiles, segment: SegmentInfo, file: File, index: int, copies: Mapping[int, Copy]
+) -> Iterator[tuple[int, StoredEntry]]:
+    """(position behind it, entry) of the segment's entries below `index`."""
+    position = SEGMENT_HEADER_BYTES
+    for number in range(segment.first_index, index):
+        entry = _read(files, file, number, position)
+        if entry is None:
+            if number not in copies:
+                raise EntriesDamaged(number, number + 1, position)
+            entry = copies[number].entry
+        position += FRAME_BYTES + len(entry.data)
+        yield position, entry
+
+
+def _check_next(
+    files: LogFiles, segment: SegmentInfo, end: int, file: File, index: int, position: int,
+    copies: Mapping[int, Copy],
+) -> None:  # fmt: skip
+    """What follows must follow: the next entry, unless it is itself a copy, or the end."""
+    if index + 1 >= end or index + 1 in copies:
+        return
+    entry = copies[index].entry
+    behind = position + FRAME_BYTES + len(entry.data)
+    next_offset = entry.base_offset + entry.records
+    following = _read(files, file, index + 1, behind)
+    if following is None:
+        stop = min(end, index + 1 + _LOOK_AHEAD)
+        fits = not _ends_elsewhere(files, file, index, position, behind) and _fits_before(
+            files, segment, range(index + 1, stop), behind, next_offset
+        )
+    else:
+        fits = following.base_offset == next_offset
+    if not fits:
+        raise CorruptRecord("copy of an entry", index, expected=behind)
+
+
+def _ends_elsewhere(files: LogFiles, file: File, index: int, position: int, behind: int) -> bool:
+    """Whether the damaged frame's own length leads to one that names the next entry, good or not,
+    elsewhere than where the copy ends: then it is the copy that is wrong."""
+    end = position + frame_length(memoryview(read_whole(file, FRAME_BYTES, position)), 0)
+    if end in {position, behind}:
+        return False
+    head = read_whole(file, FRAME_BYTES, end)
+    if len(head) < FRAME_BYTES:
+        return False
+    _, _, group, _, _, version, _, _, named, _, _ = HEADER.unpack(head)
+    return (group, version, named) == (files.group_id, FRAME_VERSION, index + 1)
+
+
+def _fits_before(
+    files: LogFiles, segment: SegmentInfo, later: range, behind: int, next_offset: int
+) -> bool:
+    """Whether a frame that ends at `behind`, and its entry at `next_offset`, leave room for those
+    up to the nearest of `later` that has an Idx."""
+    with IndexReader(files) as reader:
+        for index in later:
+            try:
+                idx = reader.idx(index)
+            except IndexDamaged:
+                continue
+            if idx.segment != segment.number:
+                continue
+            between = index - later.start
+            if not between:
+                return (idx.position, idx.base_offset) == (behind, next_offset)
+            room = idx.position - behind
+            return room >= between * FRAME_BYTES and idx.base_offset >= next_offset
+    return True
+
+
+def _read(files: LogFiles, file: File, index: int, position: int) -> StoredEntry | None:
+    head = memoryview(read_whole(file, FRAME_BYTES, position))
+    length = min(frame_length(head, 0), max(0, file.size() - position))
+    return frame_at(memoryview(read_whole(file, length, position)), 0, files.group_id, index)
+
+
+def _frame(entry: StoredEntry, group_id: int) -> bytes:
+    """The bytes that stood there."""
+    rest = HEADER_REST.pack(
+        len(entry.data), group_id, entry.term, int(entry.kind), FRAME_VERSION, 0, entry.records,
+        entry.index, entry.base_offset, entry.timestamp,
+    )  # fmt: skip
+    return CRC.pack(crc32c(entry.data, crc32c(rest))) + rest + bytes(entry.data)

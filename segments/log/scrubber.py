@@ -1,0 +1,129 @@
+"""The scrubber: reads what nobody reads, so that damage is found while other replicas have copies.
+
+Segments of all logs, in order, entry by entry through their Idx, every CRC checked; a step of a
+mebibyte at a time in the pool, so many bytes a second, and again from the beginning when all has
+been read. The newest segment too, as far as it was durable when the pass came to its log: some logs
+never fill one. What it finds is a hole of its log, and nothing more: who repairs it is the owner's
+business.
+
+Must not know: the tail, who asks for the holes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from segments.api import EntriesDamaged, StorageError, Workers
+from segments.io.fs import is_refused
+from segments.log.log import DiskLog
+
+STEP_BYTES = 1 << 20
+PAUSE_MS = 10_000
+"""Between two passes."""
+
+
+class Scrubber:
+    """Counts what it does. `bytes_per_second` 0: never."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        logs: Mapping[int, DiskLog],
+        bytes_per_second: int,
+        now_ns: Callable[[], int],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._workers = workers
+        self._logs = logs
+        self._rate = bytes_per_second
+        self._now_ns = now_ns
+        self._fail = fail
+        self._ids: deque[int] = deque()
+        """Logs of this pass that are not read yet: sorted once a pass, and not once a step."""
+        self._log_id = 0
+        self._index = 0
+        self._end = 0
+        """Where the log that is read ended when its turn came."""
+        self._pass_bytes = 0
+        self.is_stopped = False
+        self.bytes = 0
+        self.errors = 0
+        self.passes = 0
+        self.last_pass_ns = 0
+        self.last_pass_bytes = 0
+        if bytes_per_second:
+            self._wait(PAUSE_MS)
+
+    def _wait(self, delay_ms: int) -> None:
+        self._workers.call_later(delay_ms, self._step)
+
+    def _step(self) -> None:
+        """Read on from where the last step ended."""
+        if self.is_stopped:
+            return
+        log = self._next_log()
+        if log is None:
+            self._end_pass()
+            return
+        files, segments = log.files, log.segments
+        before = log.generation, log.hole_ranges.repairs
+        durable_end = log.flushed_index + 1
+        first, end = self._index, min(self._end, durable_end)
+
+        def job() -> tuple[int, int, list[tuple[int, int]]]:
+            try:
+                return files.healing(
+                    segments, durable_end, lambda: files.check(first, end, STEP_BYTES)
+                )
+            except EntriesDamaged as hole:
+                return hole.end, 0, [(hole.first, hole.end)]
+
+        def done(result: tuple[int, int, list[tuple[int, int]]] | BaseException) -> None:
+            is_gone = log.deleted or log.generation != before[0]
+            if is_gone and isinstance(result, FileNotFoundError | StorageError):
+                self._index = end
+                self._wait(0)
+            elif isinstance(result, OSError) and is_refused(result):
+                self._wait(PAUSE_MS)  # no room to rebuild an index, or no descriptor to read
+            elif isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                self._index, count, bad = result
+                after = log.generation, log.hole_ranges.repairs
+                self._note(log, count, bad if after == before and not log.deleted else [])
+                self._wait(count * 1000 // self._rate)
+
+        self._workers.pool(job, done)
+
+    def _next_log(self) -> DiskLog | None:
+        """The log to read on in, with `_index` set to its first entry not read in this pass."""
+        if not self._log_id:
+            self._ids.extend(sorted(self._logs))
+        while True:
+            log = self._logs.get(self._log_id)
+            if log is not None:
+                self._index = max(self._index, log.first)
+                if self._index < min(self._end, log.flushed_index + 1) and not log.is_lost:
+                    return log
+            if not self._ids:
+                return None
+            self._log_id, self._index = self._ids.popleft(), 0
+            log = self._logs.get(self._log_id)
+            self._end = log.flushed_index + 1 if log is not None and log.segments else 0
+
+    def _note(self, log: DiskLog, count: int, bad: list[tuple[int, int]]) -> None:
+        self.bytes += count
+        self._pass_bytes += count
+        for first, end in bad:
+            kept = range(max(first, log.first), end)  # the rest was trimmed meanwhile
+            self.errors += any(index not in log.hole_ranges for index in kept)
+            if kept:
+                log.hole_ranges.add(kept.start, kept.stop)
+
+    def _end_pass(self) -> None:
+        self.passes += 1
+        self.last_pass_ns = self._now_ns()
+        self.last_pass_bytes, self._pass_bytes = self._pass_bytes, 0
+        self._log_id = self._index = 0
+        self._wait(PAUSE_MS)

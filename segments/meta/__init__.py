@@ -1,0 +1,1 @@
+"""Applied state in LMDB, and on its way there."""

@@ -1,0 +1,351 @@
+"""Meta: the applied state of the state machines, as of the last checkpoint.
+
+Keys and values in a `MetaFile` (log ids big-endian, so that order is key order; the rest little):
+
+    0 4, "v"               version of all this, 1: 4, CRC32C 4
+    log id 4, "a"          applied index 8, number of items 8, digest 8, CRC32C 4
+    log id 4, "r"          the reset whose state is in here: first index 8, number 8, CRC32C 4
+    log id 4, "k", key     CRC32C 4 over the rest, length of the key 2, the key again, the value
+
+A bit flip in a B-tree page can return another key's value, or hide a key: a value therefore names
+its key, and the log's record counts its items and sums their CRCs. One in the page that names the
+tree's root shows an older tree, or another one, in which all adds up: so what each log's record
+said last is remembered, and has to be found again. What does not add up is refused as a whole: the
+state then comes from a snapshot or from the log, never from a default.
+
+Everything blocks and runs in the pool, one job at a time, but for `load` at start.
+
+Must not know: what the keys mean.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from crc32c import crc32c
+
+from segments.api import CorruptRecord, MetaBatch, StorageError
+from segments.io import failpoint
+from segments.io.fs import FileSystem
+
+FORGOTTEN_KEYS = 256
+"""With as many a transaction is written."""
+_APPLIED = struct.Struct("<QQQI")
+_ITEM = struct.Struct("<IH")
+_LOG = struct.Struct(">I")
+_MASK = (1 << 64) - 1
+_VERSION_KEY = bytes(4) + b"v"
+_VERSION = struct.pack("<II", 1, crc32c(struct.pack("<I", 1)))
+
+
+class Reset(Protocol):
+    """What tells one reset of a log from another."""
+
+    @property
+    def first_index(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+
+
+_NOTHING: Mapping[int, Reset] = MappingProxyType({})
+
+
+class Meta:
+    """Checkpointed state of all logs."""
+
+    __slots__ = ("_file", "_fs", "_known", "_map_bytes", "_outdated", "_path", "salvaged")
+
+    def __init__(self, fs: FileSystem, path: str, map_bytes: int) -> None:
+        """Open the file at `path`, or make one; what cannot be opened at all is put aside."""
+        self._fs = fs
+        self._path = path
+        self._map_bytes = map_bytes
+        self._outdated: set[int] = set()
+        self._known: dict[int, tuple[int, int, int]] = {}
+        """(applied, count, digest) by log, as last read at a start or committed."""
+        self.salvaged = 0
+        fresh = f"{path}.new"
+        if fs.exists(fresh) and fs.exists(path):
+            fs.remove_tree(fresh)  # of a salvage that a crash cut short
+        elif fs.exists(fresh):
+            fs.rename(fresh, path)
+        try:
+            self._file = fs.open_meta(path, map_bytes)
+        except CorruptRecord:
+            # There is one under either name at any time: a start that finds none is not to go on.
+            made = fs.open_meta(fresh, map_bytes)
+            made.sync()
+            made.close()
+            self._put_aside()
+            fs.rename(fresh, path)
+            fs.sync_directory(path.rpartition("/")[0])
+            self._file = fs.open_meta(path, map_bytes)
+        # What is read may be in the page cache only: the process before died while it wrote it.
+        # The journal is told of it as of something that is durable.
+        self._file.sync()
+        self._check_version()
+
+    def _check_version(self) -> None:
+        """Raises StorageError: what a later version wrote is not guessed at."""
+        try:
+            found = self._file.get(_VERSION_KEY) or _VERSION
+        except CorruptRecord:
+            return  # `check` will see
+        is_whole = found[4:] == struct.pack("<I", crc32c(found[:4]))
+        if found != _VERSION and is_whole:
+            raise StorageError(f"meta has version {int.from_bytes(found[:4], 'little')}, not 1")
+
+    def check(self, log_ids: Iterable[int]) -> None:
+        """Read everything once; keep what is good in a new file when something is not, or a page
+        that nobody reads is not. Blocks."""
+        for log_id in log_ids:
+            try:
+                self.load(log_id)
+                self._known[log_id] = self._read_applied(log_id)
+            except CorruptRecord:
+                self._outdated.add(log_id)
+        if self._outdated or self._file.is_damaged:
+            self._salvage()
+
+    def expect(self, log_id: int, applied: int) -> None:
+        """The journal says that a checkpoint up to `applied` was made. When less is found here, a
+        page was lost: the log's state cannot be loaded until all of it is written again."""
+        if applied > self.applied(log_id):
+            self._outdated.add(log_id)
+
+    @property
+    def outdated(self) -> frozenset[int]:
+        """Logs of which nothing is kept until all of it is written again."""
+        return frozenset(self._outdated)
+
+    def applied(self, log_id: int) -> int:
+        """The applied index of the last checkpoint, 0 when there is none or it is damaged."""
+        try:
+            return self._read_applied(log_id)[0]
+        except CorruptRecord:
+            return 0
+
+    def load(self, log_id: int) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """(applied index, items in key order). Raises CorruptRecord."""
+        if log_id in self._outdated:
+            raise CorruptRecord("meta of log is missing", log_id)
+        applied, count, digest = self._read_applied(log_id)
+        prefix = _LOG.pack(log_id) + b"k"
+        items: list[tuple[bytes, bytes]] = []
+        found = 0
+        for stored_key, stored in self._file.scan(prefix):
+            key = stored_key[len(prefix) :]
+            items.append((key, _open_item(key, stored)))
+            found += _weight(stored)
+        if len(items) != count or found & _MASK != digest:
+            raise CorruptRecord("meta of log", log_id, expected=count, actual=len(items))
+        return applied, items
+
+    def covers(self, log_id: int, reset: Reset) -> bool:
+        """Whether what is stored was made of the state that came with `reset`, or later."""
+        try:
+            stored = self._file.get(_LOG.pack(log_id) + b"r")
+        except CorruptRecord:
+            return False
+        return stored == _seal_reset(log_id, reset)
+
+    def commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset] = _NOTHING) -> None:
+        """Write the batches, and by log id the resets that they cover, in one durable
+        transaction."""
+        if not batches:
+            return
+        try:
+            self._commit(batches, covered)
+        except CorruptRecord:
+            # A page that nobody had read: of the file's own lists, or since damaged.
+            self._salvage()
+            self._commit(batches, covered)
+
+    def _commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset]) -> None:
+        puts: list[tuple[bytes, bytes | None]] = []
+        known: dict[int, tuple[int, int, int]] = {}
+        wanted = [b for b in batches if b.clear or b.log_id not in self._outdated]
+        stored = self._read(wanted)
+        for batch in wanted:
+            known[batch.log_id] = self._add(batch, stored, puts)
+        for log_id, reset in covered.items():
+            puts.append((_LOG.pack(log_id) + b"r", _seal_reset(log_id, reset)))
+        puts.append((_VERSION_KEY, _VERSION))
+        failpoint.hit("meta.before_commit")
+        self._file.commit(puts)
+        self._known |= known
+        self._outdated -= {batch.log_id for batch in batches if batch.clear}
+        failpoint.hit("meta.committed")
+
+    def _salvage(self) -> None:
+        """Begin a new file with the logs whose state is good; the others' must be written anew."""
+        kept: list[tuple[bytes, bytes | None]] = []
+        try:
+            # All pages are looked at then: to read one that is damaged may end the process.
+            self._file.close()
+            self._file = self._fs.open_meta(self._path, self._map_bytes)
+        except CorruptRecord:
+            self._outdated |= self._known.keys()
+            self._known.clear()
+        else:
+            for log_id in sorted({*self._log_ids(), *self._known}):
+                stored = self._salvageable(log_id)
+                if stored:
+                    kept += stored
+                else:
+                    self._outdated.add(log_id)
+        fresh = f"{self._path}.new"
+        if self._fs.exists(fresh):
+            self._fs.remove_tree(fresh)
+        file = self._fs.open_meta(fresh, self._map_bytes)
+        file.commit(kept)
+        file.close()
+        self._file.close()
+        self._put_aside()
+        self._fs.rename(fresh, self._path)
+        self._fs.sync_directory(self._path.rpartition("/")[0])
+        self._file = self._fs.open_meta(self._path, self._map_bytes)
+        self.salvaged += 1
+
+    def _log_ids(self) -> list[int]:
+        """Logs that have something stored, as far as it can be told."""
+        try:
+            keys = [key for key, _ in self._file.scan(b"") if len(key) >= _LOG.size]
+            return sorted({_LOG.unpack_from(key)[0] for key in keys})
+        except CorruptRecord:
+            return []
+
+    def _salvageable(self, log_id: int) -> list[tuple[bytes, bytes]]:
+        try:
+            self.load(log_id)
+            self._recall(log_id, self._read_applied(log_id))
+            return self._file.scan(_LOG.pack(log_id))
+        except CorruptRecord:
+            self._known.pop(log_id, None)
+            return []
+
+    def _put_aside(self) -> None:
+        aside = f"{self._path}.damaged"
+        if self._fs.exists(aside):
+            self._fs.remove_tree(aside)
+        self._fs.rename(self._path, aside)
+
+    def stored(self, log_ids: Sequence[int]) -> list[int]:
+        """Those of which something is stored. Raises CorruptRecord."""
+        found = self._file.get_all([_applied_key(log_id) for log_id in log_ids])
+        return [log_id for log_id, value in zip(log_ids, found, strict=True) if value is not None]
+
+    def forget(self, log_ids: Sequence[int]) -> None:
+        """Delete everything of these logs: many in one transaction, none in two."""
+        gone: list[tuple[bytes, bytes | None]] = []
+        for log_id in log_ids:
+            self._known.pop(log_id, None)
+            gone += [(key, None) for key, _ in self._file.scan(_LOG.pack(log_id))]
+            if gone and (len(gone) >= FORGOTTEN_KEYS or log_id == log_ids[-1]):
+                self._file.commit(gone)
+                gone = []
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _recall(self, log_id: int, found: tuple[int, int, int]) -> None:
+        """The log's record is as it was left. Raises CorruptRecord."""
+        known = self._known.get(log_id, found)
+        if found != known:
+            raise CorruptRecord("meta has gone back", log_id, expected=known[0], actual=found[0])
+
+    def _read(self, batches: Sequence[MetaBatch]) -> dict[bytes, bytes | None]:
+        """What is stored of all that the batches change, but for those that clear. At once, as a
+        transaction of its own for each log is three times the work."""
+        keys: list[bytes] = []
+        for batch in batches:
+            if not batch.clear:
+                keys.append(_applied_key(batch.log_id))
+                prefix = _LOG.pack(batch.log_id) + b"k"
+                keys += [prefix + key for key, _ in batch.items]
+        return dict(zip(keys, self._file.get_all(keys), strict=True))
+
+    def _add(
+        self,
+        batch: MetaBatch,
+        stored: Mapping[bytes, bytes | None],
+        puts: list[tuple[bytes, bytes | None]],
+    ) -> tuple[int, int, int]:
+        """Add what writes the batch; the log's record then. Raises CorruptRecord."""
+        log_key = _LOG.pack(batch.log_id)
+        prefix = log_key + b"k"
+        current: dict[bytes, bytes | None] = {}
+        if batch.clear:
+            count = digest = 0
+            for stored_key, _ in self._file.scan(prefix):
+                current[stored_key] = None
+                puts.append((stored_key, None))
+        else:
+            found = _open_applied(batch.log_id, stored[log_key + b"a"])
+            self._recall(batch.log_id, found)
+            _, count, digest = found
+        for key, value in batch.items:
+            stored_key = prefix + key
+            old = current[stored_key] if stored_key in current else stored.get(stored_key)
+            if old is not None:
+                count -= 1
+                digest -= _weight(old)
+            sealed = None if value is None else _seal_item(key, value)
+            if sealed is not None:
+                count += 1
+                digest += _weight(sealed)
+            current[stored_key] = sealed
+            puts.append((stored_key, sealed))
+        packed = struct.pack("<QQQ", batch.applied, count, digest & _MASK)
+        puts.append((log_key + b"a", packed + struct.pack("<I", crc32c(packed, batch.log_id))))
+        return batch.applied, count, digest & _MASK
+
+    def _read_applied(self, log_id: int) -> tuple[int, int, int]:
+        return _open_applied(log_id, self._file.get(_applied_key(log_id)))
+
+
+def _applied_key(log_id: int) -> bytes:
+    return _LOG.pack(log_id) + b"a"
+
+
+def _open_applied(log_id: int, stored: bytes | None) -> tuple[int, int, int]:
+    """(applied index, number of items, digest). Raises CorruptRecord."""
+    if stored is None:
+        return 0, 0, 0
+    if len(stored) != _APPLIED.size:
+        raise CorruptRecord("applied", log_id, expected=_APPLIED.size, actual=len(stored))
+    applied, count, digest, crc = _APPLIED.unpack(stored)
+    actual = crc32c(stored[:24], log_id)
+    if actual != crc:
+        raise CorruptRecord("applied", log_id, expected=crc, actual=actual)
+    return applied, count, digest
+
+
+def _seal_reset(log_id: int, reset: Reset) -> bytes:
+    packed = struct.pack("<QQ", reset.first_index, reset.number)
+    return packed + struct.pack("<I", crc32c(packed, log_id))
+
+
+def _seal_item(key: bytes, value: bytes) -> bytes:
+    rest = struct.pack("<H", len(key)) + key + value
+    return struct.pack("<I", crc32c(rest)) + rest
+
+
+def _open_item(key: bytes, stored: bytes) -> bytes:
+    """The value in `stored`. Raises CorruptRecord."""
+    if len(stored) < _ITEM.size:
+        raise CorruptRecord("meta value", 0, expected=_ITEM.size, actual=len(stored))
+    crc, length = _ITEM.unpack_from(stored)
+    actual = crc32c(stored[4:])
+    end = _ITEM.size + length
+    if actual != crc or stored[_ITEM.size : end] != key:
+        raise CorruptRecord("meta value", 0, expected=crc, actual=actual)
+    return stored[end:]
+
+
+def _weight(stored: bytes) -> int:
+    """What an item adds to its log's digest: its own CRC, spread over 64 bits."""
+    return int.from_bytes(stored[:4], "little") * 0x9E3779B97F4A7C15

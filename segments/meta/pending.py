@@ -1,0 +1,83 @@
+"""Applied state on its way to the meta file: collected, and in no transaction yet.
+
+What a checkpoint that failed had collected is kept and merged with what comes later. State of a log
+whose reset is not durable yet waits until it is: else a crash would leave meta ahead of its log.
+State that replaces everything (`clear`) and was collected after a reset *covers* what the reset
+brought: the transaction that holds it says so, and from then on the journal need not.
+
+Must not know: what the keys mean, when checkpoints happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from segments.api import MetaBatch
+from segments.log.log import DiskLog, Install
+
+
+@dataclass(frozen=True, slots=True)
+class MetaCommit:
+    """One transaction: batches, and by log id the resets that they cover."""
+
+    batches: list[MetaBatch]
+    covered: dict[int, Install]
+
+
+class PendingMeta:
+    """Use: `collect`, `take`, and once that is durable `saved`."""
+
+    __slots__ = ("_batches", "_covering")
+
+    def __init__(self) -> None:
+        self._batches: dict[int, MetaBatch] = {}
+        self._covering: dict[int, Install] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._batches
+
+    def collect(self, batches: Sequence[MetaBatch], logs: Mapping[int, DiskLog]) -> None:
+        """Add what the owner changed since it was asked last."""
+        for batch in batches:
+            log = logs.get(batch.log_id)
+            if log is None:
+                continue
+            install = log.install
+            if install is not None and batch.clear and batch.applied >= install.first_index - 1:
+                self._covering[batch.log_id] = install
+            earlier = self._batches.get(batch.log_id)
+            self._batches[batch.log_id] = batch if earlier is None else earlier.then(batch)
+
+    def take(self, logs: Mapping[int, DiskLog], durable_token: int) -> MetaCommit:
+        """What may be written now."""
+        ready = [
+            batch
+            for log_id, batch in self._batches.items()
+            if (log := logs.get(log_id)) is not None and log.reset_token <= durable_token
+        ]
+        covered = {
+            batch.log_id: install
+            for batch in ready
+            if (install := self._covering.get(batch.log_id)) is not None
+        }
+        return MetaCommit(ready, covered)
+
+    def saved(self, commit: MetaCommit, logs: Mapping[int, DiskLog]) -> None:
+        """The transaction is durable; what it had of logs whose meta is lost was dropped."""
+        for batch in commit.batches:
+            log = logs.get(batch.log_id)
+            if log is not None and not log.is_meta_lost:
+                log.applied = batch.applied
+            self._batches.pop(batch.log_id, None)
+        for log_id, install in commit.covered.items():
+            log = logs.get(log_id)
+            if log is not None and log.install is install:
+                log.note_covered()
+            self._covering.pop(log_id, None)
+
+    def forget(self, log_id: int) -> None:
+        """The log is deleted."""
+        self._batches.pop(log_id, None)
+        self._covering.pop(log_id, None)

@@ -1,0 +1,330 @@
+"""Opening a data directory: logs as they were, from identity, segments, journal and meta.
+
+After replay has said what each log should be, its segments are looked at (files of a reset or of an
+unfinished flush are removed), the place of the next frame is found through the last Idx, terms are
+found by binary search over Idx, and the entries that only the journal holds are read back into the
+tail. A log whose segments do not hold what the journal says they do is lost, like one whose journal
+records are: it is opened empty behind what was acknowledged, and never used again.
+
+Must not know: how the store goes on from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from segments.api import CorruptRecord, StorageError, StoredEntry
+from segments.directory.identity import Identity
+from segments.format.block import RECORD_BYTES
+from segments.format.frame import read_frame
+from segments.io.fs import File, FileSystem, read_around
+from segments.journal.files import file_path
+from segments.log.index import IndexDamaged
+from segments.log.log import Batch, DiskLog, Install, Run
+from segments.log.segment import SEGMENT_HEADER_BYTES, Cursor, LogFiles, SegmentInfo
+from segments.log.tail_cache import Cache
+from segments.log.terms import TermRuns
+from segments.meta.file import Meta
+from segments.recovery.replay import (
+    FrameRef,
+    Progress,
+    Replay,
+    ReplayedLog,
+    no_progress,
+)
+
+_READ_BYTES = 1 << 20
+CARRIED = 1 << 62
+"""As a journal sequence: the file about to be opened."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found. `newly_lost` are log ids not known as lost before; `carried` is what the
+    first block of the next journal file repeats. What is stale no longer counts; it
+    goes once that block is durable, because that may be the only proof."""
+
+    carried: Batch
+    logs: dict[int, DiskLog] = field(default_factory=dict)
+    replay: Replay = field(default_factory=Replay)
+    newly_lost: list[int] = field(default_factory=list)
+    stale_files: list[str] = field(default_factory=list)
+    stale_directories: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    """Files in logs' directories that are not ours."""
+
+
+def log_directory(directory: str, log_id: int) -> str:
+    """Where a log's segments lie."""
+    return f"{directory}/logs/{log_id:08x}"
+
+
+def recover(
+    fs: FileSystem,
+    directory: str,
+    identity: Identity,
+    replay: Replay,
+    cache: Cache,
+    meta: Meta,
+    index_entries: int,
+    progress: Progress = no_progress,
+) -> Recovered:
+    """Read everything back, as the journal says it should be. Blocks. Writes nothing but indexes
+    that must be rebuilt."""
+    journal_directory = f"{directory}/journal"
+    found = Recovered(_carry(replay), replay=replay)
+    carried_from = replay.carried_from
+    reader = JournalReader(fs, journal_directory)
+    for n, (log_id, replayed) in enumerate(replay.logs.items()):
+        progress("logs", n, len(replay.logs))
+        known = identity.logs[log_id]
+        files = LogFiles(
+            fs, log_directory(directory, log_id), log_id, known.group_id, index_entries
+        )
+        try:
+            segments = _segments(files, replayed, found)
+            log = _open_log(
+                files, known.replica_number, cache, replayed, segments, reader, carried_from
+            )
+        except (StorageError, FileNotFoundError):
+            log = _open_lost(files, known.replica_number, cache, replayed)
+        log.applied = meta.applied(log_id)
+        meta.expect(log_id, replayed.applied)
+        log.is_lost = log.is_lost or replayed.lost
+        if log.applied > log.last:
+            log.is_lost = True  # only what was durable here is ever applied
+        elif log.applied > log.hard.commit:
+            log.hard.commit = log.applied
+        if log.is_lost and not known.lost:
+            found.newly_lost.append(log_id)
+        found.logs[log_id] = log
+    reader.close()
+    meta.check(found.logs)
+    for log in found.logs.values():
+        _settle_meta(log, meta)
+    return found
+
+
+def _settle_meta(log: DiskLog, meta: Meta) -> None:
+    """What the log has in meta, now that all of it was read. A damaged checkpoint covers nothing:
+    who trimmed behind it, or let go of an installed state, would have nothing to begin with."""
+    if log.id in meta.outdated:
+        log.applied = 0
+        log.is_meta_lost = True
+    install = log.install
+    # Entries behind the reset are trimmed only once a checkpoint covers its state.
+    if install and (meta.covers(log.id, install) or log.first > install.first_index):
+        log.note_covered()
+
+
+def _open_log(
+    files: LogFiles,
+    replica_number: int,
+    cache: Cache,
+    replayed: ReplayedLog,
+    segments: list[SegmentInfo],
+    journal: JournalReader,
+    carried_from: tuple[int, int],
+) -> DiskLog:
+    """A log from its segments up to the durable end and its journal entries behind it.
+
+    Raises StorageError, FileNotFoundError.
+    """
+    end = replayed.flushed_index + 1
+    # A prefix trimmed beyond the durable end is read back first and trimmed then.
+    trimmed_ahead = replayed.first_index > end
+    log = DiskLog(
+        files,
+        replica_number,
+        cache,
+        first_index=end if trimmed_ahead else replayed.first_index,
+        prev_term=0 if trimmed_ahead else replayed.prev_term,
+        next_offset=replayed.flushed_offset if trimmed_ahead else replayed.start_offset,
+    )
+    log.recovered(segments)
+    log.is_void = replayed.is_void
+    log.flushed_index = log.tail.flushed_index = log.last = replayed.flushed_index
+    log.flushed_offset = log.offset = replayed.flushed_offset
+    if segments:
+        numbers = {segment.number for segment in segments}
+        log.cursor = files.healing(segments, end, lambda: _cursor(files, end - 1, numbers))
+        first = max(log.first, segments[0].first_index)
+        for run in files.healing(segments, end, lambda: files.term_runs(first, end)):
+            log.terms.add(*run)
+    try:
+        _read_tail(log, replayed, journal, carried_from)
+        if trimmed_ahead:
+            log.trim(replayed.first_index)
+    except BaseException:
+        # Another one takes the log's place, and would leave these counted for ever.
+        cache.unflushed -= log.unflushed
+        cache.release(log.tail)
+        raise
+    _set_state(log, replayed)
+    return log
+
+
+def _read_tail(
+    log: DiskLog, replayed: ReplayedLog, journal: JournalReader, carried_from: tuple[int, int]
+) -> None:
+    """What only the journal has: entries, and an installed state. Raises StorageError,
+    FileNotFoundError."""
+    for entries in journal_entries(log.files, replayed, journal):
+        log.stage(entries, Batch(0))
+    log.runs = _runs(replayed, carried_from)
+    if replayed.installed is not None:
+        ref = replayed.installed
+        (found,) = journal.entries(log.group, [ref], ref.length)
+        log.install = Install(
+            found.timestamp, found.index, found.term, found.base_offset, bytes(found.data)
+        )
+        log.install_sequence = _live_sequence(ref, carried_from)
+
+
+def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:
+    hard = log.hard
+    hard.term, hard.vote = replayed.term, replayed.vote
+    last_term = log.terms.term(log.last)
+    if last_term > hard.term:
+        # Entries of a term reached the disk in a block before that with the term. This replica
+        # had not voted in it: a vote is durable before it is sent.
+        hard.term, hard.vote = last_term, 0
+    # A commit index may have been written in a block before that of its entries.
+    hard.commit = max(log.flushed_index, min(replayed.commit, log.last), log.first - 1)
+    log.sequence = replayed.sequence if replayed.sequence >= 0 else replayed.sequence_hint
+
+
+def _open_lost(
+    files: LogFiles, replica_number: int, cache: Cache, replayed: ReplayedLog
+) -> DiskLog:
+    """Something to report about: no entries, its hard state, and the mark that it is lost."""
+    log = DiskLog(
+        files, replica_number, cache, first_index=replayed.last_index + 1, prev_term=0,
+        next_offset=replayed.flushed_offset,
+    )  # fmt: skip
+    log.terms = TermRuns(log.first - 1, replayed.term)
+    _set_state(log, replayed)
+    log.is_void = False
+    log.is_lost = True
+    return log
+
+
+def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[SegmentInfo]:
+    """The segments that hold entries up to the durable end; others are noted as stale.
+
+    Raises CorruptRecord when there are none or they do not follow each other.
+    """
+    if replayed.is_void:
+        if files.fs.exists(files.directory):
+            found.stale_directories.append(files.directory)
+        return []
+    segments, begun = files.segments(replayed.flushed_index, found.strays)
+    unused = [s for s in segments if s.first_index > replayed.flushed_index]
+    segments = [s for s in segments if s.first_index <= replayed.flushed_index]
+    while len(segments) > 1 and segments[1].first_index <= replayed.first_index:
+        unused.append(segments.pop(0))
+    found.stale_files += begun + [files.segment_path(s.number) for s in unused]
+    if not segments or segments[0].first_index > replayed.first_index:
+        raise CorruptRecord("segments missing", replayed.first_index)
+    for before, after in pairwise(segments):
+        if after.number != before.number + 1:
+            raise CorruptRecord("segment missing", after.number, expected=before.number + 1)
+    return segments
+
+
+def _cursor(files: LogFiles, last: int, numbers: set[int]) -> Cursor:
+    """Where the frame after entry `last` goes. Raises IndexDamaged when that cannot be right."""
+    idx = files.idx(last)
+    if idx.segment not in numbers:
+        raise IndexDamaged("index names no segment", last, actual=idx.segment)
+    cursor = Cursor(idx.segment, idx.position + idx.length, idx.max_timestamp)
+    file = files.fs.open(files.segment_path(cursor.segment))
+    try:
+        if file.size() < cursor.position or cursor.position < SEGMENT_HEADER_BYTES:
+            raise IndexDamaged(
+                "segment too short", last, expected=cursor.position, actual=file.size()
+            )
+    finally:
+        file.close()
+    return cursor
+
+
+def journal_entries(
+    files: LogFiles, replayed: ReplayedLog, journal: JournalReader
+) -> Iterator[list[StoredEntry]]:
+    """The entries after the durable end, from the journal, in runs of frames that touch."""
+    index = replayed.flushed_index + 1
+    while index <= replayed.last_index and index in replayed.frames:
+        first = replayed.frames[index]
+        refs = [first]
+        length = first.length
+        while (
+            (ref := replayed.frames.get(index + len(refs))) is not None
+            and index + len(refs) <= replayed.last_index
+            and ref.sequence == first.sequence
+            and ref.position == first.position + length
+            and length + ref.length <= _READ_BYTES
+        ):
+            refs.append(ref)
+            length += ref.length
+        yield journal.entries(files.group_id, refs, length)
+        index += len(refs)
+
+
+class JournalReader:
+    """Reads frames back; keeps the few files open that all logs' entries lie in."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._files: dict[int, File] = {}
+
+    def entries(self, group_id: int, refs: list[FrameRef], length: int) -> list[StoredEntry]:
+        """The entries of frames that lie end to end. Raises CorruptRecord."""
+        start, sequence = refs[0].position, refs[0].sequence
+        file = self._files.get(sequence)
+        if file is None:
+            file = self._fs.open(file_path(self._directory, sequence))
+            self._files[sequence] = file
+        # What the medium cannot give now fails its check: it costs this log, not the start.
+        view = memoryview(read_around(file, length, start)[0])
+        return [read_frame(view, ref.position - start, group_id, ref.position) for ref in refs]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def _carry(replay: Replay) -> Batch:
+    """The blocks that nothing proves durable, as one batch."""
+    batch = Batch(0)
+    for block in replay.carried:
+        batch.records += [
+            block.table[n : n + RECORD_BYTES] for n in range(0, len(block.table), RECORD_BYTES)
+        ]
+        if len(block.frames):
+            batch.buffers.append(block.frames)
+            batch.bytes += len(block.frames)
+    return batch
+
+
+def _runs(replayed: ReplayedLog, carried_from: tuple[int, int]) -> list[Run]:
+    """Which journal files hold the entries after the durable end; CARRIED for the next file."""
+    runs: list[Run] = []
+    for index in range(replayed.flushed_index + 1, replayed.last_index + 1):
+        ref = replayed.frames.get(index)
+        if ref is None:
+            break
+        sequence = _live_sequence(ref, carried_from)
+        if runs and runs[-1].sequence == sequence:
+            runs[-1].last = index
+        else:
+            runs.append(Run(sequence, index, index))
+    return runs
+
+
+def _live_sequence(ref: FrameRef, carried_from: tuple[int, int]) -> int:
+    """The journal file that will hold the frame once the journal goes on."""
+    return CARRIED if (ref.sequence, ref.position) >= carried_from else ref.sequence

@@ -1,0 +1,228 @@
+"""Files of logs that are no more: moved aside first, then removed.
+
+A log is deleted by its absence from the identity; what lies about afterwards, because a process
+died between the two, is found at the next start. Must not know: what the files hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from segments.api import CorruptRecord
+from segments.checkpoint.flusher import Pulse
+from segments.directory.identity import Identity
+from segments.format.names import log_id_of, says_nothing
+from segments.io import failpoint
+from segments.io.fs import FileSystem, is_disk_full
+from segments.io.removals import FILES_AT_ONCE, Chore, Job
+from segments.meta.file import Meta
+from segments.recovery.opening import log_directory
+from segments.recovery.replay import Replay
+
+REMOVED_LOGS = 128
+"""At once: others wait for it."""
+
+
+class Deletions:
+    """Logs that were deleted, until nothing of them is left. Their files wait for the identity, so
+    that a crash in between resurrects nothing; other chores need not, which may make room for it.
+    `is_listed` says whether it still has a log, `add` takes a chore, `pulse` counts files."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        meta: Meta,
+        *,
+        is_listed: Callable[[int], bool],
+        add: Callable[[Chore], None],
+        pulse: Pulse,
+    ) -> None:
+        self._fs = fs
+        self._pulse = pulse
+        self._directory = directory
+        self._meta = meta
+        self._is_listed = is_listed
+        self._add = add
+        self._waiting: list[int] = []
+        self._unlisted: list[int] = []
+        """A chore is in the queue as long as there are any."""
+
+    def begin(self, log_id: int) -> None:
+        """The log is deleted."""
+        self._waiting.append(log_id)
+
+    def listed(self) -> None:
+        """The identity was written."""
+        unlisted = [log_id for log_id in self._waiting if not self._is_listed(log_id)]
+        if unlisted:
+            self._waiting = [log_id for log_id in self._waiting if self._is_listed(log_id)]
+            if not self._unlisted:
+                self._add_chore()
+            self._unlisted += unlisted
+
+    def _add_chore(self) -> None:
+        self._add(Chore(0, self._job, lambda: None))
+
+    def _job(self) -> Job:
+        """What a thread does for those deleted first: many share their syncs."""
+        log_ids, self._unlisted = self._unlisted[:REMOVED_LOGS], self._unlisted[REMOVED_LOGS:]
+        if self._unlisted:
+            self._add_chore()
+
+        removal = Removal(self._fs, self._directory, log_ids, self._pulse)
+
+        def remove() -> bool:
+            if removal():
+                return True
+            self._meta.forget(log_ids)
+            failpoint.hit("delete.forgotten")
+            return False
+
+        return remove
+
+
+class Removal:
+    """Moves the files of logs out of the way, durably, then removes them, so many at each call;
+    True as long as there are more. To be called again also when a full disk refused it: what has
+    been moved goes first then, and makes room. Blocks. `pulse` counts what it gets done."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        log_ids: Sequence[int],
+        pulse: Pulse,
+        *,
+        files_max: int = FILES_AT_ONCE,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._pulse = pulse
+        self._files_max = files_max
+        self._graves = {log_id: f"{directory}/deleted/{log_id:08x}" for log_id in log_ids}
+        self._names: tuple[str, list[str]] = ("", [])
+        """The grave that is being emptied, and what was in it."""
+
+    def __call__(self) -> bool:
+        fs, left = self._fs, self._files_max
+        left = self._remove_moved([path for path in self._graves.values() if fs.exists(path)], left)
+        if not left:
+            return True
+        moved: list[str] = []
+        for log_id, grave in self._graves.items():
+            path = log_directory(self._directory, log_id)
+            if fs.exists(path):
+                failpoint.hit("remove.begun")
+                fs.rename(path, grave)
+                failpoint.hit("remove.moved")
+                moved.append(grave)
+        return not self._remove_moved(moved, left)
+
+    def _remove_moved(self, graves: Sequence[str], left: int) -> int:
+        """How many more files may go at this call. First their new names are made durable: half a
+        log must not come back under its old one."""
+        if not graves:
+            return left
+        _sync_moves(self._fs, self._directory)
+        for grave in graves:
+            left = self._empty(grave, left)
+            if not left:
+                break
+            self._fs.remove_tree(grave)
+            failpoint.hit("remove.removed")
+        return left
+
+    def _empty(self, grave: str, left: int) -> int:
+        """Remove files, all but the last ones that may go: the directory goes with those."""
+        fs = self._fs
+        if self._names[0] != grave:
+            self._names = grave, [n for n in fs.list(grave) if not fs.is_directory(f"{grave}/{n}")]
+        names = self._names[1]
+        while names and left:
+            fs.unlink(f"{grave}/{names[-1]}")
+            names.pop()
+            left -= 1
+            self._pulse.beats += 1
+        return left
+
+
+def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[int]) -> None:
+    """All of it at once, as a start does."""
+    while Removal(fs, directory, log_ids, Pulse())():
+        pass
+
+
+def _sync_moves(fs: FileSystem, directory: str) -> None:
+    fs.sync_directory(f"{directory}/logs")
+    fs.sync_directory(f"{directory}/deleted")
+
+
+def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> list[str]:
+    """Finish deletions that a crash cut short, those first that have begun. Paths of what is not
+    ours: it is let be. A log of ours had an id that was given out."""
+    deleted, logs = f"{directory}/deleted", f"{directory}/logs"
+    graves, others = _logs_in(fs, deleted, identity)
+    # Only what was moved: a log that was reset has a grave, and a directory in which it lives on.
+    if graves:
+        _sync_moves(fs, directory)
+    for log_id in graves:
+        fs.remove_tree(f"{deleted}/{log_id:08x}")
+        failpoint.hit("remove.removed")
+    found, strays = _logs_in(fs, logs, identity)
+    strangers = [log_id for log_id in found if log_id not in identity.logs]
+    for n in range(0, len(strangers), REMOVED_LOGS):
+        remove_logs(fs, directory, strangers[n : n + REMOVED_LOGS])
+    return others + strays
+
+
+def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[int], list[str]]:
+    """(ids of logs that have a directory there, paths of everything else)."""
+    log_ids: list[int] = []
+    strays: list[str] = []
+    for name in fs.list(folder):
+        log_id, path = log_id_of(name), f"{folder}/{name}"
+        if log_id is not None and 0 < log_id < identity.next_log_id and fs.is_directory(path):
+            log_ids.append(log_id)
+        elif not says_nothing(name):
+            strays.append(path)
+    return log_ids, strays
+
+
+def forget_strangers(meta: Meta, identity: Identity) -> None:
+    """Finish what a crash left to do in the meta. It can wait: for room, and for who finds the
+    damage and makes a new file."""
+    log_ids = [n for n in range(1, identity.next_log_id) if n not in identity.logs]
+    try:
+        meta.forget(meta.stored(log_ids))
+    except CorruptRecord:
+        return
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+
+
+def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str]) -> None:
+    """Remove what recovery found not to count, durably: a file that came back could pass for one
+    that counts. Newest first, so that a crash leaves no gap before what is left."""
+    for path in sorted(files, reverse=True):
+        if fs.exists(path):
+            fs.unlink(path)
+    for parent in sorted({path.rpartition("/")[0] for path in files}):
+        fs.sync_directory(parent)
+    for path in directories:
+        fs.remove_tree(path)
+
+
+def mend_headers(fs: FileSystem, replay: Replay) -> None:
+    """Write the headers anew of which a page is damaged, those of the files that count: the next
+    damage would be one too many. Where that cannot be done, they stay as they are."""
+    live = {path for _, path in replay.live}
+    for path in sorted(replay.headers.keys() & live):
+        with contextlib.suppress(OSError):
+            file = fs.open(path)
+            try:
+                file.pwrite([replay.headers[path]], 0, durable=True)
+            finally:
+                file.close()

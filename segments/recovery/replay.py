@@ -1,0 +1,670 @@
+"""Reading the journal back: which files count, which blocks, and what they say of each log.
+
+Files are chained by the sequence of the one before; replay begins with the oldest that the chain
+reaches. Blocks are read in order. Where one does not match, the rest of the file is searched for a
+block that does: there is one only if the damaged one had been durable (the *durable mark* is the
+largest durable LSN in any good block, also behind a damaged one, and each file's start LSN).
+Without one, the tail is torn and cut. With one, something acknowledged may be lost:
+
+* the table is good, a frame is not: the log of that frame lost it;
+* the table is not good: every log is suspect until a later record of it shows, by its sequence,
+  that it lost nothing.
+
+A flip inside the last block, behind which nothing is, cannot be told from a tear; idle and closing
+blocks keep the last one young.
+
+What is read may be in the page cache only: the process died while it wrote, or its sync failed. So
+the journal goes on at the durable mark, and the blocks behind it are *carried*: written again, as
+they are, in the next file's first block before the store opens. A file whose own header lies behind
+the mark is left out of the chain altogether; so is one whose first block never arrived: what it was
+to carry is still in the file before. But its header proves what lies before it, as a durable mark
+does: it was written when that was on disk.
+
+A header of which one page is damaged, or cannot be read, follows from its parity (`block`); it
+counts as if it were whole. One that never arrived does so too when all of it but a page did.
+
+A newer file without a header of its own was never used, or its first write was cut, or the header
+is damaged. All that was ever written to the directory had its durable mark on disk before: only in
+the last case is there a block whose mark lies behind the end of the chain. Then every log is
+suspect.
+
+Must not know: segments, caches. It collects references to frames, not frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+from segments.api import DataMissing
+from segments.directory.identity import Identity
+from segments.format.block import (
+    BLOCK_HEADER_BYTES,
+    BLOCK_MAGIC,
+    CLOSING,
+    ENTRY,
+    ENTRY_RECORD,
+    FILE_HEADER_BYTES,
+    FLUSHED,
+    FRAMED,
+    HARD,
+    INSTALL,
+    MARK_INSTALLED,
+    MARK_VOID,
+    PAGE_BYTES,
+    RECORD_BYTES,
+    RESET,
+    SEQUENCE_MASK,
+    STATE_RECORD,
+    TRIM,
+    TRUNCATE,
+    Block,
+    FileHeader,
+    Mark,
+    block_bytes,
+    decode_block,
+    decode_file_header,
+    encode_file_header,
+    file_header_bytes,
+    header_length,
+    mend_file_header,
+)
+from segments.format.frame import base_offset_of
+from segments.format.names import is_journal_begun, journal_sequence, says_nothing
+from segments.io.fs import File, FileSystem, read_around, read_whole
+from segments.journal.files import file_path
+from segments.journal.writer import Position
+
+_SCAN_BYTES = 1 << 20
+_FILE_BYTES_MIN = 3 * PAGE_BYTES
+"""A header, its parity and a block: no file is made shorter."""
+_HEADER_BYTES_MAX = 256 << 20
+
+
+@dataclass(slots=True)
+class FrameRef:
+    """Where the journal holds an entry's frame."""
+
+    sequence: int
+    position: int
+    length: int
+    term: int
+
+
+@dataclass(slots=True)
+class ReplayedLog:
+    """What the journal says of one log. Entries up to `flushed_index` are in segments."""
+
+    log_id: int
+    first_index: int
+    prev_term: int
+    start_offset: int
+    last_index: int
+    flushed_index: int
+    flushed_offset: int
+    commit: int
+    term: int = 0
+    vote: int = 0
+    is_void: bool = True
+    lost: bool = False
+    sequence: int = -1
+    """Of the next record; -1 as long as none was seen."""
+    sequence_hint: int = 0
+    """What the first file's header says: the first record seen is not above it."""
+    suspect: bool = False
+    frames: dict[int, FrameRef] = field(default_factory=dict)
+    applied: int = 0
+    """Of the last checkpoint before the newest file: meta cannot truly say less."""
+    installed: FrameRef | None = None
+    """Of the last reset, when a state came with it."""
+
+    def apply(self, kind: int, term: int, index: int, value: int) -> None:
+        """A record without a frame."""
+        if kind == HARD:
+            self.term, self.vote = term, value
+            self.commit = max(self.commit, index)
+        elif kind == TRUNCATE:
+            self.cut(index)
+        elif kind == RESET:
+            self.frames.clear()
+            self.installed = None
+            self.first_index, self.prev_term, self.start_offset = index, term, value
+            self.last_index = self.flushed_index = index - 1
+            self.flushed_offset = value
+            self.commit = max(self.commit, index - 1)
+            self.is_void = True
+        elif kind == FLUSHED:
+            if index > self.flushed_index:
+                self.flushed_index, self.flushed_offset = index, value
+            self.last_index = max(self.last_index, index)
+            self.is_void = False
+        elif kind == TRIM:
+            self.first_index, self.prev_term, self.start_offset = index, term, value
+
+    def add(self, index: int, ref: FrameRef) -> None:
+        """An entry. One already held with the same term was written again, nothing else."""
+        if index > self.last_index:
+            self.last_index = index
+        elif (held := self.frames.get(index)) is not None and held.term != ref.term:
+            self.cut(index)
+            self.last_index = index
+        self.frames[index] = ref
+
+    def cut(self, index: int) -> None:
+        """The suffix from `index` on is gone."""
+        for gone in range(index, self.last_index + 1):
+            self.frames.pop(gone, None)
+        self.last_index = min(self.last_index, index - 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every entry that no segment holds is in the journal."""
+        return all(n in self.frames for n in range(self.flushed_index + 1, self.last_index + 1))
+
+
+@dataclass(slots=True)
+class _FoundFile:
+    sequence: int
+    path: str
+    header: FileHeader | None
+    size: int
+    is_blank: bool
+    """Its header is that of an earlier use, or zeros."""
+    proves: int = 0
+    """LSN up to which the journal was durable when its header was written."""
+    is_recycled: bool = False
+    """Its header is that of an earlier use."""
+
+
+@dataclass(slots=True)
+class Carried:
+    """A good block that nothing proves durable: its table and its frames."""
+
+    lsn: int
+    chain: int
+    table: bytes
+    frames: memoryview
+
+
+@dataclass(slots=True)
+class Replay:
+    """The outcome: logs by id, where the journal goes on, and its files."""
+
+    logs: dict[int, ReplayedLog] = field(default_factory=dict)
+    position: Position = field(default_factory=lambda: Position(0, 0, 1, 0))
+    carried: list[Carried] = field(default_factory=list)
+    live: list[tuple[int, str]] = field(default_factory=list)
+    spare: list[tuple[int, str]] = field(default_factory=list)
+    scrap: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    """What lies among the files and is not ours."""
+    headers: dict[str, bytes] = field(default_factory=dict)
+    """What the header of a file should be that is not on disk as it was written, by path."""
+    begins: dict[int, int] = field(default_factory=dict)
+    """LSN up to which the file before counts, by the sequence of each in `live`."""
+    carried_from: tuple[int, int] = (0, 0)
+    """(journal file, position) from which blocks are carried."""
+    unproved: tuple[str, int, int] = ("", 0, 0)
+    """(path, start, end) of what is carried, with the header if that is not proved either."""
+    blocks: int = 0
+    torn_bytes: int = 0
+    damaged_blocks: int = 0
+
+
+Progress = Callable[[str, int, int], None]
+"""What is being read, and how many of how many are done."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+def replay_journal(
+    fs: FileSystem,
+    directory: str,
+    identity: Identity,
+    progress: Progress = no_progress,
+    *,
+    missing_is_lost: bool = False,
+) -> Replay:
+    """Read the whole journal of `directory`. Blocks; changes nothing on disk. Raises DataMissing
+    when files are not there that have been; with `missing_is_lost` the logs that needed them are
+    lost instead: for one who reads a copy and will not write to it."""
+    return _Replayer(fs, directory, identity, progress, missing_is_lost).run()
+
+
+class _Replayer:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        identity: Identity,
+        progress: Progress,
+        missing_is_lost: bool,
+    ) -> None:
+        self._progress = progress
+        self._missing_is_lost = missing_is_lost
+        self._fs = fs
+        self._directory = directory
+        self.result = Replay()
+        self._logs = self.result.logs
+        self._header_bytes_max = file_header_bytes(identity.next_log_id)
+        self._newest = 0
+        for log_id in sorted(identity.logs):
+            known = identity.logs[log_id]
+            last = known.first_index - 1
+            self._logs[log_id] = ReplayedLog(
+                log_id, known.first_index, known.prev_term, known.next_offset, last, last,
+                known.next_offset, last, lost=known.lost,
+            )  # fmt: skip
+
+    def run(self) -> Replay:
+        found = self._find_files()
+        chain = self._chain(found)
+        result = self.result
+        newest = self._newest
+        if not chain:
+            if self._logs and not any(self._was_written(file) for file in found):
+                self._miss(
+                    f"{self._directory}/*.journal", "no journal file that was written to is there"
+                )
+            self._sort(found, chain)
+            for log in self._logs.values():
+                log.lost = True  # logs exist, so a journal did
+            # What is left in files that are used again must stay behind every later mark.
+            lsn = max((self._durable_mark(file.path, 0) for file in found), default=0)
+            result.position = Position(lsn, 0, newest + 1, 0)
+            return result
+        base = chain[0].header
+        assert base is not None, chain[0].path
+        for mark in base.marks:
+            self._start_from(mark)
+        end_lsn = 0
+        for current in chain:
+            assert current.header is not None, current.path
+            result.begins[current.sequence] = current.header.begin_lsn
+            for mark in current.header.marks:
+                if mark.log_id in self._logs:
+                    self._logs[mark.log_id].applied = mark.applied
+        for n, current in enumerate(chain):
+            self._progress("journal_files", n, len(chain))
+            following = chain[n + 1].header if n + 1 < len(chain) else None
+            stop = following.begin_lsn if following is not None else None
+            result.carried.clear()
+            if n and current.header is not None and current.header.replaced:
+                self._replace(current.header.marks)
+            end_lsn = self._replay_file(current, stop)
+        self._judge_left_out(found, chain[-1].sequence, end_lsn)
+        self._sort(found, chain)
+        self._check_oldest(found, chain[0])
+        for log in self._logs.values():
+            if log.suspect or not log.is_whole:
+                log.lost = True
+        self._go_on_at_mark(chain[-1], end_lsn, newest + 1)
+        return result
+
+    def _check_oldest(self, found: list[_FoundFile], oldest: _FoundFile) -> None:
+        """A file before the oldest is let go when no log needs it. Where one does, and no damage
+        says why the file is not there, it is missing."""
+        assert oldest.header is not None, oldest.path
+        previous = oldest.header.previous
+        if not previous or self.result.damaged_blocks or previous in {f.sequence for f in found}:
+            return
+        file = self._fs.open(oldest.path)
+        try:
+            if not _has_first_block(file, oldest.header):
+                return  # its marks speak of what that held
+        finally:
+            file.close()
+        for log in self._logs.values():
+            if not (log.lost or log.suspect or log.is_whole):
+                self._miss(
+                    file_path(self._directory, previous),
+                    f"entries of log {log.log_id:08x} lie there, or in one before it",
+                )
+
+    def _miss(self, path: str, why: str) -> None:
+        """Raises DataMissing, unless what is missing is only to be told: then the caller goes on
+        and finds the logs not whole."""
+        if not self._missing_is_lost:
+            raise DataMissing(path, why)
+
+    def _was_written(self, file: _FoundFile) -> bool:
+        """Whether it was more than prepared."""
+        if not file.is_blank:
+            return True
+        return not file.is_recycled and self._durable_mark(file.path, -1) >= 0
+
+    def _sort(self, found: list[_FoundFile], chain: list[_FoundFile]) -> None:
+        """Which files count, which were prepared and never used, and which can go."""
+        result = self.result
+        in_chain = {file.sequence for file in chain}
+        for file in found:
+            if file.sequence in in_chain:
+                result.live.append((file.sequence, file.path))
+            elif file.is_blank and (not chain or file.sequence > chain[-1].sequence):
+                result.spare.append((file.sequence, file.path))
+            else:
+                result.scrap.append(file.path)
+
+    def _go_on_at_mark(self, last: _FoundFile, end_lsn: int, next_sequence: int) -> None:
+        """Set where the next file begins: behind everything that is proved durable."""
+        header, result = last.header, self.result
+        assert header is not None, last.path
+        first = result.carried[0] if result.carried else None
+        start = first.lsn if first is not None else end_lsn
+        result.carried_from = last.sequence, start - header.start_lsn
+        result.unproved = last.path, start - header.start_lsn, end_lsn - header.start_lsn
+        if first is None or first.lsn == header.start_lsn + header.bytes:
+            # Not even its header is proved: the file before it is the last of the journal.
+            result.unproved = last.path, 0, end_lsn - header.start_lsn
+            result.live.remove((last.sequence, last.path))
+            result.scrap.append(last.path)
+            result.position = Position(
+                header.start_lsn, header.chain, next_sequence, header.previous, header.replaced
+            )
+        else:
+            result.position = Position(first.lsn, first.chain, next_sequence, last.sequence)
+
+    # --- files ---------------------------------------------------------------------------------
+    def _find_files(self) -> list[_FoundFile]:
+        found: list[_FoundFile] = []
+        if self._missing_is_lost and not self._fs.exists(self._directory):
+            return found
+        for name in self._fs.list(self._directory):
+            path = f"{self._directory}/{name}"
+            sequence = journal_sequence(name)
+            if sequence is None or self._fs.is_directory(path):
+                if is_journal_begun(name) and not self._fs.is_directory(path):
+                    self.result.scrap.append(path)
+                elif not says_nothing(name):
+                    self.result.strays.append(path)
+                self._newest = max(self._newest, sequence or 0)
+                continue
+            self._newest = max(self._newest, sequence)
+            file = self._fs.open(path)
+            try:
+                found.append(self._look(file, sequence, path))
+            finally:
+                file.close()
+        found.sort(key=lambda file: file.sequence)
+        return found
+
+    def _look(self, file: File, sequence: int, path: str) -> _FoundFile:
+        size = file.size()
+        data, _ = read_around(file, PAGE_BYTES, 0)
+        length = header_length(data)
+        if PAGE_BYTES < length <= min(size, _HEADER_BYTES_MAX):
+            data, _ = read_around(file, length, 0)
+        header = decode_file_header(data)
+        if header is None or header.sequence != sequence:
+            reach, _ = read_around(file, min(size, self._header_bytes_max), 0)
+            header = mend_file_header(reach, sequence) or header
+        if header is not None and header.sequence != sequence:
+            return _FoundFile(sequence, path, None, size, is_blank=True, is_recycled=True)
+        if header is not None:
+            self._check_header(file, path, header)
+        is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
+        proves = header.start_lsn if header is not None else 0
+        if header is not None and header.replaced and not _has_first_block(file, header):
+            header = None
+        return _FoundFile(sequence, path, header, size, is_blank, proves)
+
+    def _check_header(self, file: File, path: str, header: FileHeader) -> None:
+        """Note what a header should be of which one page is not what was written, be it that of
+        the parity: a second one would be one too many."""
+        if header.bytes == file_header_bytes(len(header.marks)):
+            written = encode_file_header(header)
+            if read_whole(file, len(written), 0) != written:
+                self.result.headers[path] = written
+
+    def _chain(self, found: list[_FoundFile]) -> list[_FoundFile]:
+        """The newest file and those before it, as far as each names one that is there."""
+        by_sequence = {file.sequence: file for file in found if file.header is not None}
+        chain: list[_FoundFile] = []
+        current = by_sequence.get(max(by_sequence, default=0))
+        while current is not None and not self._has_begun(current):
+            assert current.header is not None, current.path
+            if current.header.previous not in by_sequence:
+                break
+            del by_sequence[current.sequence]
+            current = by_sequence.get(max(by_sequence))
+        while current is not None:
+            chain.append(current)
+            assert current.header is not None, current.path
+            current = by_sequence.get(current.header.previous)
+        chain.reverse()
+        return chain
+
+    def _has_begun(self, found: _FoundFile) -> bool:
+        """Whether the file's first block is there, or was. The header goes out in the same write,
+        but a cut can come between them, and what a start carries over is in that block."""
+        header = found.header
+        assert header is not None, found.path
+        file = self._fs.open(found.path)
+        try:
+            if _has_first_block(file, header):
+                return True
+            size = file.size()
+            return _next_block(file, header, header.bytes + PAGE_BYTES, size, size) is not None
+        finally:
+            file.close()
+
+    def _judge_left_out(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
+        """Newer files, which do not count: does one say that the journal was longer? Its header,
+        or a block of one without a good header. Or is one cut short that was whole? It was when it
+        was written to, and before the next was made. A file that says so is not blank."""
+        for file in found:
+            if file.sequence < newest:
+                continue
+            was_whole = file.header is not None or not file.is_blank or file is not found[-1]
+            is_short = was_whole and file.size < _FILE_BYTES_MIN
+            is_damaged = is_short or file.proves > end_lsn
+            if file.sequence > newest and file.header is None and not is_damaged:
+                is_damaged = self._durable_mark(file.path, end_lsn) > end_lsn
+            if is_damaged:
+                file.is_blank = False
+                self.result.damaged_blocks += 1
+                self._suspect_all()
+
+    def _durable_mark(self, path: str, known: int) -> int:
+        """The largest durable LSN in any good block of the file, wherever it begins, or `known`.
+        What an earlier use of the file has left says less than the journal itself, and what the
+        medium cannot give says nothing: it is perhaps a place nobody ever wrote to."""
+        file = self._fs.open(path)
+        try:
+            size = file.size()
+            for window in range(PAGE_BYTES, size, _SCAN_BYTES):
+                data, _ = read_around(file, min(_SCAN_BYTES, size - window), window)
+                for at in range(0, len(data), PAGE_BYTES):
+                    if not data.startswith(BLOCK_MAGIC, at):
+                        continue
+                    head = data[at : at + BLOCK_HEADER_BYTES]
+                    durable = int.from_bytes(head[24:32], "little")
+                    if durable <= known:
+                        continue
+                    salt = int.from_bytes(head[8:16], "little")
+                    lsn = int.from_bytes(head[16:24], "little")
+                    table_end = block_bytes(head, salt=salt, lsn=lsn)
+                    position = window + at
+                    if not 0 < table_end <= size - position:
+                        continue
+                    if decode_block(read_whole(file, table_end, position), position) is not None:
+                        known = durable
+            return known
+        finally:
+            file.close()
+
+    # --- blocks --------------------------------------------------------------------------------
+    def _replay_file(self, found: _FoundFile, stop_lsn: int | None) -> int:
+        """Apply the file's blocks below `stop_lsn`; the LSN of their end."""
+        header = found.header
+        assert header is not None, found.path
+        file = self._fs.open(found.path)
+        try:
+            size = file.size()
+            stop = size if stop_lsn is None else stop_lsn - header.start_lsn
+            position, chain, flags = header.bytes, header.chain, 0
+            while position < stop:
+                block, data = _read_block(file, header, position, size)
+                if block is not None and block.chain == chain and not _bad_frames(block, data):
+                    self._apply(block, data, found.sequence, frozenset())
+                elif block is not None and self._is_proved(file, header, block, stop_lsn, size):
+                    self.result.damaged_blocks += 1
+                    self._apply(block, data, found.sequence, _bad_frames(block, data))
+                else:
+                    # Its length cannot be trusted: go on where the next good block begins.
+                    position_next = _next_block(file, header, position + PAGE_BYTES, stop, size)
+                    if position_next is None and stop_lsn is None:
+                        if not flags & CLOSING:
+                            self.result.torn_bytes = stop - position
+                        break
+                    self.result.damaged_blocks += 1
+                    self._suspect_all()
+                    if position_next is None:
+                        position = stop
+                        break
+                    position = position_next
+                    found_block, _ = _read_block(file, header, position, size)
+                    assert found_block is not None, position
+                    chain = found_block.chain
+                    continue
+                position += block.padded
+                chain, flags = block.crc, block.flags
+            return header.start_lsn + position
+        finally:
+            file.close()
+
+    def _is_proved(
+        self, file: File, header: FileHeader, block: Block, stop_lsn: int | None, size: int
+    ) -> bool:
+        """A later block, or a later file, says that this one had been durable."""
+        if stop_lsn is not None:
+            return True
+        end = block.position + block.padded
+        return _next_block(file, header, end, size, size) is not None
+
+    def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
+        """Apply a block's records; frames whose number is in `bad` are lost to their logs."""
+        result = self.result
+        result.blocks += 1
+        at = BLOCK_HEADER_BYTES + len(block.table)
+        result.carried = [c for c in result.carried if c.lsn >= block.durable]
+        result.carried.append(
+            Carried(block.lsn, block.chain, bytes(block.table), data[at : block.length])
+        )
+        for n in range(0, len(block.table), RECORD_BYTES):
+            log_id, number, kind, term, index, value = STATE_RECORD.unpack_from(block.table, n)
+            length = value & 0xFFFFFFFF if kind in FRAMED else 0
+            log = self._logs.get(log_id)
+            if log is not None:
+                self._check_sequence(log, number)
+                if kind not in FRAMED:
+                    log.apply(kind, term, index, value)
+                elif n in bad:
+                    log.lost = True
+                else:
+                    ref = FrameRef(sequence, block.position + at, length, term)
+                    if kind == ENTRY:
+                        log.add(index, ref)
+                    else:
+                        if kind == INSTALL:
+                            log.apply(RESET, term, index, base_offset_of(data, at))
+                        log.installed = ref
+            at += length
+
+    def _check_sequence(self, log: ReplayedLog, number: int) -> None:
+        seen = log.sequence
+        # The first one may lie before what the header says, by less than half the circle.
+        is_before = (log.sequence_hint - number) & SEQUENCE_MASK <= SEQUENCE_MASK // 2
+        if number == seen or (seen < 0 and is_before):
+            log.suspect = False
+        else:
+            log.lost = True
+        log.sequence = (number + 1) & SEQUENCE_MASK
+
+    def _suspect_all(self) -> None:
+        for log in self._logs.values():
+            log.suspect = True
+
+    def _replace(self, marks: list[Mark]) -> None:
+        """A file stands for others that are not here any more: what they said of each log. Nothing
+        shows whether a log that was suspect before them had lost something."""
+        for mark in marks:
+            log = self._logs.get(mark.log_id)
+            if log is None:
+                continue
+            log.lost = log.lost or log.suspect
+            log.cut(mark.last_index + 1)
+            self._start_from(mark)
+            log.sequence = -1
+            if not mark.flags & MARK_INSTALLED:
+                log.installed = None
+
+    def _start_from(self, mark: Mark) -> None:
+        log = self._logs.get(mark.log_id)
+        if log is None:
+            return
+        log.first_index, log.prev_term = mark.first_index, mark.prev_term
+        log.start_offset, log.last_index = mark.start_offset, mark.last_index
+        log.flushed_index, log.flushed_offset = mark.flushed_index, mark.flushed_offset
+        log.term, log.vote, log.commit = mark.term, mark.vote, mark.commit
+        log.is_void = bool(mark.flags & MARK_VOID)
+        log.sequence_hint = mark.sequence
+
+
+def _has_first_block(file: File, header: FileHeader) -> bool:
+    block, data = _read_block(file, header, header.bytes, file.size())
+    return block is not None and block.chain == header.chain and not _bad_frames(block, data)
+
+
+def _read_block(
+    file: File, header: FileHeader, position: int, size: int
+) -> tuple[Block | None, memoryview]:
+    """(block with a good table, all its bytes) at `position`, or (None, nothing)."""
+    head, _ = read_around(file, BLOCK_HEADER_BYTES, position)
+    table_end = block_bytes(head, salt=header.salt, lsn=header.start_lsn + position)
+    if not table_end or table_end > size - position:
+        return None, memoryview(b"")
+    length = int.from_bytes(head[32:36], "little")
+    # What cannot be read fails its check like what is damaged.
+    data, _ = read_around(file, min(length, size - position), position)
+    block = decode_block(data, position)
+    return block, memoryview(data)
+
+
+def _bad_frames(block: Block, data: memoryview) -> frozenset[int]:
+    """Places in the table of the records whose frames do not match."""
+    bad: set[int] = set()
+    at = BLOCK_HEADER_BYTES + len(block.table)
+    for n in range(0, len(block.table), RECORD_BYTES):
+        _, _, kind, _, _, length, crc = ENTRY_RECORD.unpack_from(block.table, n)
+        if kind not in FRAMED:
+            continue
+        frame = data[at : at + length]
+        if (
+            len(frame) != length
+            or int.from_bytes(frame[:4], "little") != crc
+            or crc32c(frame[4:]) != crc
+        ):
+            bad.add(n)
+        at += length
+    return frozenset(bad)
+
+
+def _next_block(file: File, header: FileHeader, start: int, stop: int, size: int) -> int | None:
+    """Position of the first block with a good table in [start, stop), found by the file's salt."""
+    salt = header.salt.to_bytes(8, "little")
+    for window in range(start, stop, _SCAN_BYTES):
+        data, _ = read_around(file, min(_SCAN_BYTES, stop - window), window)
+        at = data.find(salt)
+        while at >= 0:
+            position = window + at - 8
+            if position % PAGE_BYTES == 0 and position >= start:
+                block, _ = _read_block(file, header, position, size)
+                if block is not None:
+                    return position
+            at = data.find(salt, at + 1)
+    return None

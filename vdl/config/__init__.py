@@ -1,0 +1,1 @@
+"""Settings: the file, and its values."""

@@ -1,0 +1,544 @@
+"""A server's configuration: one TOML file, checked whole before anything is opened.
+
+Every layer declares its own limits as a frozen dataclass with defaults (`StoreOptions`,
+`HostOptions`, `KafkaOptions`); this module says under which key each can be set, in which unit,
+within which range, and builds them. So a default stands in one place, next to the code that needs
+it, and `KEYS` is the complete list of what a file may say.
+
+Rules:
+
+* A key that is not in `KEYS` is refused, with the nearest known one as a suggestion: a typing
+  error must not silently leave a default in force.
+* An error names the file, the key and what was expected.
+* Table `[kafka]` has Kafka's own setting names; everything else is VDL's. Sizes are numbers of
+  bytes or texts like "64MiB"; durations are texts like "600ms" or "2h", and plain milliseconds
+  for keys that end in `.ms`.
+* A relative `server.data_dir` is relative to the file's own folder, so that a folder can be moved.
+
+Must not know: how any of it takes effect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from segments.api import StoreOptions
+from vdl.config.values import (
+    DAY_MS,
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    Address,
+    Parse,
+    Scalar,
+    address_or_off,
+    boolean,
+    choice,
+    duration,
+    integer,
+    milliseconds,
+    parse_address,
+    path,
+    size,
+    text,
+    ticks,
+)
+from vdl.errors import VdlError
+from vdl.kafka.context import KafkaOptions, ListenerOptions
+from vdl.log import LogOptions
+from vdl.logstream.options import HostOptions
+
+SERVER_ID_MAX = (1 << 15) - 1
+"""A replica id is the server id beside a 16-bit replica number."""
+
+
+ADMIN_LISTEN = Address("127.0.0.1", 9112)
+HTTP_LISTEN = Address("127.0.0.1", 9122)
+
+
+class ConfigError(VdlError):
+    """A configuration that cannot be used: which file, which key, what was expected."""
+
+    def __init__(self, source: str, key: str, problem: str) -> None:
+        super().__init__(source, key, problem)
+        self.source = source
+        self.key = key
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}: {self.key}: {self.problem}"
+            if self.key
+            else (f"{self.source}: {self.problem}")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a port listens, and the address others are told to use for it."""
+
+    listen: Address
+    advertise: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything one server is told. `source` names the file in messages."""
+
+    source: str = "built-in defaults"
+    server_id: int = 1
+    data_dir: Path = Path("data")
+    rack: str = ""
+    seeds: Mapping[int, Address] = field(default_factory=dict)
+    """Peer address of every server that forms the cluster; empty: a cluster of this one server."""
+
+    coordinators: int = 8
+    """Coordinator groups; fixed when the cluster is formed."""
+
+    listeners: tuple[ListenerOptions, ...] = (ListenerOptions(),)
+    peer: Endpoint | None = None
+    """None: alone, no peer port is opened."""
+
+    admin: Endpoint | None = Endpoint(ADMIN_LISTEN, ADMIN_LISTEN)
+    """The gRPC admin service; None: not opened."""
+
+    http: Address | None = HTTP_LISTEN
+    """Metrics and health; None: not opened."""
+
+    kafka: KafkaOptions = field(default_factory=KafkaOptions)
+    host: HostOptions = field(default_factory=HostOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Where a key's value goes (`field`, or `options.field`) and how it is read."""
+
+    target: str
+    parse: Parse
+
+
+def load_config(path: Path) -> Config:
+    """Read and check a file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(str(path), "", error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), "", "is not UTF-8 text") from error
+    return parse_config(text, source=str(path), folder=path.resolve().parent)
+
+
+def parse_config(text: str, *, source: str, folder: Path) -> Config:
+    """Check a configuration given as text, relative paths below `folder`. Raises ConfigError."""
+    try:
+        document = tomllib.loads(text)
+    except ValueError as error:  # also a number with more digits than Python reads
+        raise ConfigError(source, "", f"is not valid TOML: {error}") from error
+    listeners = document.pop("listeners", None)
+    seeds = _take_seeds(document, source)
+    values: dict[str, object] = {}
+    for name, raw in _flatten(document):
+        key = KEYS.get(name)
+        if key is None:
+            raise ConfigError(source, name, "unknown key" + _suggest(name))
+        if not isinstance(raw, Scalar):
+            raise ConfigError(source, name, f"expected one value, found {_describe(raw)}")
+        try:
+            values[name] = key.parse(raw)
+        except ValueError as error:
+            raise ConfigError(source, name, f"expected {error}, found {_show(raw)}") from None
+    config = _build(values, seeds, source, folder)
+    if listeners is not None:
+        config = replace(config, listeners=_parse_listeners(listeners, source))
+    _check_whole(config)
+    return config
+
+
+# --- the keys -------------------------------------------------------------------------------------
+
+ADMIN_LISTENER = "ADMIN"
+"""Name under which a server registers the address of its admin service."""
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+
+KEYS: dict[str, Key] = {
+    "server.id": Key("server_id", integer(1, SERVER_ID_MAX)),
+    "server.data_dir": Key("data_dir", path),
+    "server.rack": Key("rack", text),
+    "cluster.coordinators": Key("coordinators", integer(1, 64)),
+    "peer.listen": Key("peer.listen", parse_address),
+    "peer.advertise": Key("peer.advertise", parse_address),
+    "admin.listen": Key("admin.listen", address_or_off),
+    "admin.advertise": Key("admin.advertise", parse_address),
+    "http.listen": Key("http", address_or_off),
+    # --- Kafka's settings, by Kafka's names and in Kafka's units
+    "kafka.auto.create.topics.enable": Key("kafka.auto_create_topics", boolean),
+    "kafka.num.partitions": Key("kafka.num_partitions", integer(1, 10_000)),
+    "kafka.default.replication.factor": Key("kafka.default_replication_factor", integer(1, 7)),
+    "kafka.message.max.bytes": Key("kafka.message_max_bytes", size(KIB, 16 * MIB)),
+    "kafka.log.segment.bytes": Key("kafka.segment_bytes", size(64 * KIB, 2 * GIB - 1)),
+    "kafka.min.insync.replicas": Key("kafka.min_insync_replicas", integer(1, 7)),
+    "kafka.replica.lag.time.max.ms": Key("host.replica_lag_max_ms", milliseconds(1_000, DAY_MS)),
+    "kafka.producer.id.expiration.ms": Key(
+        "host.producer_expiration_ms", milliseconds(1_000, INT32_MAX)
+    ),
+    "kafka.producer.id.expiration.check.interval.ms": Key(
+        "host.producer_expiration_check_ms", milliseconds(1_000, DAY_MS)
+    ),
+    "kafka.log.retention.ms": Key("kafka.retention_ms", milliseconds(-1, INT64_MAX)),
+    "request.check_on_loop_bytes": Key("kafka.record_check_loop_bytes", size(0, 16 * MIB)),
+    "kafka.max.partitions.per.request": Key(
+        "kafka.partitions_per_request_max", integer(1, 1_000_000)
+    ),
+    "cluster.replicas_per_server": Key("kafka.replicas_per_server_max", integer(1, 1_000_000)),
+    "kafka.socket.request.max.bytes": Key("kafka.request_bytes_max", size(64 * KIB, INT32_MAX)),
+    "kafka.queued.max.request.bytes": Key("kafka.request_memory_max", size(256 * KIB, TIB)),
+    "kafka.max.connections": Key("kafka.connections_max", integer(1, 1_000_000)),
+    "kafka.max.connections.per.ip": Key("kafka.connections_per_ip_max", integer(1, 1_000_000)),
+    "kafka.connections.max.idle.ms": Key(
+        "kafka.connection_idle_ms", milliseconds(1_000, 30 * DAY_MS)
+    ),
+    "kafka.fetch.max.bytes": Key("kafka.fetch_max_bytes", size(KIB, INT32_MAX)),
+    "kafka.max.incremental.fetch.session.cache.slots": Key(
+        "kafka.fetch_sessions_max", integer(0, 1_000_000)
+    ),
+    "kafka.group.min.session.timeout.ms": Key(
+        "kafka.group_min_session_timeout_ms", milliseconds(1, DAY_MS)
+    ),
+    "kafka.group.max.session.timeout.ms": Key(
+        "kafka.group_max_session_timeout_ms", milliseconds(1, DAY_MS)
+    ),
+    "kafka.group.initial.rebalance.delay.ms": Key(
+        "kafka.group_initial_rebalance_delay_ms", milliseconds(0, 600_000)
+    ),
+    "kafka.group.max.size": Key("kafka.group_max_size", integer(1, 1_000_000)),
+    "kafka.offset.metadata.max.bytes": Key("kafka.offset_metadata_max_bytes", size(0, MIB)),
+    "kafka.offsets.retention.minutes": Key(
+        "kafka.offsets_retention_minutes", integer(1, INT32_MAX)
+    ),
+    "kafka.offsets.retention.check.interval.ms": Key(
+        "kafka.offsets_retention_check_ms", milliseconds(100, DAY_MS)
+    ),
+    # --- limits of one client connection that Kafka does not name
+    "connection.frame_deadline": Key("kafka.frame_deadline_ms", duration(100, 600_000)),
+    "connection.requests_in_flight": Key("kafka.requests_in_flight_max", integer(1, 10_000)),
+    "connection.request_bytes_in_flight": Key(
+        "kafka.request_bytes_in_flight_max", size(64 * KIB, GIB)
+    ),
+    "connection.write_buffer_bytes": Key("kafka.write_buffer_bytes_max", size(64 * KIB, GIB)),
+    "response.fetch_session_partitions": Key(
+        "kafka.fetch_session_partitions_max", integer(0, 100_000_000)
+    ),
+    "response.memory_max": Key("kafka.answer_memory_max", size(MIB, TIB)),
+    "request.timeout_max": Key("kafka.request_timeout_ms_max", duration(1_000, DAY_MS)),
+    "request.read_timeout": Key("kafka.read_timeout_ms", duration(100, 600_000)),
+    "request.cold_read_rate": Key("kafka.cold_read_bytes_per_second", size(64 * KIB, 64 * GIB)),
+    "request.overload_retry": Key("kafka.overload_retry_ms", duration(1, 60_000)),
+    "request.topic_create_wait": Key("kafka.topic_create_wait_ms", duration(0, 60_000)),
+    # --- consensus
+    "raft.heartbeat_interval": Key("host.heartbeat_ticks", ticks(10, 10_000)),
+    "raft.election_timeout": Key("host.election_ticks", ticks(20, 60_000)),
+    "raft.failover_delay_min": Key("host.failover_ticks_min", ticks(10, 10_000)),
+    "raft.failover_delay_max": Key("host.failover_ticks_max", ticks(10, 10_000)),
+    "raft.elections": Key("host.elections_max", integer(1, 1_000_000)),
+    "raft.openings_per_turn": Key("host.openings_per_turn", integer(1, 1_000_000)),
+    "raft.message_bytes": Key("host.message_bytes_max", size(4 * KIB, 16 * MIB)),
+    "raft.apply_bytes": Key("host.apply_bytes_max", size(64 * KIB, GIB)),
+    "raft.uncommitted_bytes": Key("host.uncommitted_bytes_max", size(MIB, 4 * GIB)),
+    "raft.inflight_messages": Key("host.inflight_messages_max", integer(1, 100_000)),
+    "raft.inflight_bytes": Key("host.inflight_bytes_max", size(64 * KIB, GIB)),
+    "raft.held_appends": Key("host.held_appends_max", integer(1, 1_000_000)),
+    "raft.uncopied_appends": Key("host.uncopied_max", integer(1, 1_000_000)),
+    "raft.early_messages": Key("host.early_messages_max", integer(0, 1_000_000)),
+    "raft.early_snapshot_bytes": Key("host.early_snapshot_bytes_max", size(0, GIB)),
+    "raft.command_entries_kept": Key("host.command_entries_kept", integer(1, 10_000_000)),
+    "retention.check_interval": Key("host.retention_check_ms", duration(100, 86_400_000)),
+    "clock.hold": Key("host.clock_hold_ms", duration(1_000, 7 * DAY_MS)),
+    "raft.replace_after": Key("host.replace_after_ms", duration(0, 86_400_000)),
+    "raft.catch_up_rate": Key("host.catch_up_bytes_per_second", size(64 * KIB, 64 * GIB)),
+    "raft.cold_read_bytes": Key("host.cold_read_bytes", size(64 * KIB, 64 * MIB)),
+    "raft.disk_patience": Key("host.disk_patience_ms", duration(100, 600_000)),
+    "raft.transfer_stop": Key("host.transfer_stop_ms", duration(0, 60_000)),
+    # --- storage
+    "storage.journal_file_bytes": Key("store.journal_file_bytes", size(MIB, 4 * GIB)),
+    "storage.journal_first_file_bytes": Key("store.journal_first_file_bytes", size(MIB, 4 * GIB)),
+    "storage.index_segment_entries": Key("store.index_segment_entries", integer(1_024, 10**8)),
+    "storage.scrub_rate": Key("store.scrub_bytes_per_second", size(0, TIB)),
+    "storage.cache_bytes": Key("store.cache_bytes_max", size(8 * MIB, TIB)),
+    "storage.checkpoint_bytes": Key("store.checkpoint_bytes", size(MIB, 16 * GIB)),
+    "storage.checkpoint_entries": Key("store.checkpoint_entries", integer(100, 10**8)),
+    "storage.checkpoint_interval": Key("store.checkpoint_interval_ms", duration(100, DAY_MS)),
+    "storage.idle_block": Key("store.idle_block_ms", duration(1, 60_000)),
+    "storage.accept_empty": Key("store.accept_empty", boolean),
+    "storage.meta_map_bytes": Key("store.meta_map_bytes", size(16 * MIB, TIB)),
+    # --- the server's own log
+    "log.format": Key("log.format", choice("logfmt", "json")),
+    "log.level": Key("log.level", choice("debug", "info", "warning", "error")),
+    "log.lines_per_second": Key("log.lines_per_second_max", integer(1, 1_000_000)),
+}
+"""Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
+
+_OPTIONS = ("kafka", "host", "store", "log")
+_SHOWN_MAX = 100
+"""Characters of a wrong value that a message repeats."""
+
+
+# --- from a document to a Config ------------------------------------------------------------------
+
+
+def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted name, value) of everything in a table: `num.partitions = 1` is a nested one."""
+    for name, value in table.items():
+        dotted = f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def _take_seeds(document: dict[str, object], source: str) -> dict[int, Address]:
+    """Take `cluster.seeds` (server id → peer address) out of the document."""
+    cluster = document.get("cluster")
+    raw_seeds = cluster.pop("seeds", {}) if isinstance(cluster, dict) else {}
+    if not isinstance(raw_seeds, dict):
+        raise ConfigError(source, "cluster.seeds", 'expected a table such as { 1 = "host:port" }')
+    seeds: dict[int, Address] = {}
+    for server_id, raw in raw_seeds.items():
+        name = f"cluster.seeds.{server_id}"
+        # As it is written and no other way: 01 would be a second name of server 1.
+        if not re.fullmatch(r"[1-9][0-9]{0,4}", server_id) or int(server_id) > SERVER_ID_MAX:
+            raise ConfigError(source, name, f"expected a server id from 1 to {SERVER_ID_MAX}")
+        try:
+            seed = parse_address(raw)
+        except ValueError as error:
+            raise ConfigError(source, name, f"expected {error}, found {_show(raw)}") from None
+        if not seed.is_reachable:
+            raise ConfigError(
+                source, name, f"expected an address others can connect to, found {seed}"
+            )
+        seeds[int(server_id)] = seed
+    if len(set(seeds.values())) < len(seeds):
+        raise ConfigError(source, "cluster.seeds", "two servers have the same address")
+    return dict(sorted(seeds.items()))
+
+
+def _build(
+    values: dict[str, object], seeds: dict[int, Address], source: str, folder: Path
+) -> Config:
+    """Put checked values where `KEYS` says they go."""
+    grouped: dict[str, dict[str, object]] = {"": {}}
+    for name, value in values.items():
+        options, _, attribute = KEYS[name].target.rpartition(".")
+        grouped.setdefault(options, {})[attribute] = value
+    base = Config()
+    changes: dict[str, object] = {"source": source, "seeds": seeds, **grouped.pop("")}
+    peer, admin = grouped.pop("peer", {}), grouped.pop("admin", {})
+    for options, settings in grouped.items():
+        assert options in _OPTIONS, options
+        changes[options] = replace(getattr(base, options), **settings)
+    changes["data_dir"] = folder / Path(str(changes.get("data_dir", base.data_dir)))
+    config = replace(base, **changes)  # type: ignore[arg-type]  # values follow KEYS' targets
+    own_seed = seeds.get(config.server_id)
+    if seeds and own_seed is None and "listen" not in peer:
+        raise ConfigError(
+            source,
+            "peer.listen",
+            f"required, because cluster.seeds has no server {config.server_id}",
+        )
+    # One size rules what a segment file holds and what clients are shown.
+    store = replace(config.store, segment_bytes=config.kafka.segment_bytes)
+    return replace(
+        config,
+        store=store,
+        peer=_endpoint("peer", peer, own_seed, own_seed, source),
+        admin=_endpoint("admin", admin, ADMIN_LISTEN, None, source),
+    )
+
+
+def _endpoint(
+    name: str,
+    settings: Mapping[str, object],
+    listen: Address | None,
+    advertise: Address | None,
+    source: str,
+) -> Endpoint | None:
+    """An endpoint from its `listen` and `advertise` keys and their defaults; None for none."""
+    chosen = settings.get("listen", listen)
+    if chosen is None:
+        return None
+    assert isinstance(chosen, Address), chosen
+    told = settings.get("advertise", advertise) or chosen
+    assert isinstance(told, Address), told
+    if not told.is_reachable:
+        raise ConfigError(source, f"{name}.advertise", _required_instead_of(told))
+    return Endpoint(chosen, told)
+
+
+def _parse_listeners(raw: object, source: str) -> tuple[ListenerOptions, ...]:
+    """The `[[listeners]]` tables: name, listen, advertise each."""
+    if not isinstance(raw, list) or not raw or not all(isinstance(item, dict) for item in raw):
+        raise ConfigError(source, "listeners", "expected one or more [[listeners]] tables")
+    listeners: list[ListenerOptions] = []
+    for position, table in enumerate(raw):
+        prefix = f"listeners[{position}]"
+        for key in table:
+            if key not in {"name", "listen", "advertise"}:
+                hint = _suggest(key, ("name", "listen", "advertise"))
+                raise ConfigError(source, f"{prefix}.{key}", f"unknown key{hint}")
+        name = table.get("name", "PLAINTEXT")
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,31}", name):
+            raise ConfigError(
+                source, f"{prefix}.name", f"expected capital letters, found {_show(name)}"
+            )
+        if name == ADMIN_LISTENER:
+            raise ConfigError(source, f"{prefix}.name", "reserved for the port of [admin]")
+        listen, advertise = _listener_addresses(table, prefix, source)
+        listeners.append(
+            ListenerOptions(
+                name=name,
+                host=listen.host,
+                port=listen.port,
+                advertised_host=advertise.host,
+                advertised_port=advertise.port,
+            )
+        )
+    names = [listener.name for listener in listeners]
+    if len(set(names)) < len(names):
+        raise ConfigError(source, "listeners", "two listeners have the same name")
+    return tuple(listeners)
+
+
+def _listener_addresses(
+    table: Mapping[str, Scalar], prefix: str, source: str
+) -> tuple[Address, Address]:
+    """(listen, advertise) of one listener; `advertise` is `listen` unless it is given."""
+    parsed: dict[str, Address] = {}
+    for key in ("listen", "advertise"):
+        if key not in table and key == "advertise":
+            continue
+        try:
+            parsed[key] = parse_address(table.get(key, ""))
+        except ValueError as error:
+            raise ConfigError(
+                source, f"{prefix}.{key}", f"expected {error}, found {_show(table.get(key))}"
+            ) from None
+    listen = parsed["listen"]
+    advertise = parsed.get("advertise", listen)
+    if not advertise.is_reachable:
+        raise ConfigError(source, f"{prefix}.advertise", _required_instead_of(advertise))
+    return listen, advertise
+
+
+def _check_whole(config: Config) -> None:
+    """What no single key can tell."""
+    ports: dict[int, str] = {}
+    for name, address in _listen_addresses(config):
+        if address.port and address.port in ports:
+            raise ConfigError(
+                config.source, name, f"port {address.port} is also that of {ports[address.port]}"
+            )
+        ports[address.port] = name
+    host, kafka, store = config.host, config.kafka, config.store
+    rules = (
+        (
+            host.election_ticks >= 3 * host.heartbeat_ticks,
+            "raft.election_timeout", "expected at least three times raft.heartbeat_interval",
+        ),
+        (
+            host.failover_ticks_min <= host.failover_ticks_max,
+            "raft.failover_delay_min", "expected at most raft.failover_delay_max",
+        ),
+        (
+            host.message_bytes_max <= host.inflight_bytes_max,
+            "raft.inflight_bytes", "expected at least raft.message_bytes",
+        ),
+        (
+            kafka.group_min_session_timeout_ms <= kafka.group_max_session_timeout_ms,
+            "kafka.group.min.session.timeout.ms",
+            "expected at most kafka.group.max.session.timeout.ms",
+        ),
+        (
+            kafka.message_max_bytes + KIB <= kafka.segment_bytes,
+            "kafka.message.max.bytes", "expected less than kafka.log.segment.bytes",
+        ),
+        (
+            kafka.message_max_bytes + 64 * KIB <= store.journal_first_file_bytes,
+            "storage.journal_first_file_bytes",
+            "expected more than kafka.message.max.bytes: a batch lies in one file",
+        ),
+        (
+            store.journal_first_file_bytes <= store.journal_file_bytes,
+            "storage.journal_first_file_bytes", "expected at most storage.journal_file_bytes",
+        ),
+        (
+            kafka.message_max_bytes <= host.uncommitted_bytes_max,
+            "raft.uncommitted_bytes", "expected at least kafka.message.max.bytes",
+        ),
+        (
+            kafka.message_max_bytes < kafka.request_bytes_max,
+            "kafka.socket.request.max.bytes", "expected more than kafka.message.max.bytes",
+        ),
+        (
+            2 * kafka.request_bytes_max <= kafka.request_memory_max,
+            "kafka.queued.max.request.bytes",
+            "expected at least twice kafka.socket.request.max.bytes",
+        ),
+    )  # fmt: skip
+    for holds, key, problem in rules:
+        if not holds:
+            raise ConfigError(config.source, key, problem)
+
+
+def _listen_addresses(config: Config) -> Iterator[tuple[str, Address]]:
+    for position, listener in enumerate(config.listeners):
+        yield f"listeners[{position}].listen", Address(listener.host, listener.port)
+    if config.peer is not None:
+        yield "peer.listen", config.peer.listen
+    if config.admin is not None:
+        yield "admin.listen", config.admin.listen
+    if config.http is not None:
+        yield "http.listen", config.http
+
+
+def _suggest(name: str, known: tuple[str, ...] = ()) -> str:
+    close = difflib.get_close_matches(name, known or (*KEYS, "cluster.seeds", "listeners"), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _required_instead_of(address: Address) -> str:
+    return f"required, because nobody can be told to connect to {address}"
+
+
+def _show(raw: object) -> str:
+    """A value for a message. A whole number of TOML has 64 bits; Python reads, and will not print,
+    ones that have far more."""
+    if isinstance(raw, int) and raw.bit_length() > INT64_MAX.bit_length():
+        return "a number of more than 64 bits"
+    if isinstance(raw, list | dict):
+        return _describe(raw)
+    shown = repr(raw)
+    return shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}..."
+
+
+def _describe(raw: object) -> str:
+    return "a list" if isinstance(raw, list) else f"a {type(raw).__name__}"
+
+
+def unreachable_options() -> list[str]:
+    """Fields of the option classes that a file cannot set: limits somebody forgot in `KEYS`."""
+    base = Config()
+    targets = {"store.segment_bytes", *(key.target for key in KEYS.values())}
+    return [
+        f"{options}.{item.name}"
+        for options in _OPTIONS
+        for item in fields(getattr(base, options))
+        if f"{options}.{item.name}" not in targets
+    ]

@@ -1,0 +1,1 @@
+"""When groups campaign, and when they need not."""

@@ -1,0 +1,163 @@
+"""Which groups stand for leader now: as many at a time as this server finishes.
+
+An election costs a server work: messages, a vote on disk, an entry that ends the old term. When a
+server dies, or all of them start, thousands of groups are due at once. If all stood at once, the
+last question would be answered after the election timeout of whoever asked; then all would ask
+again, in a higher term, and so on for ever. So groups that are due stand in line here:
+
+* At most `elections_max` campaigns of partitions are under way, and `STARTS_PER_TURN` begin in one
+  turn, so that heartbeats and votes of others come between. The next one begins when one ends.
+* The catalog and the coordinators do not wait: they are few, and everybody needs them.
+* Who waits does nothing: it asks nobody and counts up no term. It still hears, and votes. When its
+  turn comes its timer must still be due; if a leader was heard or a vote given meanwhile, its turn
+  is dropped and not made up for.
+* The line moves on at the rate this server can keep: while its loop is late the bound is halved,
+  ten times a second, and it grows again by a quarter while the loop is in time.
+* Who waits for disks costs the loop nothing. On slow disks, by what the own one took for a vote,
+  campaigns that wait for theirs make room for as many others, ten times a second, while the loop is
+  in time; for `DISK_WAITS` times the bound at the most, as all ask at one time when their votes are
+  written.
+* A campaign that nobody answers holds its place for one election timeout only.
+
+Must not know: timers, messages, what makes a group due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from raft.types import StateType
+from vdl.clock import MS
+from vdl.logstream.group.group import Group
+from vdl.logstream.time.loop_time import LoopTime
+
+STARTS_PER_TURN: Final = 64
+"""Campaigns that begin in one turn of the loop: some 10 ms of work."""
+
+LATE_NS: Final = 100 * MS
+"""A loop that is so late has too many campaigns under way."""
+FEWEST: Final = 16
+"""So many campaigns a late server still has under way."""
+
+DISK_WAITS: Final = 4
+"""For so many times the bound of campaigns that wait for disks others may begin."""
+
+_STANDS: Final = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
+
+
+class Elections:
+    """The line, and the campaigns of this server that are under way."""
+
+    __slots__ = (
+        "_bound",
+        "_disk_waits",
+        "_in_line",
+        "_loop_time",
+        "_max",
+        "_stand",
+        "_starts_left",
+        "_system_last",
+        "_timeout_ns",
+        "_under_way",
+        "_waiting",
+        "dropped",
+    )
+
+    def __init__(
+        self,
+        *,
+        stand: Callable[[Group], None],
+        system_last: int,
+        elections_max: int,
+        timeout_ns: int,
+        loop_time: LoopTime,
+    ) -> None:
+        """`stand(group)`: have it campaign, if that is still due. `system_last`: groups up to this
+        id never wait. `timeout_ns`: how long a campaign holds its place at most."""
+        self._stand = stand
+        self._system_last = system_last
+        self._max = self._bound = elections_max
+        self._loop_time = loop_time
+        self._timeout_ns = timeout_ns
+        self._in_line: deque[Group] = deque()
+        self._waiting: dict[int, Group] = {}
+        """The groups in line, by id. What is in line and not here, or another replica of its group
+        here, is passed over."""
+        self._under_way: dict[int, tuple[Group, int]] = {}
+        """Campaigns of partitions that are under way, by group id, and since when; oldest first."""
+        self._disk_waits = 0
+        """For how many of them others may begin, as they wait for disks."""
+        self._starts_left = STARTS_PER_TURN
+        self.dropped = 0
+        """Turns in the line that were not needed any more when they came."""
+
+    @property
+    def waiting(self) -> int:
+        """How many groups stand in line."""
+        return len(self._waiting)
+
+    @property
+    def under_way(self) -> int:
+        """How many campaigns of partitions are under way."""
+        return len(self._under_way)
+
+    def ask(self, group: Group, now_ns: int) -> None:
+        """The group is due: it stands now, or when it is its turn. One that stands already may go
+        on to stand."""
+        number = group.group_id
+        if number <= self._system_last or number in self._under_way:
+            self._stand(group)
+        elif number not in self._waiting:
+            self._waiting[number] = group
+            self._in_line.append(group)
+            self._admit(now_ns)
+
+    def noted(self, group: Group) -> None:
+        """A turn of this group ended: perhaps its campaign, too."""
+        if group.group_id in self._under_way and group.node.raft.state not in _STANDS:
+            del self._under_way[group.group_id]
+
+    def forget(self, group: Group) -> None:
+        """The replica is not here any more."""
+        self._waiting.pop(group.group_id, None)
+        self._under_way.pop(group.group_id, None)
+
+    def turn_ended(self, now_ns: int) -> None:
+        """A turn of the loop ended: more may begin."""
+        self._starts_left = STARTS_PER_TURN
+        if self._in_line:
+            self._admit(now_ns)
+
+    def look(self, now_ns: int) -> None:
+        """Time passed: campaigns that nobody answers give their places back."""
+        is_late = self._loop_time.late_ns >= LATE_NS
+        if is_late:
+            self._bound = max(min(FEWEST, self._max), self._bound // 2)
+        else:
+            self._bound = min(self._max, self._bound + self._bound // 4 + 1)
+        while self._under_way:
+            number, (_, since_ns) = next(iter(self._under_way.items()))
+            if now_ns - since_ns < self._timeout_ns:
+                break
+            del self._under_way[number]
+        self._disk_waits = 0
+        if self._in_line and not is_late:
+            waits = sum(group.node.raft.waits_for_disks for group, _ in self._under_way.values())
+            self._disk_waits = min(waits, DISK_WAITS * self._bound)
+        self.turn_ended(now_ns)
+
+    def _admit(self, now_ns: int) -> None:
+        places = self._bound + self._disk_waits
+        while self._in_line and self._starts_left > 0 and len(self._under_way) < places:
+            group = self._in_line.popleft()
+            if self._waiting.get(group.group_id) is not group:
+                continue
+            del self._waiting[group.group_id]
+            self._stand(group)
+            if group.node.raft.state in _STANDS:
+                self._starts_left -= 1
+                self._under_way[group.group_id] = (group, now_ns)
+            else:
+                self.dropped += 1

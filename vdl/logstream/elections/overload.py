@@ -1,0 +1,120 @@
+"""Whether this server has more to do than it can: it says so, once when it begins and once when it
+is over.
+
+An overloaded server is slow at everything, and slow in saying why. What tells is its loop: if it is
+late for a good part of the time, whatever asks too much of it, then timers, heartbeats and answers
+are late as well. A crowd of clients is not let to make it late: their requests wait instead, and
+while one has waited for `WAIT_NS` that counts the same. The state begins when either was so for
+`BEGINS_PERCENT` of the last `WINDOW_NS`, and ends when it was for less than `ENDS_PERCENT`, so that
+it does not flap.
+
+Must not know: what makes it late, what is done about it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from vdl.clock import MS, Clock
+from vdl.log import Log
+from vdl.logstream.elections.campaigns import Elections
+from vdl.logstream.time.loop_time import LoopTime
+
+WINDOW_NS: Final = 2_000 * MS
+BEGINS_PERCENT: Final = 40
+ENDS_PERCENT: Final = 5
+WAIT_NS: Final = 250 * MS
+
+
+class Overload:
+    """The state of one server. `look` is to be called some ten times a second."""
+
+    __slots__ = (
+        "_clock",
+        "_elections",
+        "_log",
+        "_looks",
+        "_loop_time",
+        "_since_ns",
+        "_waited_total_ns",
+        "is_overloaded",
+        "late_percent",
+        "request_wait_ns",
+        "times",
+        "wait_ms",
+        "waited_percent",
+    )
+
+    def __init__(
+        self, clock: Clock, *, loop_time: LoopTime, elections: Elections, log: Log
+    ) -> None:
+        self._clock = clock
+        self._loop_time = loop_time
+        self._elections = elections
+        self._log = log
+        self._looks: deque[tuple[int, int, int]] = deque([(clock.now_ns(), 0, 0)])
+        """(when, nanoseconds the loop had been late in all by then, and requests had waited for too
+        long), of the window."""
+        self._since_ns = 0
+        self._waited_total_ns = 0
+        self.request_wait_ns: Callable[[], int] = _nobody_waits
+        """For how long a request of a client has waited to be started, at the most, now."""
+        self.wait_ms = 0
+        """The same at the last look."""
+        self.is_overloaded = False
+        self.late_percent = 0
+        """For how much of the window the loop was late."""
+        self.waited_percent = 0
+        """For how much of it a request of a client waited for too long."""
+        self.times = 0
+        """How often the state began."""
+
+    def look(self) -> None:
+        """Measure, and tell when the state has changed."""
+        now_ns, late_ns = self._clock.now_ns(), self._loop_time.late_total_ns
+        looks = self._looks
+        wait_ns = self.request_wait_ns()
+        self.wait_ms = wait_ns // MS
+        if wait_ns >= WAIT_NS:
+            self._waited_total_ns += now_ns - looks[-1][0]
+        looks.append((now_ns, late_ns, self._waited_total_ns))
+        while len(looks) > 2 and looks[1][0] <= now_ns - WINDOW_NS:
+            looks.popleft()
+        since_ns, late_before_ns, waited_before_ns = looks[0]
+        # What has not been watched for a whole window yet counts as in time.
+        watched_ns = max(now_ns - since_ns, WINDOW_NS)
+        self.late_percent = (late_ns - late_before_ns) * 100 // watched_ns
+        self.waited_percent = (self._waited_total_ns - waited_before_ns) * 100 // watched_ns
+        percent = max(self.late_percent, self.waited_percent)
+        if not self.is_overloaded and percent >= BEGINS_PERCENT:
+            self.is_overloaded = True
+            self.times += 1
+            self._since_ns = now_ns
+            self._log.warning(
+                "overloaded",
+                loop_late_percent=self.late_percent,
+                request_wait_ms=self.wait_ms,
+                elections_waiting=self._elections.waiting,
+                meaning="this server has more to do than it can: it answers late",
+            )
+        elif self.is_overloaded and percent < ENDS_PERCENT:
+            self.is_overloaded = False
+            self._log.info("overload_ended", seconds=(now_ns - self._since_ns) // (1_000 * MS))
+
+    def problem(self) -> str:
+        """What people are told; empty while all is well."""
+        if not self.is_overloaded:
+            return ""
+        text = f"overloaded: its loop was late for {self.late_percent} % of the last 2 s"
+        if self.waited_percent >= ENDS_PERCENT:
+            text += f"; requests wait for their turn, now for {self.wait_ms / 1_000:.1f} s"
+        if waiting := self._elections.waiting:
+            text += f"; {waiting} partitions wait to be elected"
+        return text
+
+
+def _nobody_waits() -> int:
+    """The default, where there are no clients."""
+    return 0

@@ -1,0 +1,71 @@
+"""Groups at rest, whose timers need not run: while the servers are heard, time says nothing.
+
+A group's timers ask whether its leader, or its followers, live. The lists that servers exchange
+answer that for all groups of a server at once. So a group for which nothing is to be done, and
+whose timer has just found all well, rests: its timers are looked at once in `REST_TICKS` only.
+
+As soon as a server that is linked was not heard for `SILENT_NS`, or before a link is given up, all
+that rest are woken, and go by their own timers again, until all servers are heard. What a woken
+group finds is how long ago its leader was heard, so that nobody is replaced sooner or later.
+
+Must not know: timers, what a group does when it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from vdl.clock import MS
+from vdl.logstream.group.group import Group
+
+REST_TICKS: Final = 1_000
+"""Ten seconds."""
+SILENT_NS: Final = 250 * MS
+"""Of a server that says something each tenth of a second; far below an election timeout."""
+
+
+class Rest:
+    """The groups at rest of one server."""
+
+    __slots__ = ("_age_ns", "_groups", "_is_calm", "_wake")
+
+    def __init__(self, *, age_ns: Callable[[int], int], wake: Callable[[Group], None]) -> None:
+        """`age_ns(server)`: how long ago the later of the two, a server's word and its answer to
+        ours, was not there yet. `wake(group)`: have its timers run."""
+        self._age_ns = age_ns
+        self._wake = wake
+        self._groups: dict[int, Group] = {}
+        self._is_calm = False
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether groups may rest."""
+        return self._is_calm
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, group_id: int) -> bool:
+        """Whether a group rests."""
+        return group_id in self._groups
+
+    def begin(self, group: Group) -> None:
+        """The group rests from now on."""
+        self._groups[group.group_id] = group
+
+    def forget(self, group_id: int) -> None:
+        """The replica is not here any more."""
+        self._groups.pop(group_id, None)
+
+    def look(self, servers: Iterable[int]) -> None:
+        """`servers` are linked: whether all of them are heard. Some ten times a second."""
+        self._is_calm = all(self._age_ns(server) < SILENT_NS for server in servers)
+        if not self._is_calm:
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """What rests may not go on to."""
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            self._wake(group)

@@ -1,0 +1,788 @@
+"""One replica of one Raft group: the node, its log, and the order in which their answers travel.
+
+The core says what is to be done (`Ready`); this file does it, for one group, inside the host's
+turn. Rules:
+
+* What a replica tells anybody about its own log, term or vote leaves only when the journal block
+  that holds it is durable, and so do its requests for votes; a leader counts itself the same way
+  (thesis §10.2.1).
+* Entries are staged before messages are encoded, so that peers are sent the one copy in the cache.
+* Timers are lazy: ticks are made up for when a message arrives or something falls due.
+
+Must not know: what entries mean. That is the `Owner`'s: a log stream or a state group.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+import segments.api as storage
+from raft.config import Config
+from raft.errors import SnapshotTemporarilyUnavailable
+from raft.membership import Membership
+from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
+from raft.node import RawNode
+from raft.types import (
+    CONF_CHANGE_KINDS,
+    LOCAL_APPLY_THREAD,
+    ColdRead,
+    ConfState,
+    Entry,
+    NodeId,
+    Snapshot,
+    StateType,
+)
+from vdl.clock import MS
+from vdl.logstream.group.outbox import Turn, server_of
+from vdl.logstream.group.read_index import ReadRounds
+from vdl.logstream.group.recovery_throttle import Gain, Pace
+from vdl.logstream.group.snapshot_cache import Encodings
+from vdl.logstream.group.snapshots import (
+    MEMBERS_KEY,
+    SNAPSHOT_BYTES_MAX,
+    Items,
+    Members,
+    SnapshotState,
+    decode_snapshot,
+    encode_members,
+    encode_snapshot,
+    for_the_owner,
+    members_of,
+)
+from vdl.logstream.group.storage import LogStorage, as_entry
+from vdl.logstream.options import HostOptions
+
+STANDING_PER_TICK = 10
+"""So many groups that lost their leader together are surely followed in one tick, a millisecond
+each."""
+
+_LATELY_NS = 1_000 * MS
+"""How long the loss of a leader is news to clients."""
+
+
+class Owner(Protocol):
+    """What a group's entries are for. All calls come from inside a turn and may not block."""
+
+    @property
+    def entries_are_state(self) -> bool:
+        """Whether the entries themselves are kept, not only what was made of them: then a snapshot
+        stands at the log's start, else at its applied end."""
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether entries are applied only once the commit index that covers them is durable here:
+        then what was applied is never more than what a restart applies again."""
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Committed entries that are durable here, in order, each exactly once."""
+
+    def install(self, items: Items) -> None:
+        """Replace the applied state by a snapshot's."""
+
+    def takes_on_full_disk(self, entry: Entry) -> bool:
+        """Whether an entry is so rare, or so needed to make room, that a full disk takes it."""
+
+    def stopped(self) -> None:
+        """The replica is taken out of service; its successor may come."""
+
+    def items(self) -> Items:
+        """The whole applied state, in key order."""
+
+    @property
+    def item_count(self) -> int:
+        """How much there is in it, at no cost: about in proportion to what `items` says."""
+
+    def committed(self, commit: int) -> None:
+        """The commit index moved to `commit`."""
+
+    def serving_started(self) -> None:
+        """This replica leads and has applied the first entry of its own term (§8)."""
+
+    def leadership_lost(self) -> None:
+        """This replica led a term that has ended for it."""
+
+    def leader_changed(self) -> None:
+        """The known leader or the term changed."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits here with a deadline."""
+
+    @property
+    def holds_proposals(self) -> bool:
+        """Whether some were refused for want of room, or during a transfer, and wait."""
+
+    def room_available(self) -> None:
+        """Those may be tried again."""
+
+    def expire(self, now_ns: int) -> None:
+        """Answer those whose deadline has passed."""
+
+    def take_meta(self) -> list[tuple[bytes, bytes | None]]:
+        """Applied state that changed since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A state that another replica gave, and who hears when it is taken."""
+
+    snapshot: Snapshot
+    state: SnapshotState
+    taken: Callable[[], None]
+
+
+class Group:
+    """One replica. `dirty` means the host's next turn pumps it."""
+
+    __slots__ = (
+        "_clear_meta",
+        "_cold_first",
+        "_coming",
+        "_gain",
+        "_gone_tick",
+        "_held",
+        "_members_stored",
+        "_options",
+        "_pace",
+        "_rng",
+        "_settled_for",
+        "_stored_for",
+        "_tick",
+        "applied",
+        "apply_stalled",
+        "awaits_copies",
+        "commit",
+        "dirty",
+        "due_tick",
+        "encodings",
+        "entry_tick",
+        "group_id",
+        "last_tick",
+        "last_token",
+        "leader_known",
+        "leader_lost_ns",
+        "log",
+        "meta_applied",
+        "node",
+        "on_whole",
+        "owner",
+        "placement",
+        "reads",
+        "reflects",
+        "replica_id",
+        "serving",
+        "store",
+        "term_known",
+        "trim_refused",
+        "was_leader",
+        "whole_at",
+    )
+
+    def __init__(
+        self,
+        *,
+        group_id: int,
+        replica_id: NodeId,
+        placement: Sequence[NodeId],
+        log: storage.Log,
+        store: storage.Store,
+        owner: Owner,
+        applied: int,
+        members: Members,
+        tick: Callable[[], int],
+        options: HostOptions,
+        pace: Pace,
+        rng: random.Random,
+        is_linked: Callable[[NodeId], bool],
+    ) -> None:
+        """`placement`: what the members are to be, preferred leader first; `members`: what they
+        are, as of `applied`."""
+        self.group_id = group_id
+        self.replica_id = replica_id
+        self.log = log
+        self.store = store
+        self.owner = owner
+        self.placement = tuple(placement)
+        self._settled_for: tuple[object, object] = (None, None)
+        self.node = RawNode(
+            Config(
+                id=replica_id,
+                election_ticks=options.election_ticks,
+                heartbeat_ticks=options.heartbeat_ticks,
+                rng=rng,
+                storage=LogStorage(
+                    log, members.conf_state, applied=applied, make_snapshot=self._snapshot
+                ),
+                applied=applied,
+                async_storage_writes=True,
+                pre_vote=True,
+                check_quorum=True,
+                quiet_heartbeats=True,
+                is_linked=is_linked,
+                batch_appends=True,
+                # At a follower nobody waits for records to be committed, for commands somebody may.
+                commit_apart=owner.entries_are_state,
+                durable_campaign=True,
+                disable_proposal_forwarding=True,
+                max_size_per_msg=options.message_bytes_max,
+                max_committed_size_per_ready=options.apply_bytes_max,
+                max_uncommitted_entries_size=options.uncommitted_bytes_max,
+                max_inflight_msgs=options.inflight_messages_max,
+                max_inflight_bytes=options.inflight_bytes_max,
+            )
+        )
+        self._options = options
+        self._rng = rng
+        self._gone_tick = 0
+        """When the leader's process was proved gone; 0 once somebody leads, or time has to tell."""
+        self.dirty = False
+        self._tick = tick
+        self.last_tick = tick()
+        self.due_tick = 0
+        self.entry_tick = 0
+        self.last_token = 0
+        """Invariant: everything this group staged is durable once this token is."""
+        self.commit = self.node.commit
+        self.applied = applied
+        self.whole_at = self.commit
+        """What a life before this one may have applied. Below it the state is one of the past,
+        because entries could not be read at the start: this replica votes and acknowledges, and
+        nobody acts on its state."""
+        self.on_whole: Callable[[], None] | None = None
+        """Called once, when the state is whole; only if it was not from the beginning."""
+        self.apply_stalled = False
+        """What is to be applied next could not be read: see `retry_apply`."""
+        self.meta_applied = applied
+        """Applied index the last checkpoint was told of."""
+        self.reflects = members.reflects
+        """State and members reflect entries up to here, also those not yet applied again."""
+        self._members_stored: Members | None = None
+        """As a checkpoint of this life was told. What an earlier one was told may be older than
+        `members`, which replay may have moved."""
+        self._stored_for: Membership | None = None
+        self._clear_meta = bool(log.installed_state)
+        """A snapshot came in: what checkpoints hold is none of the present state."""
+        self.trim_refused = 0
+        """Where the log would have been cut when the state was last found too large for that."""
+        self.encodings = Encodings()
+        self._pace = pace
+        self._gain = Gain()
+        self._cold_first: dict[NodeId, int] = {}
+        """From where on each peer was last to be fed from disk, until that has been read."""
+        self._held = 0
+        """Applications that wait for the disk; while there are any, all wait."""
+        self._coming: Coming | None = None
+        """A state from elsewhere that is taken once what it stands on is durable here."""
+        self.reads = ReadRounds()
+        self.awaits_copies = False
+        """Set by the owner: it waits for copies of committed entries, which `pump` tells it of."""
+        self.was_leader = False
+        self.serving = False
+        """Leads, and has applied the first entry of its own term."""
+        self.leader_known: NodeId = 0
+        self.leader_lost_ns = 0
+        """When the leader's server was last lost; 0 for never."""
+        self.term_known = self.node.term
+
+    # --- members ---------------------------------------------------------------------------
+    @property
+    def members(self) -> list[NodeId]:
+        """Everybody the group's log is replicated to, ids ascending."""
+        return sorted(self.node.membership.members())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the members are what the catalog says they are to be. Asked often, and answered
+        anew when either has changed."""
+        membership = self.node.raft.membership
+        if membership is not self._settled_for[0] or self.placement is not self._settled_for[1]:
+            is_settled = (
+                not membership.learners
+                and not membership.is_joint
+                and membership.incoming == frozenset(self.placement)
+            )
+            if not is_settled:
+                return False
+            self._settled_for = membership, self.placement
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state reflects everything that it did before a restart. What a replica that
+        is not whole must not do follows: it does not campaign, because entries wait to be applied
+        that are not in memory (`raft.candidate`), so it never leads or serves."""
+        return self.applied >= self.whole_at
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `pump` would do anything."""
+        # Another role, leader or term than the last pump left makes the node ready.
+        return (
+            self.node.has_ready()
+            or (self.was_leader and (self.owner.holds_proposals or not self.serving))
+            or self.awaits_copies
+            or self._coming is not None
+            or bool(self.reads)
+        )
+
+    @property
+    def preferred(self) -> bool:
+        """First of its placement: leads when it can."""
+        return self.placement[0] == self.replica_id and self.node.raft.is_voter
+
+    # --- time ------------------------------------------------------------------------------
+    @property
+    def tick(self) -> int:
+        """The present tick; `last_tick` may be long past, for a group that rests."""
+        return self._tick()
+
+    def catch_up(self, tick: int) -> None:
+        """Make up for ticks that passed unseen, without letting anything fall due: what fell due
+        is the timer's to say, and the message at hand may be the reason why it should not."""
+        if tick > self.last_tick:
+            self._count_harmless(tick, self.node.ticks_until_due())
+
+    def _count_harmless(self, tick: int, due: int) -> int:
+        """Count ticks up to the one in `due` ticks, not including it; how many are left to it."""
+        harmless = min(tick - self.last_tick, due - 1)
+        self.last_tick = tick
+        if harmless > 0:
+            self.node.tick(harmless)
+            due -= harmless
+        return due
+
+    def fall_due(self, tick: int) -> tuple[int, bool]:
+        """Let what is due happen, also when messages have already made up for the last tick: under
+        load they nearly always have, and elections and check-quorum must not starve. The ticks
+        until something is due again, and whether something was."""
+        node = self.node
+        due = self._count_harmless(max(tick, self.last_tick), node.ticks_until_due())
+        if due > 1:
+            return due, False
+        node.tick(1)
+        return node.ticks_until_due(), True
+
+    def is_unled(self, servers: Set[int]) -> bool:
+        """Whether nobody leads, though most voters are on these servers."""
+        node = self.node
+        voters = node.membership.incoming
+        reachable = [replica for replica in voters if server_of(replica) in servers]
+        return not (node.lead or node.is_leader or len(reachable) * 2 <= len(voters))
+
+    def stand_in_turn(self, servers: Set[int], tick: int, *, standing: int) -> None:
+        """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
+        `servers`, those alive, do in their order of preference and not at one time: two who ask at
+        once are both told yes, and then have a vote each. One that lacks entries loses its turn.
+        `standing`: how many groups lost their leader together. Where they are many, those whose
+        turn is first take longer, and the others give them that long; an election timeout at the
+        most."""
+        options, node = self._options, self.node
+        self.catch_up(tick)
+        # Lists prove that a leader lives, and are looked at only when the election timer is due:
+        # it may be now, for all who are left.
+        node.leader_heard(0)
+        node.forget_leader()
+        alive = [replica for replica in self.placement if server_of(replica) in servers]
+        last = len(alive) - 1
+        turn = alive.index(self.replica_id) if self.replica_id in alive else last
+        spread = max(
+            options.failover_ticks_max - options.failover_ticks_min,
+            min(standing // STANDING_PER_TICK, options.election_ticks),
+        )
+        node.campaign_soon(options.failover_ticks_min + spread * turn // max(1, last))
+        self._gone_tick = tick
+
+    def leader_resigned(self, tick: int) -> None:
+        """Its leader lived until now, and leads no more: time to be elected anew is counted from
+        when this replica might have looked last."""
+        self.catch_up(tick)
+        self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
+
+    def _stand_again(self) -> None:
+        """While nobody leads, campaign again before the election timeout: votes may have been
+        split, a question may have come before its hearer knew. Ever later, for a slow disk needs
+        its time, and for no longer than an election timeout: there may be no majority."""
+        node, options = self.node, self._options
+        ticks = max(2 * options.failover_ticks_max, self.last_tick - self._gone_tick)
+        if node.lead or ticks >= options.election_ticks:
+            self._gone_tick = 0
+        elif not node.raft.campaign_due:
+            node.campaign_soon(self._rng.randint(ticks, 2 * ticks))
+
+    def lost_leader_ns(self, now_ns: int) -> int:
+        """When the group lost its leader together with the leader's server; 0 if not lately."""
+        return self.leader_lost_ns if now_ns - self.leader_lost_ns <= _LATELY_NS else 0
+
+    def asks_for_news(self) -> MsgAppResp:
+        """What makes the leader repeat its commit index, the news of which may have been lost: an
+        old acknowledgement. Like every one it vouches for nothing that is not durable here."""
+        node = self.node
+        index = min(node.commit, node.stable)
+        return MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=index)
+
+    def propose(self, entry: Entry) -> None:
+        """Append an entry to the leader's log. Raises ProposalDropped, then nothing changed."""
+        # While everybody is in step: ticks that passed at rest, counted only after the entry put
+        # all out of step, would make heartbeats due before its answers can be here.
+        self.catch_up(self._tick())
+        self.node.propose([entry])
+
+    # --- the turn ----------------------------------------------------------------------------
+    def pump(self, turn: Turn) -> None:
+        """Do what the core wants done, until it wants nothing more without a disk or a peer."""
+        node, log = self.node, self.node.raft.log
+        self.reads.begin(node)
+        while node.has_ready():
+            ready = node.ready()
+            applies: list[MsgStorageApply] = []
+            for message in ready.messages:
+                if isinstance(message, MsgStorageAppend):
+                    self._stage(message, turn)
+                elif isinstance(message, MsgStorageApply):
+                    applies.append(message)
+                else:
+                    turn.send(self.group_id, message)
+            if log.committed != self.commit:
+                self._note_commit(log.committed)
+            for apply in applies:
+                if self._held or self.owner.is_remembered or self._changes_members(apply):
+                    self._hold(apply, turn)
+                else:
+                    turn.applies.append((self, apply))
+            if ready.read_states:
+                self.reads.confirmed(ready.read_states)
+                self.reads.applied(self.applied)
+            for want in ready.cold_reads:
+                self._read_cold(want, turn)
+        if self._coming is not None and not self._held:
+            self._await_state(turn)
+        if self._cold_first:
+            self._withdraw_unwanted()
+        if self.awaits_copies:
+            self.owner.committed(self.commit)
+        self._note_role()
+
+    def _stage(self, message: MsgStorageAppend, turn: Turn) -> None:
+        store = self.store
+        if message.snapshot is not None:
+            self._note_role()  # it may have led at the turn's beginning: an owner stops first
+            self._install(message.snapshot)
+            turn.urgent = True
+        if message.entries:
+            store.append(self.log, message.entries)
+            turn.urgent = True
+        if message.term:
+            state = storage.HardState(message.term, message.vote, message.commit)
+            store.set_hard_state(self.log, state)
+        turn.staged = True
+        if message.must_sync:
+            turn.urgent = True
+        turn.after_append.append((self, message.must_sync, message.responses))
+
+    def _install(self, snapshot: Snapshot) -> None:
+        """Replace log and state by what a leader sent (§7). Both are in one journal record."""
+        state = decode_snapshot(snapshot.data)
+        self.store.reset_log(
+            self.log,
+            first_index=snapshot.index + 1,
+            prev_term=snapshot.term,
+            next_offset=snapshot.next_offset,
+            state=bytes(snapshot.data),
+        )
+        assert snapshot.index >= self.applied, (self.group_id, snapshot.index, self.applied)
+        self.applied = snapshot.index
+        self.reflects = state.members.reflects
+        self._take_items(state.items)
+
+    def _take_items(self, items: Items) -> None:
+        """The state came from another replica."""
+        self._clear_meta = True
+        self.apply_stalled = False
+        self.owner.install(items)
+        self.encodings.forget_size()
+        self._note_whole()
+
+    def take_state(self, snapshot: Snapshot, taken: Callable[[], None]) -> bool:
+        """Take the state that another replica made of entries which this one has and cannot read,
+        while nobody else has them any more either; the log stays as it is. False when that is not
+        possible now. Until the next checkpoint it is in memory only: a crash in between leaves
+        what there was, and a commit index that tells how much was acted on. Hence it is taken, and
+        `taken` called, only once that is durable. Raises DecodeError."""
+        state = decode_snapshot(snapshot.data)
+        if not self._may_take(snapshot, state):
+            return False
+        if self._coming is None:
+            self._coming = Coming(snapshot, state, taken)
+            self.node.know_committed(index=snapshot.index, term=snapshot.term)
+        return True
+
+    def _may_take(self, snapshot: Snapshot, state: SnapshotState) -> bool:
+        node, log, index = self.node, self.node.raft.log, snapshot.index
+        is_idle = not self._held and log.applying == self.applied
+        if node.is_leader or not is_idle or not self.applied < index <= node.stable:
+            return False
+        if log.snapshot is not None or not log.matches(index=index, term=snapshot.term):
+            return False
+        return state.members.reflects >= self.reflects
+
+    def _await_state(self, turn: Turn) -> None:
+        """Have the commit index that a coming state stands on made durable. Members may reflect
+        more than the state's index: the news of that comes by itself."""
+        coming = self._coming
+        assert coming is not None, self.group_id
+        members = coming.state.members
+        is_same = members.conf_state == self.node.membership.conf_state()
+        if not self._may_take(coming.snapshot, coming.state):
+            self._coming = None  # the entries could be read after all, or a snapshot came
+        elif is_same or self.commit >= members.reflects:
+            self._hold(MsgStorageApply(LOCAL_APPLY_THREAD, self.replica_id, 0, [], []), turn)
+
+    def _take_coming(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is None or not self._may_take(coming.snapshot, coming.state):
+            return
+        self.node.take_state(coming.snapshot)
+        self.applied = coming.snapshot.index
+        self.reflects = coming.state.members.reflects
+        self._take_items(coming.state.items)
+        coming.taken()
+
+    def retry_apply(self) -> bool:
+        """Read again what is to be applied next, if that failed: a hole may have been healed, or
+        the disk have room. Whether it did."""
+        if not self.apply_stalled:
+            return False
+        self.apply_stalled = False
+        self.node.entries_ready(self.replica_id, [])
+        return True
+
+    def _note_whole(self) -> None:
+        on_whole = self.on_whole
+        if on_whole is not None and self.is_whole:
+            self.on_whole = None
+            on_whole()
+
+    def snapshot_for(self, first: int) -> Snapshot | None:
+        """The state for a replica that lacks entries from `first` on, which are cut off here; None
+        when it cannot be given now."""
+        if not self.is_whole or first >= self.log.first_index:
+            return None
+        try:
+            return self._snapshot()
+        except SnapshotTemporarilyUnavailable:
+            return None
+
+    def _snapshot(self) -> Snapshot:
+        """What a replica gets that is behind the log's start. Raises
+        SnapshotTemporarilyUnavailable."""
+        log, owner, encodings, tick = self.log, self.owner, self.encodings, self.tick
+        kept = encodings.kept(first_index=log.first_index, tick=tick)
+        if kept is not None:
+            return kept
+        # The core asks at each sign of life.
+        if not encodings.may_encode(owner.item_count, tick):
+            raise SnapshotTemporarilyUnavailable
+        index = log.first_index - 1 if owner.entries_are_state else self.applied
+        reflects = max(self.applied, self.reflects)
+        try:
+            next_offset = log.offset_after(index)
+        except (
+            storage.CorruptRecord
+        ):  # of the index: who reads there, the scrubber too, rebuilds it
+            encodings.failed(tick)
+            raise SnapshotTemporarilyUnavailable from None
+        conf_state = self.node.membership.conf_state()
+        data = self._encode(conf_state, reflects)
+        if len(data) > SNAPSHOT_BYTES_MAX:
+            encodings.too_large(tick)
+            raise SnapshotTemporarilyUnavailable
+        snapshot = Snapshot(index, log.term(index), conf_state, next_offset, data)
+        encodings.keep(snapshot, tick)
+        return snapshot
+
+    def _encode(self, conf_state: ConfState, reflects: int) -> bytes:
+        """The state as snapshots hold it: work for the whole loop."""
+        items = self.owner.items()
+        data = encode_snapshot(members_of(conf_state, reflects=reflects), items)
+        uncompressed = sum(len(key) + len(value) for key, value in items)
+        self.encodings.measured(self.owner.item_count, len(data), uncompressed)
+        return data
+
+    def snapshot_bytes(self, *, limit: int, anew: bool) -> int:
+        """How large a snapshot would be now, as far as the last one tells, and certainly if it may
+        have passed the limit since; `anew`: encode one."""
+        items, encodings = self.owner.item_count, self.encodings
+        is_known = encodings.is_like_measured(items) and not encodings.may_have_passed(limit, items)
+        if anew or not is_known:
+            self._encode(self.node.membership.conf_state(), self.applied)
+        return encodings.bytes_expected(items)
+
+    def _note_commit(self, commit: int) -> None:
+        assert commit > self.commit, (self.group_id, commit, self.commit)
+        self.commit = commit
+        self.owner.committed(commit)
+
+    def _changes_members(self, message: MsgStorageApply) -> bool:
+        for entry in message.entries:  # a generator costs, for each commit
+            if entry.kind in CONF_CHANGE_KINDS and entry.index > self.reflects:
+                return True
+        return False
+
+    def _hold(self, message: MsgStorageApply, turn: Turn) -> None:
+        """Wait until the commit index is durable here, and have what follows wait too. Members
+        change only then: a quorum counted with new members must not be forgotten in a crash, or the
+        old ones would be asked again, of whom one may be gone for good."""
+        self._held += 1
+        turn.staged = True
+        turn.urgent = True
+        turn.after_append.append((self, True, [message]))
+
+    def apply_held(self, message: MsgStorageApply) -> None:
+        """`apply` what waited for the disk; without entries it is a state from elsewhere."""
+        self._held -= 1
+        assert self._held >= 0, self.group_id
+        if message.entries:
+            self.apply(message)
+        else:
+            self._take_coming()
+
+    def apply(self, message: MsgStorageApply) -> None:
+        """Apply committed entries, in order; not those that waited until a snapshot, which always
+        stands for more than what was committed before, had brought what comes of them."""
+        if message.entries[-1].index > self.applied:
+            self._apply(message.entries)
+        else:
+            last, first_index = message.entries[-1].index, self.log.first_index
+            assert last < first_index, (self.group_id, last, first_index, self.applied)
+        for response in message.responses:
+            self.node.step(response)
+        self.reads.applied(self.applied)
+
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        assert entries[0].index == self.applied + 1, (self.group_id, entries[0].index, self.applied)
+        own = for_the_owner(entries, self.reflects)
+        if own:
+            self.owner.apply(own)
+        self.applied = entries[-1].index
+        if len(own) < len(entries):
+            for entry in entries:
+                if entry.index > self.reflects and entry.kind in CONF_CHANGE_KINDS:
+                    self.node.apply_conf_change(entry)
+        if self.on_whole is not None:
+            self._note_whole()
+
+    def _read_cold(self, want: ColdRead, turn: Turn) -> None:
+        """Entries a peer, or this replica's own applier, needs that left memory."""
+        wake = turn.wake
+        if want.peer != self.replica_id:
+            self._feed(want, wake)
+            return
+
+        def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
+            if isinstance(found, storage.StorageError):
+                # At once it would fail again: it waits until that may have changed.
+                self.apply_stalled = True
+                return
+            self.node.entries_ready(want.peer, [as_entry(stored) for stored in found])
+            wake(self)
+
+        self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
+
+    def _feed(self, want: ColdRead, wake: Callable[[Group], None]) -> None:
+        """Read what a peer needs, when it is its turn, if it needs it then."""
+        peer = want.peer
+        key = (self, peer)
+        pace = self._pace
+        began_ns = 0
+
+        def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
+            if isinstance(found, storage.StorageError):
+                found = []  # asked again at the peer's next sign of life
+            self._gain.fed(peer, len(found), began_ns)
+            self.node.entries_ready(peer, [as_entry(stored) for stored in found])
+            self._withdraw_unwanted()
+            pace.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
+            wake(self)
+
+        def read() -> None:
+            nonlocal began_ns
+            began_ns = pace.now_ns()
+            if self._is_wanted(peer, want.first):
+                self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
+            else:
+                self._cold_first.pop(peer, None)
+                pace.ended(key, want.bytes_max)
+
+        self._cold_first[peer] = want.first
+        due_ns = self._gain.due_ns(peer, self.node.last_index, pace.now_ns())
+        pace.run(key, want.bytes_max, read, due_ns=due_ns)
+
+    def _is_wanted(self, peer: NodeId, first: int) -> bool:
+        """Whether the core still waits for these entries: a peer that is probed anew, as after the
+        reset of its link, is not sent them, nor does one who leads no more send any."""
+        progress = self.node.raft.progress.get(peer)
+        return self.node.is_leader and progress is not None and progress.cold_read_first == first
+
+    def _withdraw_unwanted(self) -> None:
+        for peer, first in list(self._cold_first.items()):
+            if not self._is_wanted(peer, first):
+                self._pace.withdraw((self, peer))
+                if peer not in self.node.raft.progress:
+                    self._gain.forget(peer)
+                del self._cold_first[peer]
+
+    def withdraw_reads(self) -> None:
+        """The replica is taken out of service: nobody is to be fed by it."""
+        for peer in self._cold_first:
+            self._pace.withdraw((self, peer))
+        self._cold_first.clear()
+
+    # --- checkpoints -------------------------------------------------------------------------
+    def collect_meta(self) -> storage.MetaBatch | None:
+        """What changed since the last checkpoint, None when nothing did."""
+        clear = self._clear_meta or self.log.is_meta_lost
+        self._clear_meta = False
+        items: list[tuple[bytes, bytes | None]] = self.owner.take_meta()
+        if clear:
+            items = list(self.owner.items())
+            self._members_stored = None
+        stored, membership = self._members_stored, self.node.membership
+        # Compared by identity, for a thousand groups that rest: a change makes a new one.
+        if stored is None or membership is not self._stored_for:
+            self._stored_for, conf_state = membership, membership.conf_state()
+            self._members_stored = stored = members_of(conf_state, reflects=self.reflects)
+            items.append((MEMBERS_KEY, encode_members(stored)))
+        if not items and self.applied == self.meta_applied:
+            return None
+        self.encodings.stored(items)
+        self.meta_applied = self.applied
+        return storage.MetaBatch(self.log.log_id, self.applied, items, clear=clear)
+
+    def _note_role(self) -> None:
+        """Tell the owner what changed since the last turn, in the order it needs it."""
+        if self._gone_tick:
+            self._stand_again()
+        raft = self.node.raft
+        term, lead = raft.term, raft.lead
+        leads = raft.state is StateType.LEADER
+        term_changed = term != self.term_known
+        if self.was_leader and (not leads or term_changed):
+            self.was_leader = False
+            self.serving = False
+            self.reads.fail()
+            self.encodings.forget_snapshot()
+            self.owner.leadership_lost()
+        if term_changed or lead != self.leader_known:
+            self.term_known = term
+            self.leader_known = lead
+            self.was_leader = leads
+            self.owner.leader_changed()
+        if leads:
+            if self.serving:
+                self.owner.room_available()
+            elif self.applied and self.log.term(self.applied) == term:
+                self.serving = True
+                self.owner.serving_started()

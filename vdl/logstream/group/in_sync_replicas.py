@@ -1,0 +1,244 @@
+"""Which replicas of the groups led here are in sync (Kafka's ISR), as the leader's progress says.
+
+A replica is in sync while its server is heard of and it holds what the leader's log held a bounded
+time ago (`replica.lag.time.max.ms`). As in Kafka, lag is a time, not a number of records: each look
+remembers where the leader's log ended; a replica that reaches that end was caught up at the time of
+that look.
+
+Rules:
+
+* A new leader begins with itself. Another voter joins once it holds an entry of the leader's own
+  term and was caught up lately; it leaves when it lags for too long, or when its server is silent
+  for longer than two election timeouts. A refused connection proves a dead process: it leaves at
+  once. Between the bounds of joining (`JOIN_NS`) and of leaving the list does not change.
+* Learners, and replicas that are to be replaced, are not in sync.
+* How many copies an entry has is not told by this list but by the voters' durable match (`copied`).
+  The list only says whether it is worth waiting for copies.
+
+Must not know: topics, their settings, who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raft.quorum import copied_index
+from raft.types import Index, NodeId
+from vdl.clock import MS
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.options import TICK_NS, HostOptions
+
+LOOK_NS = 1_000 * MS
+"""How often each led group is looked at."""
+
+JOIN_NS = 2 * LOOK_NS
+"""A replica joins if it was caught up not longer ago than this: at one look it holds what the log
+held at the look before."""
+
+NEVER_NS = -(1 << 62)
+
+
+@dataclass(slots=True)
+class Follower:
+    """One replica in its leader's eyes."""
+
+    target: Index
+    """Where the leader's log ended at `target_ns`; the replica has not been seen to hold it yet."""
+    target_ns: int
+    caught_up_ns: int = NEVER_NS
+    """Invariant: the replica holds all that the leader's log held then."""
+    heard_ns: int = NEVER_NS
+
+
+class InSync:
+    """The in-sync replicas of one group in one term of this leader."""
+
+    __slots__ = ("_followers", "_options", "group", "replicas", "since_ns", "term")
+
+    def __init__(self, group: Group, options: HostOptions, now_ns: int) -> None:
+        self.group = group
+        self.term = group.node.term
+        self.since_ns = now_ns
+        self.replicas: frozenset[NodeId] = frozenset((group.replica_id,))
+        self._options = options
+        self._followers: dict[NodeId, Follower] = {}
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """The servers that hold the in-sync replicas, in the order of the placement."""
+        return tuple(server_of(r) for r in self.group.placement if r in self.replicas)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all replicas there are to be are in sync."""
+        return len(self.replicas) == len(self.group.placement)
+
+    def is_young(self, now_ns: int) -> bool:
+        """Whether replicas that live may not have been heard of yet in this term."""
+        return now_ns - self.since_ns < silence_ns(self._options)
+
+    def may_reach(self, copies: int, now_ns: int, is_linked: Callable[[int], bool]) -> bool:
+        """Whether an entry can be expected to get so many durable copies on voters. A new leader's
+        own progress says little yet: it expects something of whoever it has a link to."""
+        missing = copies - len(self.replicas)
+        if missing <= 0:
+            return True
+        if not self.is_young(now_ns):
+            return False
+        others = self.group.node.membership.incoming - self.replicas
+        return sum(is_linked(server_of(replica)) for replica in others) >= missing
+
+    def look(self, now_ns: int, is_heard: Callable[[Group, NodeId], bool]) -> bool:
+        """Judge every replica anew; whether the list changed."""
+        group = self.group
+        raft = group.node.raft
+        last, voters = raft.log.last_index, raft.membership.incoming
+        found = []
+        for replica in group.placement:
+            if replica == group.replica_id:
+                found.append(replica)
+                continue
+            progress = raft.progress.get(replica)
+            if progress is None or replica not in voters:
+                self._followers.pop(replica, None)
+                continue
+            follower = self._followers.get(replica)
+            if follower is None:
+                # A replica that holds an entry of this term has been there since it began.
+                follower = Follower(last, now_ns, heard_ns=self.since_ns)
+                self._followers[replica] = follower
+            if progress.match >= last:
+                follower.caught_up_ns = now_ns
+                follower.target, follower.target_ns = last, now_ns
+            elif progress.match >= follower.target:
+                follower.caught_up_ns = follower.target_ns
+                follower.target, follower.target_ns = last, now_ns
+            if is_heard(group, replica):
+                follower.heard_ns = now_ns
+            if self._is_in_sync(replica, follower, now_ns, match=progress.match):
+                found.append(replica)
+        before, self.replicas = self.replicas, frozenset(found)
+        return before != self.replicas
+
+    def _is_in_sync(
+        self, replica: NodeId, follower: Follower, now_ns: int, *, match: Index
+    ) -> bool:
+        if now_ns - follower.heard_ns > silence_ns(self._options):
+            return False
+        lag_ns = now_ns - follower.caught_up_ns
+        lag_max_ns = self._options.replica_lag_max_ms * MS
+        if replica in self.replicas:
+            return lag_ns <= lag_max_ns
+        return match >= self.group.node.raft.term_start and lag_ns <= min(JOIN_NS, lag_max_ns)
+
+    def server_gone(self, server_id: int) -> bool:
+        """The server's process is gone: its replica leaves at once; whether it was in sync."""
+        for replica, follower in self._followers.items():
+            if server_of(replica) == server_id:
+                follower.heard_ns = NEVER_NS
+                before = len(self.replicas)
+                self.replicas -= {replica}
+                return len(self.replicas) < before
+        return False
+
+
+def silence_ns(options: HostOptions) -> int:
+    """How long a server may not be heard of before its replicas are not in sync any more."""
+    return 2 * options.election_ticks * TICK_NS
+
+
+def copied(group: Group, copies: int) -> Index:
+    """Highest index that so many voters, or all the replicas there are to be if those are fewer,
+    are known to hold durably; 0 where this replica does not lead."""
+    raft = group.node.raft
+    if not group.node.is_leader:
+        return 0
+    return copied_index([progress.match for progress in raft.incoming_progress], copies)
+
+
+class InSyncReplicas:
+    """The lists of all groups led here. `changed` is told of a group whose list is another one."""
+
+    def __init__(
+        self,
+        options: HostOptions,
+        *,
+        is_heard: Callable[[Group, NodeId], bool],
+        is_linked: Callable[[int], bool],
+        changed: Callable[[Group], None],
+    ) -> None:
+        """`is_heard`: of a group's replica, by its leader, lately; `is_linked`: to a server."""
+        self._options = options
+        self._is_linked = is_linked
+        self._is_heard = is_heard
+        self._changed = changed
+        self._led: dict[int, InSync] = {}
+        self._young: dict[int, InSync] = {}
+        """Looked at each time: a new leader's clients wait for it to know its replicas."""
+        self._round: list[InSync] = []
+        """Still to be looked at in this second."""
+        self._round_size = 0
+
+    def __getitem__(self, group_id: int) -> InSync:
+        return self._led[group_id]
+
+    def get(self, group_id: int) -> InSync | None:
+        """The list of a group that is led here."""
+        found = self._led.get(group_id)
+        is_led = found is not None and found.group.node.is_leader
+        return found if is_led else None
+
+    def lead(self, group: Group, now_ns: int) -> InSync:
+        """The list of a group this server leads, begun anew with each term."""
+        found = self._led.get(group.group_id)
+        if found is None or found.term != group.node.term or found.group is not group:
+            found = self._led[group.group_id] = InSync(group, self._options, now_ns)
+            self._young[group.group_id] = found
+        return found
+
+    def may_reach(self, group: Group, copies: int, now_ns: int) -> bool:
+        """See `InSync.may_reach`; of a group that is led here."""
+        return self.lead(group, now_ns).may_reach(copies, now_ns, self._is_linked)
+
+    def resign(self, group_id: int) -> None:
+        """It is not led here, or not any more."""
+        if self._led.pop(group_id, None) is not None:
+            self._young.pop(group_id, None)
+
+    def look(self, now_ns: int, *, share: int) -> None:
+        """Look at the young ones and at one `share`-th of all: called that often in `LOOK_NS`."""
+        if self._young:
+            self._look_at_young(now_ns)
+        if not self._round:
+            self._round = list(self._led.values())
+            self._round_size = -(-len(self._round) // share)
+        due, self._round = self._round[: self._round_size], self._round[self._round_size :]
+        for one in due:
+            self._look(one, now_ns)
+
+    def _look_at_young(self, now_ns: int) -> None:
+        for group_id, one in list(self._young.items()):
+            self._look(one, now_ns)
+            if one.is_whole or not one.is_young(now_ns):
+                del self._young[group_id]
+                if self._led.get(group_id) is one:
+                    # Whoever waits for copies that will not come is told so.
+                    self._changed(one.group)
+
+    def _look(self, one: InSync, now_ns: int) -> None:
+        group = one.group
+        if (
+            self._led.get(group.group_id) is one
+            and group.node.is_leader
+            and group.node.term == one.term
+            and one.look(now_ns, self._is_heard)
+        ):
+            self._changed(group)
+
+    def server_gone(self, server_id: int) -> None:
+        """The process of that server is gone."""
+        for one in list(self._led.values()):
+            if one.server_gone(server_id):
+                self._changed(one.group)

@@ -1,0 +1,114 @@
+"""When idle producers of partitions are forgotten: `producer.id.expiration.ms`.
+
+A producer that went away for good is remembered until it has been idle for that long. Time only
+proposes: the leader decides, and the decision is an entry in the partition's log, so all replicas
+forget the same producers at the same place.
+
+No wall clock takes part. Each replica marks, on its own monotonic clock, up to which entry it has
+applied batches. What it had applied an expiration time ago was written before then, whoever led.
+So a clock that is set, or a majority of clocks that are, expire nothing. A monotonic clock may only
+be slow (it stands while the machine sleeps), which keeps producers for longer.
+
+Marks are in memory only: a server that starts reckons anew, so producers go late rather than early.
+Marks are apart by a part of the expiration time, which is what a producer may be kept for longer,
+besides `producer.id.expiration.check.interval.ms`.
+
+Must not know: sequence numbers, what a command does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from rpc.hello import Hello
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.options import HostOptions
+
+PARTS = 24
+"""Marks are this part of the expiration time apart: an hour of a day."""
+
+VERSION_MIN = 4
+"""Protocol version of servers that can apply the command."""
+
+
+class ProducerMarks:
+    """Up to which entry batches were applied on one replica, and when."""
+
+    __slots__ = ("_expiration_ns", "_marks")
+
+    def __init__(self, expiration_ns: int) -> None:
+        self._expiration_ns = expiration_ns
+        self._marks: deque[tuple[int, int]] = deque()
+        """(index, monotonic ns), oldest first. Invariant: both rise; at most `PARTS` + 2."""
+
+    def note(self, index: int | None, now_ns: int) -> None:
+        """Batches in entries up to `index` are applied; None: there are none."""
+        marks = self._marks
+        if index is None:
+            marks.clear()
+            return
+        if marks:
+            last_index, last_ns = marks[-1]
+            if index <= last_index or now_ns - last_ns < self._expiration_ns // PARTS:
+                return
+        marks.append((index, now_ns))
+
+    def idle_index(self, now_ns: int) -> int:
+        """The largest index marked so long ago that a producer without a batch behind it has been
+        idle for the expiration time; 0 if there is none. No older mark is needed any more."""
+        marks = self._marks
+        before_ns = now_ns - self._expiration_ns
+        while len(marks) > 1 and marks[1][1] <= before_ns:
+            marks.popleft()
+        assert len(marks) <= PARTS + 2, len(marks)
+        return marks[0][0] if marks and marks[0][1] <= before_ns else 0
+
+
+class PartitionReplica(Protocol):
+    """What is asked of a log stream."""
+
+    group: Group
+
+    def expire_producers(self, now_ns: int, *, may_append: bool) -> None:
+        """See `LogStream.expire_producers`."""
+
+
+class ProducerExpiry:
+    """Looks at all partitions of one server. `alive`: the servers linked now, by id."""
+
+    def __init__(
+        self,
+        streams: Mapping[int, PartitionReplica],
+        *,
+        alive: Mapping[int, Hello],
+        server_id: int,
+        options: HostOptions,
+    ) -> None:
+        self._streams = streams
+        self._alive = alive
+        self._server_id = server_id
+        self._rounds = max(1, options.producer_expiration_check_ms // 1_000)
+        """So many looks see every partition once: to see thousands at once would stop the loop."""
+        self._round = 0
+
+    def look(self, now_ns: int) -> None:
+        """Look at one part of the partitions. Use: once a second."""
+        self._round += 1
+        for group_id, stream in self._streams.items():
+            if (group_id + self._round) % self._rounds == 0:
+                stream.expire_producers(now_ns, may_append=self._is_understood(stream.group))
+
+    def _is_understood(self, group: Group) -> bool:
+        """Whether all members are known to be able to apply the command: a replica that cannot
+        stops. A server that is away may come back with an older version."""
+        for replica in group.members:
+            server_id = server_of(replica)
+            if server_id == self._server_id:
+                continue
+            hello = self._alive.get(server_id)
+            if hello is None or hello.version < VERSION_MIN:
+                return False
+        return True

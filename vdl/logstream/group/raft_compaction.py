@@ -1,0 +1,71 @@
+"""Cutting the front of logs.
+
+In a group of commands what counts is what they did, and checkpoints hold that. So its log is cut
+behind the last checkpoint, but for a rest that lets a follower that was away for a while catch up
+without a snapshot. A group whose state is larger than half of what a snapshot may be keeps its log
+whole. How large it is, is known from the last time it was encoded (`snapshot_cache.py`): the other
+half is the margin of that, and for what the state grows by afterwards.
+
+A partition's log is cut where its records were deleted, also never beyond the last checkpoint: a
+restart must find the state of everything that it cannot replay. Where that is may take the disk to
+find.
+
+Must not know: when it is asked, what commands do, why records were deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import segments.api as storage
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
+
+
+def trim_commands(group: Group, *, entries_kept: int) -> bool:
+    """Stage the removal of commands nobody needs any more; False when there is nothing to remove,
+    or too little to be worth it. Use: once a second."""
+    group.encodings.forget_unused(group.tick)
+    log = group.log
+    first = log.applied_index + 1 - entries_kept
+    length = first - log.first_index
+    if length < entries_kept or log.installed_state:
+        return False
+    length_refused = group.trim_refused - log.first_index
+    # The state may be smaller than it is thought to be: no reason to keep entries for ever.
+    is_twice_as_long = 0 < length_refused <= length // 2
+    limit = SNAPSHOT_BYTES_MAX // 2
+    if group.snapshot_bytes(limit=limit, anew=is_twice_as_long) > limit:
+        if length_refused <= 0 or is_twice_as_long:
+            group.trim_refused = first
+        return False
+    group.store.trim_log(log, first_index=first)
+    return True
+
+
+def find_deleted(
+    group: Group, *, log_start_offset: int, done: Callable[[int | storage.StorageError], None]
+) -> bool:
+    """Find the first entry with a record at or behind `log_start_offset`, the log's end if there is
+    none; False, and `done` is not called, when there is nothing to remove. Use: once a second."""
+    group.encodings.forget_unused(group.tick)
+    log = group.log
+    covered = log.applied_index
+    if log_start_offset <= log.log_start_offset or covered < log.first_index or log.installed_state:
+        return False
+    if log_start_offset < log.next_offset:
+        group.store.index_of_offset(log, log_start_offset, done)
+    else:
+        done(log.last_index + 1)
+    return True
+
+
+def trim_records(group: Group, *, first_index: int) -> bool:
+    """Stage the removal of entries below `first_index`, as far as the state after them is stored;
+    False when there is nothing to remove."""
+    log = group.log
+    first = min(first_index, log.applied_index + 1)
+    if first <= log.first_index or log.installed_state:
+        return False
+    group.store.trim_log(log, first_index=first)
+    return True

@@ -1,0 +1,342 @@
+"""One replica of a group whose entries are commands: the catalog, or a group coordinator.
+
+Commands carry their preconditions; `apply` decides. A proposer on this server is answered when
+its command is applied *here*, so it can read its own write. Whoever cannot be answered so is told
+what is certain: never appended, or fate unknown.
+
+Must not know: what commands mean, who proposed them from where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from raft.errors import ProposalDropped
+from raft.types import Entry, EntryKind
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.snapshots import Items
+from vdl.state import commands
+
+COMMAND_BYTES_MAX = 8 << 20
+"""The largest command: it travels to the peers in one frame."""
+
+
+class OutcomeKind(Enum):
+    """What a proposer may be told."""
+
+    APPLIED = "applied"
+    NOT_APPENDED = "not appended"
+    """Certain: it will never take effect."""
+    TOO_LARGE = "too large"
+    """As certain; and no leader will take it, ever."""
+    UNKNOWN = "unknown"
+    """It may or may not take effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The fate of a command. `result` is the machine's own, None unless applied."""
+
+    kind: OutcomeKind
+    result: Any = None
+
+
+NOT_APPENDED = Outcome(OutcomeKind.NOT_APPENDED)
+TOO_LARGE = Outcome(OutcomeKind.TOO_LARGE)
+UNKNOWN = Outcome(OutcomeKind.UNKNOWN)
+
+
+class Machine(Protocol):
+    """A deterministic state machine (see `vdl.state`)."""
+
+    def understands(self, command: Any) -> bool: ...
+    def apply(self, command: Any, now_ms: int, index: int) -> Any: ...
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
+    def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
+    def items(self) -> list[tuple[bytes, bytes]]: ...
+    @property
+    def item_count(self) -> int: ...
+
+
+class StateObserver(Protocol):
+    """Runtime that reacts to what was applied, or came with a snapshot."""
+
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None: ...
+    def on_installed(self, group: StateGroup) -> None: ...
+    def on_serving(self, group: StateGroup) -> None: ...
+    def on_stopped_serving(self, group: StateGroup) -> None: ...
+
+
+class Pending:
+    """A command of this server that has not been applied here yet."""
+
+    __slots__ = ("deadline_ns", "done", "term")
+
+    def __init__(self, deadline_ns: int, done: Callable[[Outcome], None], term: int) -> None:
+        self.deadline_ns = deadline_ns
+        self.done = done
+        self.term = term
+        """Term it was appended in by this server as leader; 0 when another leader appended it."""
+
+
+class StateGroup:
+    """See the module. `group` is set by the host right after construction."""
+
+    __slots__ = (
+        "_boot",
+        "_group",
+        "_mark_dirty",
+        "_now_ms",
+        "_pending",
+        "_seq",
+        "_server_id",
+        "is_essential",
+        "machine",
+        "observers",
+    )
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        boot: int,
+        machine: Machine,
+        now_ms: Callable[[], int],
+        mark_dirty: Callable[[Group], None],
+        is_essential: bool = False,
+    ) -> None:
+        """`now_ms`: the time commands are stamped with, the cluster's (`AgreedTime.now_ms`).
+        `is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
+        also when the disk is full, and applied only when they cannot be forgotten."""
+        self.machine = machine
+        self.is_essential = is_essential
+        self._group: Group | None = None
+        self.observers: list[StateObserver] = []
+        self._server_id = server_id
+        self._boot = boot
+        """Drawn at start: tells this run's commands from those of the run before."""
+        self._seq = 0
+        self._now_ms = now_ms
+        self._mark_dirty = mark_dirty
+        self._pending: dict[int, Pending] = {}
+
+    @property
+    def group(self) -> Group:
+        """The replica; only once it runs."""
+        assert self._group is not None, "the replica has not opened yet"
+        return self._group
+
+    @group.setter
+    def group(self, group: Group) -> None:
+        self._group = group
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the replica has opened, with a state that is not one of the past."""
+        return self._group is not None and self._group.is_whole
+
+    @property
+    def group_id(self) -> int:
+        return self.group.group_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.group.node.is_leader
+
+    @property
+    def serving(self) -> bool:
+        """Leads, and has applied its own term's first entry."""
+        return self.is_running and self.group.serving
+
+    @property
+    def term(self) -> int:
+        return self.group.node.term
+
+    @property
+    def leader_server(self) -> int:
+        """Server id of the leader this replica knows, 0 for none."""
+        return server_of(self.group.node.lead) if self.is_running else 0
+
+    # --- proposing ---------------------------------------------------------------------------
+    def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
+        """Propose on this leader; `done` once, when the command is applied here, or when its
+        fate is as certain as it will get."""
+        if not self.serving:
+            done(NOT_APPENDED)
+            return
+        seq, data = self.envelope(command)
+        if len(data) > COMMAND_BYTES_MAX:
+            done(TOO_LARGE)
+        elif self.append(data):
+            self.expect(seq, deadline_ns, done, term=self.term)
+        else:
+            done(NOT_APPENDED)
+
+    def envelope(self, command: Any) -> tuple[int, bytes]:
+        """A command with this server's next sequence number: (number, entry payload)."""
+        assert self.machine.understands(command), (self.group_id, command)
+        self._seq += 1
+        return self._seq, commands.encode(
+            commands.Envelope(
+                server_id=self._server_id,
+                boot=self._boot,
+                seq=self._seq,
+                now_ms=self._now_ms(),
+                command=command,
+            )
+        )
+
+    def accepts(self, data: bytes) -> bool:
+        """Whether a command that came from another server is one this machine can apply."""
+        try:
+            return self.machine.understands(commands.decode(data).command)
+        except commands.DecodeError:
+            return False
+
+    def append(self, data: bytes) -> bool:
+        """Append an envelope, anybody's, to the leader's log; False when it was refused."""
+        if not self.serving or len(data) > COMMAND_BYTES_MAX:
+            return False
+        store = self.group.store
+        if not store.accepts_appends:
+            # The store does not know yet what was appended in this turn.
+            needed = len(data) + self.group.node.uncommitted_bytes
+            if not self.is_essential or needed >= store.entry_room(is_essential=True):
+                return False
+        try:
+            self.group.propose(Entry(data=data))
+        except ProposalDropped:
+            return False
+        self._mark_dirty(self.group)
+        return True
+
+    def expect(
+        self, seq: int, deadline_ns: int, done: Callable[[Outcome], None], *, term: int = 0
+    ) -> None:
+        """Answer `done` when this server's command `seq` is applied here."""
+        self._pending[seq] = Pending(deadline_ns, done, term)
+
+    def forget(self, seq: int) -> None:
+        """Nobody waits for `seq` any more."""
+        self._pending.pop(seq, None)
+
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        """True: `machine` reflects everything that was committed before this call (§8)."""
+        if not self.group.node.is_leader:
+            done(False)
+            return
+        self.group.reads.ask(deadline_ns, done)
+        self._mark_dirty(self.group)
+
+    # --- the group's owner -------------------------------------------------------------------
+    @property
+    def entries_are_state(self) -> bool:
+        return False  # what commands did is what counts
+
+    @property
+    def is_remembered(self) -> bool:
+        """The catalog's: replicas are made and deleted by it, which a restart must not undo."""
+        return self.is_essential
+
+    def load(self, items: Items) -> None:
+        """Take the stored state, before the replica runs."""
+        self.machine.load(items)
+
+    def install(self, items: Items) -> None:
+        """Commands of this server that the snapshot reflects are answered at their deadline. Nobody
+        hears of a state that is older than what a life before this one has acted on."""
+        self.machine.load(items)
+        if self.group.is_whole:
+            for observer in self.observers:
+                observer.on_installed(self)
+
+    def items(self) -> Items:
+        return self.machine.items()
+
+    @property
+    def item_count(self) -> int:
+        return self.machine.item_count
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        if not self.group.is_whole:
+            # A life before this one has acted on it, and on more: nobody may on less.
+            self.replay(entries)
+            return
+        for entry in entries:
+            if len(entry.data):
+                self._apply_one(entry)
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """As `apply`, while the state is not whole: nobody waits and nobody listens yet."""
+        for entry in entries:
+            if len(entry.data):
+                envelope = commands.decode(entry.data)
+                self.machine.apply(envelope.command, envelope.now_ms, entry.index)
+
+    def _apply_one(self, entry: Entry) -> None:
+        envelope = commands.decode(entry.data)
+        result = self.machine.apply(envelope.command, envelope.now_ms, entry.index)
+        for observer in self.observers:
+            observer.on_applied(self, result, envelope.now_ms, entry.index)
+        if envelope.server_id == self._server_id and envelope.boot == self._boot:
+            pending = self._pending.pop(envelope.seq, None)
+            if pending is not None:
+                pending.done(Outcome(OutcomeKind.APPLIED, result))
+
+    def committed(self, commit: int) -> None:
+        """Commands are answered at apply."""
+
+    def serving_started(self) -> None:
+        for observer in self.observers:
+            observer.on_serving(self)
+
+    def leadership_lost(self) -> None:
+        """What this leader appended may still commit under the next one; nobody waits for that."""
+        for seq in [seq for seq, pending in self._pending.items() if pending.term]:
+            self._pending.pop(seq).done(UNKNOWN)
+        for observer in self.observers:
+            observer.on_stopped_serving(self)
+
+    def leader_changed(self) -> None:
+        """Forwarded commands keep waiting: the new leader may have them."""
+
+    @property
+    def holds_proposals(self) -> bool:
+        """Never: their proposers try again."""
+        return False
+
+    def room_available(self) -> None:
+        """Nothing is held."""
+
+    def expire(self, now_ns: int) -> None:
+        for seq in [s for s, pending in self._pending.items() if pending.deadline_ns <= now_ns]:
+            self._pending.pop(seq).done(UNKNOWN)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits here with a deadline."""
+        return bool(self._pending)
+
+    def takes_on_full_disk(self, entry: Entry) -> bool:
+        """Raft's own entries; and the catalog's commands: they are few, and deleting a topic is one
+        of them."""
+        return self.is_essential or entry.kind is not EntryKind.NORMAL
+
+    def stopped(self) -> None:
+        """The replica gives way to its successor, which begins with nothing."""
+        if self.group.was_leader:
+            self.leadership_lost()
+        self._group = None
+
+    def close(self) -> None:
+        """The server stops."""
+        pending, self._pending = self._pending, {}
+        for one in pending.values():
+            one.done(UNKNOWN)
+
+    def take_meta(self) -> list[tuple[bytes, bytes | None]]:
+        return self.machine.take_dirty()

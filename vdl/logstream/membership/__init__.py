@@ -1,0 +1,1 @@
+"""Which replicas there are, who leads them, and how that changes."""

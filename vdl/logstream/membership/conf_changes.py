@@ -1,0 +1,70 @@
+"""From the members a group has to those the catalog says it is to have, one step at a time.
+
+The catalog decides who the members are to be; the group's leader brings it about, by ordinary
+membership changes of one replica each (thesis §4.1): whoever is to go is removed, whoever is to
+come is added as a learner, and made a voter once it has caught up (§4.2.1). Whatever the last
+leader got done, the next one goes on from there: nothing is kept but the group's own configuration.
+
+The catalog applied at the leader may for a while be older than the members: it may have restarted,
+or lag. Members with a later number than the wanted one of the same server tell; then it waits.
+
+Must not know: why a member is replaced, messages, time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raft.errors import Compacted, NotInMemory
+from raft.node import RawNode
+from raft.progress import ProgressState
+from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType, NodeId
+from vdl.logstream.group.outbox import server_of
+
+CAUGHT_UP_ENTRIES = 100
+"""A replica that misses no more than this of what is committed takes part without a noticeable
+pause. What is under way counts for nobody: under load that is always more."""
+CAUGHT_UP_BYTES = 1 << 20
+"""Nor more than this, unless it is one entry."""
+
+
+def next_change(node: RawNode, wanted: Collection[NodeId]) -> ConfChangeSingle | None:
+    """The leader's next step towards the wanted voters; None when there is nothing to do now."""
+    membership = node.membership
+    if membership.is_joint or node.membership_changing or node.id not in wanted:
+        # A leader that is not wanted itself cannot do it: another one will.
+        return None
+    members = membership.members()
+    newest = {server_of(member): member for member in sorted(members)}
+    if any(newest.get(server_of(replica), NONE) > replica for replica in wanted):
+        return None
+    for member in sorted(members):
+        if member not in wanted:
+            return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
+    for member in sorted(wanted):
+        if member not in members:
+            return ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, member)
+    for member in sorted(membership.learners):
+        if is_caught_up(node, member):
+            return ConfChangeSingle(ConfChangeType.ADD_NODE, member)
+    return None
+
+
+def is_caught_up(node: RawNode, member: NodeId) -> bool:
+    """Whether a led group's member has shown, to this leader, that it misses little."""
+    progress = node.progress(member)
+    if progress is None or progress.state is not ProgressState.REPLICATE:
+        return False
+    missing = node.commit - progress.match
+    if not 0 < missing <= CAUGHT_UP_ENTRIES:
+        return missing <= 0
+    try:
+        little = node.raft.log.slice(progress.match + 1, node.commit + 1, CAUGHT_UP_BYTES)
+    except (Compacted, NotInMemory):
+        return False
+    return len(little) == missing
+
+
+def as_change(single: ConfChangeSingle) -> ConfChange:
+    """One step as the entry that takes it."""
+    return ConfChange(changes=(single,))

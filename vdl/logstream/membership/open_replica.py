@@ -1,0 +1,250 @@
+"""How a replica comes to life: checkpointed state, committed rest of the log, Raft node.
+
+A machine's state and the group's members are loaded as the last checkpoint left them, or as a
+snapshot brought them that no checkpoint has covered yet; the entries committed since are replayed,
+nobody waiting and nobody listening; only then does the node start, already knowing what it has
+applied. Reading may take the disk, so opening ends in a callback.
+
+Entries that cannot be read end the replay early: the replica starts with the state from before
+them. Its vote, its place in the log and all other entries are in one piece, so it takes part, and
+the rest is applied once the hole is healed (`Group.is_whole`, `healing`).
+
+A server may have thousands of partitions. They are opened a few in a turn, in the order they came
+in, so that it goes on hearing and answering; the catalog and the coordinators do not wait.
+
+Must not know: which replicas there are, messages, who leads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import segments.api as storage
+from raft.membership import Membership, changed, decode_conf_change, restored
+from raft.types import CONF_CHANGE_KINDS, Entry, NodeId
+from vdl.clock import Clock
+from vdl.logstream.group import snapshots
+from vdl.logstream.group.group import Group, Owner
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.outbox import replica_id_of
+from vdl.logstream.group.recovery_throttle import Pace
+from vdl.logstream.group.snapshots import Items, Members, for_the_owner, members_of
+from vdl.logstream.group.state_group import StateGroup
+from vdl.logstream.group.storage import as_entry
+from vdl.logstream.membership.replicas import Placement
+from vdl.logstream.options import HostOptions
+
+REFUSED_RETRY_MS = 1_000
+"""How long a read waits that found no descriptor or no memory."""
+
+
+class Openable(Owner, Protocol):
+    """An owner whose state is not loaded yet."""
+
+    def load(self, items: Items) -> None:
+        """Take the stored state."""
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """As `apply`, at start-up: nobody waits and nobody listens yet."""
+
+
+class Opening:
+    """Opens the replicas of one server."""
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        store: storage.Store,
+        options: HostOptions,
+        clock: Clock,
+        rng: random.Random,
+        tick: Callable[[], int],
+        is_linked: Callable[[NodeId], bool],
+    ) -> None:
+        """`is_linked`: whether a replica's server can be sent to."""
+        self._server_id = server_id
+        self._store = store
+        self._options = options
+        self._clock = clock
+        self._in_line: deque[Callable[[], None]] = deque()
+        self._left = options.openings_per_turn
+        """How many partitions may still be opened in this turn."""
+        self._is_armed = False
+        self._pace = Pace(clock, options.catch_up_bytes_per_second)
+        self._rng = rng
+        self._tick = tick
+        self._is_linked = is_linked
+
+    def open(
+        self,
+        log: storage.Log,
+        placement: Placement,
+        owner: LogStream | StateGroup,
+        opened: Callable[[Group], None],
+        *,
+        lost: Callable[[storage.Log], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Open a replica; `opened` gets its group, not yet pumped. `lost`: its state cannot be had
+        from this disk. Once it is not wanted `owner` is left alone, it may be its successor's, and
+        nobody is called."""
+
+        def make(applied: int, members: Members) -> None:
+            opened(
+                Group(
+                    group_id=log.group_id,
+                    replica_id=replica_id_of(self._server_id, log.replica_number),
+                    placement=placement.present,
+                    log=log,
+                    store=self._store,
+                    owner=owner,
+                    applied=applied,
+                    members=members,
+                    tick=self._tick,
+                    options=self._options,
+                    pace=self._pace,
+                    rng=random.Random(self._rng.getrandbits(64)),
+                    is_linked=self._is_linked,
+                )
+            )
+
+        def begin() -> None:
+            if not wanted():
+                return
+            found = load_state(self._store, log, placement.founding)
+            if found is None:
+                lost(log)
+                return
+            applied, members, items = found
+            owner.load(items)
+            Replay(
+                self._store,
+                log,
+                owner,
+                members,
+                bytes_max=self._options.cold_read_bytes,
+                then=make,
+                wanted=wanted,
+            ).run(applied)
+
+        if isinstance(owner, StateGroup):
+            begin()
+        elif self._left > 0:
+            self._left -= 1
+            self._arm()
+            begin()
+        else:
+            self._in_line.append(begin)
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            self._clock.call_later(0, self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_armed = False
+        self._left = self._options.openings_per_turn
+        while self._in_line and self._left > 0:
+            self._left -= 1
+            self._in_line.popleft()()
+        if self._left < self._options.openings_per_turn:
+            self._arm()
+
+
+def load_state(
+    store: storage.Store, log: storage.Log, founding: Sequence[NodeId]
+) -> tuple[int, Members, Items] | None:
+    """(applied index, members, items) to replay on from; None when the log's start cannot be had
+    any more and what came before it is not stored either.
+
+    A checkpoint that cannot be trusted costs a replay of the whole log, never a default.
+    """
+    born = Members(0, tuple(sorted(founding)))
+    if log.installed_state:
+        state = snapshots.decode_snapshot(log.installed_state)
+        return log.first_index - 1, state.members, state.items
+    try:
+        applied, stored = store.load_meta(log)
+        members, items = snapshots.split_members(stored, born)
+    except (storage.CorruptRecord, snapshots.DecodeError):
+        applied, members, items = 0, born, []
+    if applied < log.first_index - 1:
+        return None
+    return applied, members, items
+
+
+class Replay:
+    """Entries committed since the checkpoint, applied to owner and members."""
+
+    def __init__(
+        self,
+        store: storage.Store,
+        log: storage.Log,
+        owner: Openable,
+        members: Members,
+        *,
+        bytes_max: int,
+        then: Callable[[int, Members], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self._wanted = wanted
+        self._store = store
+        self._log = log
+        self._owner = owner
+        self._members = members
+        self._membership: Membership = restored(members.conf_state)
+        self._bytes_max = bytes_max
+        self._then = then
+
+    def run(self, applied: int) -> None:
+        """Go on behind `applied`; perhaps from the disk, then this returns at once."""
+        log = self._log
+        # What has been applied was committed, whether or not the commit index, which never forces
+        # a sync, reached the journal in time.
+        end = max(log.hard_state.commit, applied) + 1
+        while applied + 1 < end:
+            try:
+                entries = [as_entry(e) for e in log.entries(applied + 1, end, self._bytes_max)]
+            except storage.NotInMemory:
+                read = partial(self._read, applied)
+                self._store.entries_cold(log, applied + 1, end, self._bytes_max, read)
+                return
+            applied = self._apply(entries)
+        self._end(applied)
+
+    def _end(self, applied: int) -> None:
+        reflects = self._members.reflects
+        self._then(applied, members_of(self._membership.conf_state(), reflects=reflects))
+
+    def _read(self, applied: int, found: list[storage.StoredEntry] | storage.StorageError) -> None:
+        if not self._wanted():
+            return
+        if isinstance(found, storage.ReadRefused):
+            # Nothing is wrong with the entries: to be read when there is a descriptor.
+            self._store.workers.call_later(REFUSED_RETRY_MS, partial(self._read_again, applied))
+            return
+        if isinstance(found, storage.StorageError):
+            self._end(applied)
+            return
+        self.run(self._apply([as_entry(stored) for stored in found]))
+
+    def _read_again(self, applied: int) -> None:
+        if self._wanted():
+            self.run(applied)
+
+    def _apply(self, entries: list[Entry]) -> int:
+        reflects = self._members.reflects
+        own = for_the_owner(entries, reflects)
+        if own:
+            self._owner.replay(own)
+        if len(own) < len(entries):
+            for entry in entries:
+                if entry.index > reflects and entry.kind in CONF_CHANGE_KINDS:
+                    change = decode_conf_change(entry.data)
+                    self._membership = changed(self._membership, change)
+        return entries[-1].index

@@ -1,0 +1,180 @@
+"""Which leaderships should move, and to whom (thesis §3.10).
+
+Four reasons to hand one over: this server stops; its disk is full; its disk hangs while the
+followers' disks keep the group alive; or the first replica of the placement, which should lead when
+it can, is back, has caught up and has no damaged entries left. The last happens in small batches,
+so that a server that comes back is not flooded by all its clients at once.
+
+A leadership goes to the first replica of its placement when that one can lead, else to the server
+that leads least of those that have all that is committed, or nearly: when a server with thousands
+stops, the others share them. One with damaged entries comes after all others: it leads, but what
+is damaged it cannot give to consumers.
+
+Must not know: when it is asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from raft.progress import ProgressState
+from raft.types import NodeId
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.membership.conf_changes import is_caught_up
+
+Known = Callable[[int, int], bool]
+"""(server, group id) -> what is known of that server's replica of the group."""
+
+RETURN_ROUNDS_MAX = 32
+"""Seconds between attempts to give back one leadership that does not go."""
+RETURN_WITHIN_ROUNDS = 30
+"""Each second so large a part of those that are to return goes, but one at least: a server that
+comes back has most of them after a minute, however many they are."""
+RETURNS_MAX = 100
+"""Of them go at most each second."""
+
+
+class _Attempt(NamedTuple):
+    """To give a leadership back: the round before which it is not tried again, rounds waited."""
+
+    due: int
+    wait: int
+
+
+class Transfers:
+    """The leaderships of one server. `groups` are the host's own, read only."""
+
+    __slots__ = (
+        "_can_lead", "_groups", "_has_damage", "_led_by", "_mark_dirty", "_returned", "_round",
+        "_tick",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        groups: Mapping[int, Group],
+        can_lead: Known,
+        has_damage: Known,
+        led_by: Callable[[int], int],
+        tick: Callable[[], int],
+        mark_dirty: Callable[[Group], None],
+    ) -> None:
+        """`can_lead`: whether a server is there and able to lead a group; `has_damage`: whether its
+        replica has damaged entries; `led_by`: how many groups another server leads, as far as it is
+        known here."""
+        self._groups = groups
+        self._can_lead = can_lead
+        self._has_damage = has_damage
+        self._led_by = led_by
+        self._tick = tick
+        self._mark_dirty = mark_dirty
+        self._round = 0
+        """How often `return_some` was called."""
+        self._returned: dict[int, _Attempt] = {}
+        """By group id: leaderships that were to return not long ago."""
+
+    def hand_over_all(self) -> int:
+        """This server stops, or its disk is full: give every leadership away that somebody can
+        take; how many of those are left."""
+        return self._hand_out([group for group in self._groups.values() if group.node.is_leader])
+
+    def make_room(self) -> None:
+        """This server's disk hangs: hand over what the followers' disks keep alive."""
+        groups = self._groups.values()
+        self._hand_out([g for g in groups if g.node.is_leader and g.node.commit > g.node.stable])
+
+    def return_some(self) -> None:
+        """Let some placements' first replicas lead again: called once a second. One that comes to
+        nothing, because that replica's disk hangs, say, costs its producers an election timeout,
+        so it is tried ever more rarely. Those that were tried least often go first."""
+        self._round += 1
+        due = to_return(self._groups, self._may_return)
+        due.sort(key=self._tries)
+        count = min(-(-len(due) // RETURN_WITHIN_ROUNDS), RETURNS_MAX)
+        for group in due[:count]:
+            before = self._returned.get(group.group_id, _Attempt(0, 1))
+            wait = min(2 * before.wait, RETURN_ROUNDS_MAX)
+            self._returned[group.group_id] = _Attempt(self._round + wait, wait)
+            self._hand_over(group, group.placement[0])
+        for group_id, attempt in list(self._returned.items()):
+            if attempt.due <= self._round and not self._leads(group_id):
+                del self._returned[group_id]  # it went, and stayed away
+
+    def _tries(self, group: Group) -> int:
+        attempt = self._returned.get(group.group_id)
+        return 0 if attempt is None else attempt.wait
+
+    def _leads(self, group_id: int) -> bool:
+        group = self._groups.get(group_id)
+        return group is not None and group.node.is_leader
+
+    def _may_return(self, group: Group) -> bool:
+        attempt = self._returned.get(group.group_id)
+        is_due = attempt is None or attempt.due <= self._round
+        server, group_id = server_of(group.placement[0]), group.group_id
+        return (
+            is_due and self._can_lead(server, group_id) and not self._has_damage(server, group_id)
+        )
+
+    def _hand_out(self, groups: Collection[Group]) -> int:
+        """Give these away; how many somebody can take."""
+        given: Counter[int] = Counter()
+        for group in groups:
+            heir = group.node.transferring or self._best_heir(group, given)
+            if heir:
+                given[server_of(heir)] += 1
+                self._hand_over(group, heir)
+        return given.total()
+
+    def _best_heir(self, group: Group, given: Mapping[int, int]) -> NodeId:
+        """The live voter that is to lead a led group next, 0 when there is none. `given`:
+        leaderships by server that are on their way there already.
+
+        One without damage comes first, then one that misses little, as producers wait until it has
+        the rest; among those the placement's first, then the one whose server leads least, then the
+        one that misses least.
+        """
+        best, best_rank = 0, (False, False, False, 0, 0)
+        for replica in sorted(group.node.membership.incoming):
+            server = server_of(replica)
+            if replica == group.replica_id or not self._can_lead(server, group.group_id):
+                continue
+            progress = group.node.progress(replica)
+            if progress is None or progress.state is not ProgressState.REPLICATE:
+                # It has not shown what it has since this leader came, or since it came back.
+                continue
+            is_whole = not self._has_damage(server, group.group_id)
+            is_near = is_caught_up(group.node, replica)
+            is_first = is_near and replica == group.placement[0]
+            load = given.get(server, 0) + self._led_by(server) if is_near else 0
+            rank = (is_whole, is_near, is_first, -load, progress.match)
+            if not best or rank > best_rank:
+                best, best_rank = replica, rank
+        return best
+
+    def _hand_over(self, group: Group, heir: NodeId) -> None:
+        if not group.node.transferring:
+            group.catch_up(self._tick())
+            group.node.transfer_leader(heir)
+            self._mark_dirty(group)
+
+
+def to_return(groups: Mapping[int, Group], may_return: Callable[[Group], bool]) -> list[Group]:
+    """The led groups whose preferred leader is another replica that is there and has caught up."""
+    found: list[Group] = []
+    for group in groups.values():
+        node = group.node
+        first = group.placement[0]
+        if (
+            group.serving
+            and first != group.replica_id
+            and not node.transferring
+            and may_return(group)
+            and first in node.membership.incoming
+            and is_caught_up(node, first)
+        ):
+            found.append(group)
+    return found

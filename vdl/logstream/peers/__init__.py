@@ -1,0 +1,1 @@
+"""What servers say to one another about their groups."""

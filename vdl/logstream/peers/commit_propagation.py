@@ -1,0 +1,59 @@
+"""The commit index of partitions, told to followers in their own time.
+
+Nobody waits for it there: clients are served by leaders, and a new leader's own first entry tells
+it what is committed. So it travels with the next entries, and where none follow for a while, in
+messages without answers, those of all groups together. Sent by itself, for each commit, it would
+cost a leader with many groups as much as the entries do.
+
+State groups do not come here: a command that another server has proposed is answered there, once
+it is applied.
+
+Must not know: what a commit means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from vdl.clock import MS, Clock
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import Turn
+
+PATIENCE_NS = 50 * MS
+"""How long the news may wait for entries to travel with."""
+
+
+class CommitNews:
+    """Groups that have news, and the one timer for all of them. `groups` is the host's own."""
+
+    __slots__ = ("_clock", "_due", "_groups", "_send_soon", "_turn")
+
+    def __init__(
+        self,
+        groups: Mapping[int, Group],
+        *,
+        clock: Clock,
+        turn: Turn,
+        send_soon: Callable[[], None],
+    ) -> None:
+        """`send_soon`: have what is in `turn` leave."""
+        self._groups = groups
+        self._clock = clock
+        self._turn = turn
+        self._send_soon = send_soon
+        self._due: dict[int, Group] = {}
+
+    def due(self, group: Group) -> None:
+        """The group leads, and its followers may have to be told."""
+        if not self._due:
+            self._clock.call_later(PATIENCE_NS, self._tell)
+        self._due[group.group_id] = group
+
+    def _tell(self) -> None:
+        due, self._due = self._due, {}
+        for group_id, group in due.items():
+            if self._groups.get(group_id) is group:  # else it was deleted meanwhile
+                for message in group.node.tell_commit():
+                    self._turn.send(group_id, message)
+        if self._turn.out:
+            self._send_soon()

@@ -1,0 +1,310 @@
+"""Holes: entries that a replica has but cannot read from its disk any more.
+
+A damaged frame in a segment whose tail is intact costs a replica nothing but that entry: its vote
+and its place in the log are in the journal. It goes on, serves the rest, and asks another replica
+for its copy, by index and term; any replica may have it, whoever leads. One whose state
+waits for the entry (`Group.is_whole`) still gives others those that it has.
+
+Replicas cut their logs each on its own. If the others have cut the entry off, nobody has it, and
+nobody needs it: what it did is in their states. A replica that has not applied it takes such a
+state, and one that has lets go of it, too.
+
+The other way round, this answers replicas that ask. Who asks has committed the entry and knows its
+term, so an answer need not be known to be committed here.
+
+Must not know: how holes are found or filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import segments.api as storage
+from raft.types import Entry, Snapshot
+from rpc.hello import Hello
+from rpc.peer import FrameType
+from rpc.ranges import (
+    RangeAnswer,
+    RangeRequest,
+    decode_answer,
+    decode_range,
+    encode_answer,
+    encode_range,
+)
+from rpc.streams import Transport
+from vdl.clock import MS, Clock
+from vdl.log import Log
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.snapshots import DecodeError
+from vdl.logstream.group.storage import as_entry
+
+ANSWER_BYTES_MAX = 1 << 20
+"""Most that one answer carries, unless one entry is larger."""
+
+PATIENCE_NS = 2_000 * MS
+"""After which a request that was not answered is given up."""
+
+HOPELESS_REFUSALS = 10
+"""After so many vain requests for one range, or looks when the group has no other replica, an
+operator is told."""
+
+ANSWERS_AT_ONCE_MAX = 8
+"""Reads for other replicas that may be under way; more are answered with nothing."""
+
+
+class Asked:
+    """The one request of this server that is under way: for entries [start, end) of a hole that
+    begins at `first`."""
+
+    __slots__ = ("end", "first", "group", "request", "start", "until_ns")
+
+    def __init__(
+        self, request: int, group: Group, first: int, start: int, end: int, until_ns: int
+    ) -> None:
+        self.request = request
+        self.group = group
+        self.first = first
+        self.start = start
+        self.end = end
+        self.until_ns = until_ns
+
+
+class Healing:
+    """One server's part. `groups` and `alive` are the host's own, read only."""
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        groups: Mapping[int, Group],
+        alive: Mapping[int, Hello],
+        store: storage.Store,
+        transport: Transport,
+        clock: Clock,
+        log: Log,
+        healed: Callable[[Group], None],
+        staged: Callable[[Group], None],
+        damage: Callable[[Sequence[int], Sequence[int]], None],
+    ) -> None:
+        """`healed`: what waited for entries of this group may be tried again; `staged`: something
+        of this group was staged; `damage` is told which groups' replicas cannot lead, for their
+        state waits for a damaged entry, and which others have damaged entries."""
+        self._server_id = server_id
+        self._groups = groups
+        self._alive = alive
+        self._store = store
+        self._transport = transport
+        self._clock = clock
+        self._log = log
+        self._healed = healed
+        self._staged = staged
+        self._damage = damage
+        self._requests = 0
+        self._asked: Asked | None = None
+        self._answering = 0
+        self._turn = 0
+        self._refusals: dict[tuple[int, int], int] = {}
+        """How often a range (group, first index) was asked for in vain."""
+        self._cut_off: dict[tuple[int, int], int] = {}
+        """Where the next request for a range begins: who was asked last has cut off what lies
+        before that."""
+        self._known: set[int] = set()
+        """Groups that were told of as damaged."""
+
+    # --- asking --------------------------------------------------------------------------------
+    def look_around(self) -> None:
+        """Ask for a damaged range, unless an answer is waited for. Ranges and peers take turns:
+        what nobody has, or nobody can be asked for, must not keep the others waiting."""
+        damaged = [group for group in self._groups.values() if group.log.holes]
+        incomplete = [group.group_id for group in self._groups.values() if not group.is_whole]
+        self._damage(incomplete, [group.group_id for group in damaged if group.is_whole])
+        asked, now_ns = self._asked, self._clock.now_ns()
+        if asked is not None and now_ns < asked.until_ns:
+            return
+        self._asked = None
+        reachable: list[tuple[Group, tuple[int, int], list[int]]] = []
+        for group in damaged:
+            holes = group.log.holes
+            self._note_damaged(group, holes[0])
+            # A state of the past may know members of the past.
+            replicas = {*group.members, *group.placement}
+            others = {server_of(replica) for replica in replicas} - {self._server_id}
+            if peers := sorted(others & self._alive.keys()):
+                reachable += [(group, hole, peers) for hole in holes]
+            elif not others:
+                # There is nobody who could have a copy. A peer that is down may: it is waited for.
+                self._note_refusal(group, holes[0][0])
+        if reachable:
+            group, hole, peers = reachable[self._turn % len(reachable)]
+            self._turn += 1
+            self._ask(group, hole, peers, now_ns)
+        elif not damaged:
+            # Also of groups that were deleted with their holes.
+            self._refusals.clear()
+            self._cut_off.clear()
+            self._known.clear()
+
+    def _ask(self, group: Group, hole: tuple[int, int], peers: Sequence[int], now_ns: int) -> None:
+        first, end = hole
+        self._requests += 1
+        # A range that comes up again goes to the next peer, whatever the number of ranges.
+        asked_before = self._refusals.get((group.group_id, first), 0)
+        peer = peers[asked_before % len(peers)]
+        wants_state = group.applied + 1 < end
+        # What others have cut off must not hide what they have behind it.
+        start = self._cut_off.pop((group.group_id, first), first)
+        if start >= end:
+            start = first
+        request = RangeRequest(self._requests, group.group_id, start, end, wants_state)
+        if self._transport.send(peer, FrameType.RANGE, encode_range(request)):
+            until_ns = now_ns + PATIENCE_NS
+            self._asked = Asked(self._requests, group, first, start, end, until_ns)
+
+    def answered(self, payload: memoryview) -> None:
+        """A peer's copy, or its regrets. Raises MalformedFrame."""
+        answer = decode_answer(payload)
+        asked = self._asked
+        if asked is None or asked.request != answer.request:
+            return
+        group = asked.group
+        if self._groups.get(group.group_id) is not group:
+            self._asked = None
+            return
+        entries = answer.entries
+        if not entries:
+            self._asked = None
+            if asked.start == asked.first < answer.log_start < asked.end:
+                self._cut_off[group.group_id, asked.first] = answer.log_start
+            if answer.log_start <= asked.first or not self._does_without(group, asked, answer):
+                self._note_refusal(group, asked.first)
+            return
+        for entry in entries:
+            entry.data = bytes(entry.data)  # the frame's memory is used again
+
+        def repaired(error: storage.StorageError | None) -> None:
+            self._asked = None
+            if error is not None:
+                self._log.warning("repair_refused", **_named(group), error=str(error))
+                self._note_refusal(group, asked.first)
+            elif self._groups.get(group.group_id) is group:
+                self._note_healed(group)
+
+        self._store.repair(group.log, entries, repaired)
+
+    def _does_without(self, group: Group, asked: Asked, answer: RangeAnswer) -> bool:
+        """Whether what was asked for, which the asked replica has cut off, is needed here no more
+        either: its state is taken, or the log cut behind it, now or when that is durable."""
+        log, end = group.log, min(asked.end, answer.log_start)
+        if group.applied + 1 < end:
+            return answer.state is not None and self._takes_state(group, answer.state)
+        is_stored = not log.installed_state and log.applied_index + 1 >= end
+        if is_stored and end > log.first_index:
+            try:
+                if not _holds_records(group, end):
+                    group.store.trim_log(log, first_index=end)
+                    self._staged(group)
+            except storage.CorruptRecord:
+                return True  # of the index: a read there, as the hole's own, rebuilds it
+        return True
+
+    def _takes_state(self, group: Group, state: Snapshot) -> bool:
+        def taken() -> None:
+            self._log.info("state_taken", **_named(group), applied=group.applied)
+            self._healed(group)
+
+        try:
+            is_coming = group.take_state(state, taken)
+        except DecodeError:  # of another version
+            return False
+        if is_coming:
+            self._staged(group)
+        return is_coming
+
+    def _note_damaged(self, group: Group, hole: tuple[int, int]) -> None:
+        """Tell of a group once, until it is whole again."""
+        if group.group_id not in self._known:
+            self._known.add(group.group_id)
+            first, end = hole
+            self._log.warning("entries_damaged", **_named(group), first=first, end=end)
+
+    def _note_refusal(self, group: Group, first: int) -> None:
+        """A vain request, or nobody to ask. Another peer is asked at the next look."""
+        key = (group.group_id, first)
+        self._refusals[key] = refusals = self._refusals.get(key, 0) + 1
+        if refusals == HOPELESS_REFUSALS:
+            self._log.error(
+                "entries_unrecoverable",
+                **_named(group),
+                index=first,
+                meaning="no replica that answers has a readable copy; bring back a server or disk "
+                "that has one, or delete the records up to there",
+            )
+
+    def _note_healed(self, group: Group) -> None:
+        self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
+        if not group.log.holes:
+            self._known.discard(group.group_id)
+            self._log.info("entries_repaired", **_named(group))
+        self._healed(group)
+        self.look_around()
+
+    # --- answering -----------------------------------------------------------------------------
+    def asked(self, from_server: int, payload: memoryview) -> None:
+        """A peer needs entries. Raises MalformedFrame."""
+        wanted = decode_range(payload)
+
+        group = self._groups.get(wanted.group)
+
+        def answer(entries: Sequence[Entry], state: Snapshot | None = None) -> None:
+            log_start = 0 if group is None else group.log.first_index
+            found = RangeAnswer(wanted.request, log_start, entries, state)
+            frame = encode_answer(wanted.group, found)
+            self._transport.send(from_server, FrameType.ENTRIES, frame)
+
+        if group is None or self._answering >= ANSWERS_AT_ONCE_MAX:
+            answer([])
+            return
+        log = group.log
+        end = min(wanted.end, log.last_index + 1)
+        if wanted.first < log.first_index:
+            answer([], group.snapshot_for(wanted.first) if wanted.wants_state else None)
+            return
+        if end <= wanted.first:
+            answer([])
+            return
+        try:
+            answer([as_entry(e) for e in log.entries(wanted.first, end, ANSWER_BYTES_MAX)])
+        except storage.NotInMemory:
+            self._answering += 1
+
+            def found(entries: list[storage.StoredEntry] | storage.StorageError) -> None:
+                self._answering -= 1
+                if isinstance(entries, storage.StorageError):
+                    answer([])
+                else:
+                    answer([as_entry(entry) for entry in entries])
+
+            self._store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
+        except storage.StorageError:
+            answer([])
+
+
+def _holds_records(group: Group, end: int) -> bool:
+    """Whether entries below `end` have records that are not deleted here: those are cut when their
+    deletion is applied here, too. What has none, as a change of members, each replica cuts with
+    what lies before it, and how far that was stored is its own matter. Raises CorruptRecord."""
+    owner = group.owner
+    if not isinstance(owner, LogStream):
+        return False
+    return group.log.offset_after(end - 1) > owner.log_start_offset
+
+
+def _named(group: Group) -> dict[str, str | int]:
+    """Which group it is, for a line of the log: of a partition also as operators know it."""
+    named: dict[str, str | int] = {"group": group.group_id}
+    owner = group.owner
+    if isinstance(owner, LogStream):
+        named |= {"topic": owner.topic, "partition": owner.partition}
+    return named

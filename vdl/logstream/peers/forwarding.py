@@ -1,0 +1,163 @@
+"""Catalog commands from any server: appended by the catalog's leader, answered where applied.
+
+A server that does not lead the catalog sends the encoded command to the one that does, and waits
+until the command is applied *here*. A refusal is definite, so the command is sent again, to whoever
+leads by then; anything else that goes wrong leaves the fate open until the deadline, because a
+command sent twice might be applied twice.
+
+Must not know: what commands mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rpc.peer import FrameType
+from rpc.proposals import (
+    Propose,
+    Proposed,
+    ProposeOutcome,
+    decode_propose,
+    decode_proposed,
+    encode_propose,
+    encode_proposed,
+)
+from rpc.streams import Transport
+from vdl.logstream.group.state_group import (
+    COMMAND_BYTES_MAX,
+    NOT_APPENDED,
+    TOO_LARGE,
+    Outcome,
+    StateGroup,
+)
+from vdl.logstream.membership.replicas import CATALOG_GROUP
+
+WAITING_MAX = 10_000
+"""Commands of this server that wait for a catalog leader, or for what it made of them."""
+
+
+class Forwarded:
+    """A command on its way."""
+
+    __slots__ = ("command", "deadline_ns", "done", "sent_to", "seq")
+
+    def __init__(self, command: Any, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
+        self.command = command
+        self.deadline_ns = deadline_ns
+        self.done = done
+        self.seq = 0
+        self.sent_to = 0
+        """Server that may have appended it, 0 when certainly nobody has."""
+
+
+class Forwarding:
+    """The catalog commands of one server."""
+
+    __slots__ = ("_catalog", "_find_leader", "_sent", "_server_id", "_transport", "_waiting")
+
+    def __init__(
+        self,
+        server_id: int,
+        catalog: StateGroup,
+        transport: Transport,
+        find_leader: Callable[[], int],
+    ) -> None:
+        """`find_leader`: the server that leads the catalog, -1 for none, as a server knows that
+        has no catalog replica of its own (yet)."""
+        self._server_id = server_id
+        self._catalog = catalog
+        self._find_leader = find_leader
+        self._transport = transport
+        self._waiting: list[Forwarded] = []
+        """Not sent to anybody, or definitely refused."""
+        self._sent: dict[int, Forwarded] = {}
+
+    def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
+        """`done` once: applied here, certainly not appended, or unknown at the deadline."""
+        if len(self._waiting) + len(self._sent) >= WAITING_MAX:
+            done(NOT_APPENDED)
+            return
+        forwarded = Forwarded(command, deadline_ns, done)
+        if not self._try(forwarded):
+            self._waiting.append(forwarded)
+
+    def _try(self, forwarded: Forwarded) -> bool:
+        """Append here or send to the leader; False when neither is possible now."""
+        catalog = self._catalog
+        leader = catalog.leader_server if catalog.is_running else self._find_leader()
+        if leader <= 0 or (leader == self._server_id and not catalog.serving):
+            return False
+        seq, data = catalog.envelope(forwarded.command)
+        if len(data) > COMMAND_BYTES_MAX:
+            forwarded.done(TOO_LARGE)
+            return True
+        if leader == self._server_id:
+            if not catalog.append(data):
+                return False
+            catalog.expect(seq, forwarded.deadline_ns, forwarded.done, term=catalog.term)
+            return True
+        propose = Propose(seq, CATALOG_GROUP, 0, data)
+        if not self._transport.send(leader, FrameType.PROPOSE, encode_propose(propose)):
+            return False
+        forwarded.seq = seq
+        forwarded.sent_to = leader
+        self._sent[seq] = forwarded
+        catalog.expect(seq, forwarded.deadline_ns, lambda outcome: self._ended(seq, outcome))
+        return True
+
+    def _ended(self, seq: int, outcome: Outcome) -> None:
+        forwarded = self._sent.pop(seq, None)
+        if forwarded is not None:
+            forwarded.done(outcome)
+
+    # --- frames ------------------------------------------------------------------------------
+    def proposed_to_us(self, from_server: int, payload: memoryview) -> None:
+        """A peer asks this server, as the catalog's leader, to append its command."""
+        propose = decode_propose(payload)
+        if propose.group != CATALOG_GROUP:
+            outcome = ProposeOutcome.UNKNOWN_GROUP
+        elif not self._catalog.accepts(command := bytes(propose.command)):
+            outcome = ProposeOutcome.REFUSED
+        elif self._catalog.append(command):
+            outcome = ProposeOutcome.ACCEPTED
+        else:
+            outcome = ProposeOutcome.NOT_LEADER
+        answer = Proposed(propose.request_id, outcome)
+        self._transport.send(from_server, FrameType.PROPOSED, encode_proposed(answer))
+
+    def answered(self, from_server: int, payload: memoryview) -> None:
+        """The leader appended our command, or certainly did not."""
+        answer = decode_proposed(payload)
+        forwarded = self._sent.get(answer.request_id)
+        if forwarded is None or forwarded.sent_to != from_server:
+            return
+        if answer.outcome is ProposeOutcome.ACCEPTED:
+            return
+        del self._sent[answer.request_id]
+        self._catalog.forget(answer.request_id)
+        if answer.outcome is ProposeOutcome.REFUSED:
+            forwarded.done(NOT_APPENDED)
+        else:
+            self._waiting.append(forwarded)
+
+    # --- time --------------------------------------------------------------------------------
+    def retry(self, now_ns: int) -> None:
+        """Try what waits again; answer what has waited too long."""
+        waiting, self._waiting = self._waiting, []
+        for forwarded in waiting:
+            if forwarded.deadline_ns <= now_ns:
+                forwarded.done(NOT_APPENDED)
+            elif not self._try(forwarded):
+                self._waiting.append(forwarded)
+
+    @property
+    def busy(self) -> bool:
+        """Whether commands wait for a leader."""
+        return bool(self._waiting)
+
+    def close(self) -> None:
+        """The server stops. What was sent is answered by the catalog's own closing."""
+        waiting, self._waiting = self._waiting, []
+        for forwarded in waiting:
+            forwarded.done(NOT_APPENDED)

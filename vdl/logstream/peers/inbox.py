@@ -1,0 +1,289 @@
+"""Raft messages that come from peers: which replica they are for, and whether it may have them.
+
+A message for a replica that is about to run is kept for a moment; one for a former replica of this
+server, from a server that does not speak for its sender, or of a group that is not here is dropped.
+Raft repeats whatever matters. So is what no host sends, though it can be decoded: a proposal would
+get past the catalog and the state machines, which look at commands before they are appended.
+
+A server whose segments do not keep up takes no more entries as a follower, beyond a bound for all
+its groups together: what it has not taken it does not acknowledge, the leader's window fills, and
+it sends again at each heartbeat. The commit index it still takes. What counts is what waits for the
+own disk: entries that are not committed wait for others, and two servers that waited for one
+another would do so for ever. Those are bounded where they come from: a leader holds its producers
+back.
+
+Must not know: frames, what messages say beyond their kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import segments.api as storage
+from raft.errors import StepPeerNotFound
+from raft.log import payload_bytes
+from raft.messages import (
+    MsgApp,
+    MsgAppResp,
+    MsgCommit,
+    MsgHeartbeat,
+    MsgHeartbeatResp,
+    MsgPreVote,
+    MsgPreVoteResp,
+    MsgReadIndex,
+    MsgReadIndexResp,
+    MsgSnap,
+    MsgTimeoutNow,
+    MsgVote,
+    MsgVoteResp,
+    PeerMessage,
+)
+from raft.types import Entry
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
+from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
+from vdl.logstream.peers.early_messages import EarlyMessages
+from vdl.logstream.peers.leader_proofs import Proofs
+from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.stats import HostStats
+from vdl.state.catalog import Catalog
+
+FULL_DISK_BYTES = 16 << 10
+"""What a full disk takes of a group at one time, and then only what must be."""
+ENTRY_OVERHEAD_BYTES = 256
+"""More than an entry takes in the journal besides its data."""
+SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
+    (
+        MsgApp,
+        MsgAppResp,
+        MsgVote,
+        MsgVoteResp,
+        MsgPreVote,
+        MsgPreVoteResp,
+        MsgHeartbeat,
+        MsgHeartbeatResp,
+        MsgCommit,
+        MsgSnap,
+        MsgTimeoutNow,
+        # By a leader that is deposed in the turn in which it was asked.
+        MsgReadIndex,
+        MsgReadIndexResp,
+    )
+)
+"""Not MsgProp and MsgTransferLeader: commands travel in frames of their own (`forwarding.py`), and
+only leaders hand over."""
+
+
+class Incoming:
+    """See the module. `groups`, `catalog` and `lost` are the host's own, read only."""
+
+    __slots__ = (
+        "_catalog",
+        "_conditions",
+        "_early",
+        "_flushable_bytes",
+        "_granted_bytes",
+        "_granted_turn",
+        "_groups",
+        "_lost",
+        "_proofs",
+        "_stats",
+        "_stepped",
+        "_store",
+        "_taken_bytes",
+        "_taken_turn",
+        "_unflushed_max",
+    )
+
+    def __init__(
+        self,
+        *,
+        groups: Mapping[int, Group],
+        catalog: Catalog,
+        lost: Mapping[int, object],
+        conditions: Conditions,
+        proofs: Proofs,
+        stats: HostStats,
+        stepped: Callable[[Group], None],
+        early: EarlyMessages,
+        store: storage.Store,
+        unflushed_bytes_max: int,
+    ) -> None:
+        """`lost`: groups whose replica here never takes part again; `stepped`: called for a group
+        that took a message; `unflushed_bytes_max`: from where on followers take no more records."""
+        self._groups = groups
+        self._catalog = catalog
+        self._lost = lost
+        self._conditions = conditions
+        self._proofs = proofs
+        self._stats = stats
+        self._stepped = stepped
+        self._early = early
+        self._granted_bytes = 0
+        """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
+        self._granted_turn = 0
+        self._store = store
+        self._unflushed_max = unflushed_bytes_max
+        self._taken_bytes = 0
+        """Of entries that are not staged yet: since turn `_taken_turn`."""
+        self._taken_turn = -1
+        self._flushable_bytes = -1
+        """As of turn `_taken_turn`; -1 before it was looked up."""
+
+    def step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
+        """Hand a message over, keep it or drop it."""
+        stats = self._stats
+        stats.messages_in += 1
+        if type(message) not in SENT_BY_HOSTS:
+            stats.messages_dropped += 1
+            return
+        group = self._groups.get(group_id)
+        if group is None:
+            self._keep_early(group_id, message)
+            return
+        if message.to != group.replica_id or message.from_ >> SERVER_SHIFT != server_id:
+            stats.messages_dropped += 1
+            return
+        if not self._may_take(message, group):
+            stats.messages_dropped += 1
+            return
+        if type(message) is MsgApp and message.entries:
+            taken = self._taken_of(message)
+            if taken:
+                message.entries = taken
+            else:
+                message = self._without_entries(message, group)
+        if tick > group.last_tick:
+            group.catch_up(tick)
+        if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
+            # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
+            self._proofs.tell_follower(group)
+        try:
+            group.node.step(message)
+        except StepPeerNotFound:
+            stats.messages_dropped += 1
+            return
+        self._stepped(group)
+
+    def begin(self, group: Group, tick: int) -> None:
+        """The group runs from now on: it gets what its peers have already said."""
+        for message in self._early.take(group.group_id):
+            self.step(group.group_id, message, server_of(message.from_), tick)
+
+    def forget(self, group_id: int) -> None:
+        """No replica of the group will run here."""
+        self._early.take(group_id)
+
+    def catalog_changed(self) -> None:
+        """What is kept for groups that turned out not to be for this server goes."""
+        next_group_id = self._catalog.next_group_id
+        self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
+
+    def _may_take(self, message: PeerMessage, group: Group) -> bool:
+        """Whether a peer's message can be stepped: not a snapshot of another version, and with a
+        full disk only what has to be taken, as far as there is room. The leader tries again."""
+        if type(message) is MsgSnap:
+            if not _is_readable(message):
+                return False
+            needed = len(message.snapshot.data) + ENTRY_OVERHEAD_BYTES
+            return not self._conditions.is_full or self._grant(group, needed, is_essential=False)
+        if type(message) is MsgApp and message.entries and self._conditions.is_full:
+            message.entries = self._fitting(message, group)
+            return bool(message.entries)
+        return True
+
+    # --- a server that is crowded --------------------------------------------------------------
+    def _taken_of(self, message: MsgApp) -> list[Entry]:
+        """The first of a leader's entries, as far as there is room for those that are committed.
+        One may pass the bound: a large one must not wait for ever behind little that is not due to
+        be flushed."""
+        turns = self._stats.turns
+        if self._taken_turn != turns:
+            self._taken_turn = turns
+            self._taken_bytes = 0
+            self._flushable_bytes = -1
+        entries = message.entries
+        size = payload_bytes(entries)
+        store = self._store
+        if store.unflushed_bytes + self._taken_bytes + size <= self._unflushed_max:
+            self._taken_bytes += size
+            return entries
+        if self._flushable_bytes < 0:
+            self._flushable_bytes = store.flushable_bytes
+        room = self._unflushed_max - self._flushable_bytes - self._taken_bytes
+        count = 0
+        for entry in entries:
+            if room <= 0:
+                break
+            if entry.index > message.commit:
+                count = len(entries)
+                break
+            room -= len(entry.data)
+            count += 1
+        taken = entries[:count]
+        self._taken_bytes += payload_bytes(taken)
+        return taken
+
+    def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
+        """What is taken of a leader's message for which there is no room: the commit index."""
+        self._stats.appends_refused += 1
+        self._store.checkpoint()  # what is not appended makes none due
+        log = group.node.raft.log
+        is_known = log.matches(index=message.index, term=message.log_term)
+        commit = min(message.commit, message.index) if is_known else 0
+        return MsgCommit(message.to, message.from_, message.term, commit)
+
+    def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
+        """The entries of the message that a full disk takes, from the first one on.
+
+        New records it does not. But a leader that has just been elected cannot commit, serve or
+        delete anything before a majority has what came before its own term: that is taken from the
+        room that is left, a little at a time, when all before it is durable; and not from the room
+        that votes need, because then nobody could be elected either.
+        """
+        if group.last_token > group.store.durable_token:
+            return []
+        taken: list[Entry] = []
+        room = FULL_DISK_BYTES
+        for entry in message.entries:
+            room -= len(entry.data)
+            is_essential = group.owner.takes_on_full_disk(entry)
+            if not (is_essential or entry.term < message.term) or (room < 0 and taken):
+                break
+            needed = len(entry.data) + ENTRY_OVERHEAD_BYTES
+            if not self._grant(group, needed, is_essential=is_essential):
+                break
+            taken.append(entry)
+        return taken
+
+    def _grant(self, group: Group, needed: int, *, is_essential: bool) -> bool:
+        if self._granted_turn != self._stats.turns:
+            self._granted_turn = self._stats.turns
+            self._granted_bytes = 0
+        room = group.store.entry_room(is_essential=is_essential)
+        if self._granted_bytes + needed > room:
+            return False
+        self._granted_bytes += needed
+        return True
+
+    def _keep_early(self, group_id: int, message: PeerMessage) -> None:
+        expected = group_id >= self._catalog.next_group_id or self._is_expected(group_id)
+        if expected and self._early.keep(group_id, message):
+            self._stats.early_messages += 1
+        else:
+            self._stats.messages_dropped += 1
+
+    def _is_expected(self, group_id: int) -> bool:
+        """Whether the group exists, as far as this server knows, and has a replica here that may
+        run."""
+        return group_id not in self._lost and bool(self._catalog.replicas(group_id))
+
+
+def _is_readable(message: MsgSnap) -> bool:
+    """Whether a peer's snapshot is one this version understands."""
+    try:
+        decode_snapshot(message.snapshot.data)
+    except DecodeError:
+        return False
+    return True

@@ -1,0 +1,105 @@
+"""What the links prove about leaders and peers, told to the Raft nodes when they need to know.
+
+With heartbeats by list no message of a quiet group says that anybody is alive. The lists say it for
+all groups of a server at once (`liveness.py`), and here a group is told at the two moments when
+it counts: when one of its timers falls due, and when a candidate asks for its vote.
+
+Must not know: when that is, how lists travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from raft.messages import MsgHeartbeat
+from raft.types import NodeId
+from rpc.hello import Hello
+from rpc.streams import Transport
+from vdl.clock import Clock
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.options import TICK_NS
+from vdl.logstream.peers.liveness import Leadership
+from vdl.state.catalog import Catalog
+
+
+class Proofs:
+    """See the module. `alive` and `catalog` are the host's own, read only."""
+
+    __slots__ = ("_alive", "_catalog", "_clock", "_leadership", "_transport", "_within_ns")
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        *,
+        alive: Mapping[int, Hello],
+        catalog: Catalog,
+        transport: Transport,
+        clock: Clock,
+        election_ticks: int,
+    ) -> None:
+        self._leadership = leadership
+        self._alive = alive
+        self._catalog = catalog
+        self._transport = transport
+        self._clock = clock
+        self._within_ns = election_ticks * TICK_NS
+
+    def confirm(self, done: Callable[[bool], None]) -> None:
+        """Call `done` when it is certain again who is alive: a client that has just lost its
+        server asks another one at once, before that one has noticed. Not from within this call.
+        True: a majority of the cluster's servers answered just now, this one among them."""
+        waiting = 1 + len(self._alive)
+        heard = 0
+
+        def confirmed(answered: bool) -> None:
+            nonlocal waiting, heard
+            waiting -= 1
+            heard += answered
+            if not waiting:
+                done(2 * heard > len(self._catalog.servers))
+
+        for server in sorted(self._alive):
+            self._transport.confirm(server, confirmed)
+        self._clock.call_soon(partial(confirmed, True))
+
+    def tell_leader(self, group: Group) -> bool:
+        """Tell a node that leads which peers are there; whether they are most, with itself.
+
+        A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
+        there, not for one that went with its directory."""
+        heard = 1
+        for replica in group.placement:
+            if self.is_heard(group, replica):
+                group.node.peer_heard(replica)
+                heard += 1
+        return heard * 2 > len(group.placement)
+
+    def is_heard(self, group: Group, replica: NodeId) -> bool:
+        """Whether a group's leader heard from the server of that replica, in the directory the
+        replica is in, within an election timeout."""
+        server = server_of(replica)
+        hello = self._alive.get(server)
+        return (
+            hello is not None
+            and hello.directory_id == self._catalog.directory_of(server)
+            and self._leadership.is_peer_heard(server, group.group_id, within_ns=self._within_ns)
+        )
+
+    def tell_follower(self, group: Group) -> bool:
+        """Tell a node that does not lead what the lists prove about its leader; whether it may be
+        more than that the leader it follows is alive."""
+        heard = self._leadership.leader_heard(group.group_id)
+        if heard is None:
+            return False
+        term, leader, ago_ns = heard
+        node = group.node
+        is_news = node.term != term or node.lead != leader
+        if term >= node.term:
+            node.leader_heard(ago_ns // TICK_NS, lead=leader, term=term)
+        else:
+            # A leader of an older term, that the others still follow. Lists do not tell it of the
+            # newer term; the answer to an old heartbeat does, and then it makes room.
+            node.step(MsgHeartbeat(to=node.id, from_=leader, term=term, commit=0))
+        return is_news

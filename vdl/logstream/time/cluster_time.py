@@ -1,0 +1,86 @@
+"""The agreed time (`agreed_time.py`) of one server, on its clock; and a word in the log when the
+server's own wall clock is not part of the agreement.
+
+Must not know: how clocks travel, what is stamped or deleted.
+"""
+
+from __future__ import annotations
+
+from vdl.clock import Clock
+from vdl.log import Log
+from vdl.logstream.time.agreed_time import AWAY_MS, AgreedTime
+
+
+class ClusterTime:
+    """See the module."""
+
+    __slots__ = ("_agreed", "_clock", "_disagrees", "_log")
+
+    def __init__(self, clock: Clock, *, servers: int, hold_ms: int, log: Log) -> None:
+        self._agreed = AgreedTime(servers, hold_ms=hold_ms)
+        self._clock = clock
+        self._log = log
+        self._disagrees = False
+        self.look()
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970, to stamp what is written."""
+        clock = self._clock
+        return self._agreed.now_ms(clock.wall_ms(), clock.now_ns())
+
+    def settled_ms(self) -> int:
+        """Milliseconds since 1970, to delete by: never later than a majority's clocks."""
+        now_ns = self._clock.now_ns()
+        self._agreed.look(self._clock.wall_ms(), now_ns)
+        return self._agreed.settled_ms(now_ns)
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the own wall clock is ahead of the agreed time."""
+        return self._agreed.ahead_ms
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a majority's clocks are known and agree."""
+        return self._agreed.is_sure
+
+    @property
+    def moves_forward(self) -> int:
+        """See `AgreedTime.moves_forward`."""
+        return self._agreed.moves_forward
+
+    def linked(self, server_id: int) -> None:
+        """A session with the server begins."""
+        self._agreed.linked(server_id)
+
+    def unlinked(self, server_id: int) -> None:
+        """It is over."""
+        self._agreed.unlinked(server_id)
+
+    def told(self, server_id: int, wall_ms: int, echo_ns: int) -> None:
+        """See `AgreedTime.told`."""
+        clock = self._clock
+        self._agreed.told(
+            server_id, wall_ms, echo_ns, wall_ms=clock.wall_ms(), now_ns=clock.now_ns()
+        )
+
+    def remember(self, ms: int) -> None:
+        """See `AgreedTime.remember`."""
+        self._agreed.remember(ms)
+
+    def look(self) -> None:
+        """See what the clocks say now: ten times a second."""
+        self._agreed.look(self._clock.wall_ms(), self._clock.now_ns())
+        ahead_ms = self._agreed.ahead_ms
+        # A clock that stands at the limit is not told of again and again.
+        limit_ms = AWAY_MS // 2 if self._disagrees else AWAY_MS
+        disagrees = abs(ahead_ms) > limit_ms
+        if disagrees and not self._disagrees:
+            self._log.warning(
+                "clock_disagrees",
+                ahead_ms=ahead_ms,
+                meaning="this server's wall clock is not that of the majority, which counts",
+            )
+        elif self._disagrees and not disagrees:
+            self._log.info("clock_agrees", ahead_ms=ahead_ms)
+        self._disagrees = disagrees

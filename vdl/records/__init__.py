@@ -1,0 +1,1 @@
+"""Kafka's record batch: header, records, codecs."""

@@ -1,0 +1,12 @@
+from vdl.records.walk import Buffer, Walked
+
+def walk(
+    records: Buffer,
+    count: int,
+    base_timestamp: int,
+    oldest: int,
+    newest: int,
+    keys_required: bool,
+    release: bool,
+    /,
+) -> Walked: ...

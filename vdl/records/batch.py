@@ -1,0 +1,491 @@
+"""Kafka's record batch, version 2: header, produce checks, patching, and the records inside.
+
+```
+ 0 base offset      i64 ┐ outside the CRC: patched in place when the leader gives the batch
+ 8 batch length     i32 │ its offsets, term and index; length counts from byte 12
+12 leader epoch     i32 ┘
+16 magic            i8    2 (also where the older formats 0 and 1 have theirs)
+17 crc              u32   CRC32C of everything from byte 21
+21 attributes       i16   0-2 codec, 3 LogAppendTime, 4 transactional, 5 control
+23 last offset delta i32
+27 base timestamp   i64
+35 max timestamp    i64
+43 producer id      i64
+51 producer epoch   i16
+53 base sequence    i32
+57 record count     i32
+61 records                compressed together if a codec is set
+```
+
+A produce is checked in two steps. `check_batch` here looks at the header and the CRC, and at
+whether so many records can be in so few bytes; the records themselves are walked by
+`vdl.records.walk` before anything is appended. Behind that a batch is one opaque value: what is
+stored is sound, and what needs the inside (offsets by timestamp, clients, tools) iterates with
+`iter_records`.
+
+Kafka's error numbers are data here: a bad batch is a `KafkaError` with the code to answer.
+Must not know: logs, requests, sockets.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from vdl.errors import ErrorCode, KafkaError, VdlError
+from vdl.records.compression import (
+    Compression,
+    CorruptCompression,
+    compress,
+    decompress,
+    output_limit,
+)
+from vdl.records.walk import RECORD_BYTES_MIN
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADER = Struct(">qiibIhiqqqhii")
+HEADER_BYTES = _HEADER.size
+assert HEADER_BYTES == 61
+
+LENGTH_FROM = 12
+"""`batch_length` counts the bytes from here on."""
+CRC_FROM = 21
+MAGIC = 2
+_OLD_OVERHEAD_BYTES = 14
+"""The least a message of the oldest format can say as its size: Kafka calls less corrupt."""
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME_FLAG = 0x08
+TRANSACTIONAL_FLAG = 0x10
+CONTROL_FLAG = 0x20
+
+NO_PRODUCER_ID = -1
+NO_SEQUENCE = -1
+NO_TIMESTAMP = -1
+ZSTD_SINCE_PRODUCE_VERSION = 7  # KIP-110
+BATCHES_SINCE_PRODUCE_VERSION = 3  # KIP-98: exactly one batch, of magic 2
+
+_LENGTH = Struct(">i")
+_BASE_OFFSET = Struct(">q")
+_LEADER_EPOCH = Struct(">i")
+_CRC = Struct(">I")
+_ATTRIBUTES = Struct(">h")
+_MAX_TIMESTAMP = Struct(">q")
+_LENGTH_AT, _EPOCH_AT, _MAGIC_AT, _CRC_AT = 8, 12, 16, 17
+_ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 21, 35
+
+
+class CorruptBatch(VdlError):
+    """Stored or received bytes that are not a batch: `what` failed at byte `position`."""
+
+    def __init__(self, what: str, position: int) -> None:
+        super().__init__(what, position)
+        self.what = what
+        self.position = position
+
+
+@dataclass(slots=True)
+class BatchHeader:
+    """The 61 bytes in front of the records, in wire order."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return LENGTH_FROM + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, also when compaction removed it."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record; sequences wrap to 0 after 2^31 - 1. KIP-98."""
+        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+
+    @property
+    def codec(self) -> int:
+        """The codec's number, which need not be one of `Compression`."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return self.attributes & LOG_APPEND_TIME_FLAG != 0
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL_FLAG != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL_FLAG != 0
+
+    @property
+    def has_producer_id(self) -> bool:
+        return self.producer_id != NO_PRODUCER_ID
+
+
+def read_header(view: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`; the view must hold its 61 bytes (struct.error otherwise)."""
+    return BatchHeader(*_HEADER.unpack_from(view, position))
+
+
+# --- the produce path ---
+
+
+def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: int) -> BatchHeader:
+    """The header of the one good batch that `records` must be. Raises KafkaError.
+
+    `bytes_max` is the topic's `max.message.bytes`. The CRC is checked before anything it covers is
+    believed, so a flipped bit is always CORRUPT_MESSAGE, which producers retry, and never a final
+    answer. Codes as Kafka answers them, but an unknown codec is UNSUPPORTED_COMPRESSION_TYPE.
+    """
+    size = 0 if records is None else len(records)
+    if records is None or size <= _MAGIC_AT:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "no complete record batch")
+    length: int = _LENGTH.unpack_from(records, _LENGTH_AT)[0]
+    magic = records[_MAGIC_AT]
+    if length < _OLD_OVERHEAD_BYTES or magic > MAGIC:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "impossible batch length or magic")
+    if magic < MAGIC:
+        raise _old_format(produce_version)
+    end = LENGTH_FROM + length
+    if end > size:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "the record batch is cut off")
+    if end < HEADER_BYTES:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "impossible batch length")
+    header = BatchHeader(*_HEADER.unpack_from(records, 0))
+    if crc32c(records[CRC_FROM:end]) != header.crc:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the record batch does not match its CRC")
+    if end < size:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "more than one record batch")
+    if size > bytes_max:
+        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the record batch is larger than allowed")
+    _check_fields(header, produce_version)
+    return header
+
+
+def _old_format(produce_version: int) -> KafkaError:
+    """What a batch of magic 0 or 1 is answered with: VDL does not convert old formats."""
+    if produce_version >= BATCHES_SINCE_PRODUCE_VERSION:
+        return KafkaError(ErrorCode.INVALID_RECORD, "only magic 2 is allowed in this version")
+    return KafkaError(
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message formats 0 and 1 are not supported"
+    )
+
+
+def _check_fields(header: BatchHeader, produce_version: int) -> None:
+    """What Kafka demands of a producer's header, once the CRC proved it is what was sent."""
+    attributes = header.attributes
+    if (
+        header.base_offset != 0
+        or header.count <= 0
+        or header.last_offset_delta != header.count - 1
+        or attributes & CONTROL_FLAG
+        or (header.producer_id >= 0 and header.base_sequence < 0)
+    ):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "inconsistent record batch header")
+    codec = attributes & CODEC_MASK
+    if codec > Compression.ZSTD or (
+        codec == Compression.ZSTD and produce_version < ZSTD_SINCE_PRODUCE_VERSION
+    ):
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "compression type not supported")
+    # Cheap, and enough to keep any work for the records in proportion to the bytes that came.
+    record_bytes = header.batch_length + LENGTH_FROM - HEADER_BYTES
+    if header.count * RECORD_BYTES_MIN > (output_limit(record_bytes) if codec else record_bytes):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "more records than the bytes can hold")
+    if attributes & LOG_APPEND_TIME_FLAG:
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "LogAppendTime is not the producer's to set")
+
+
+def patch_position(batch: memoryview, *, base_offset: int, leader_epoch: int) -> None:
+    """Give a batch its place in the log. Both fields lie outside the CRC."""
+    _BASE_OFFSET.pack_into(batch, 0, base_offset)
+    _LEADER_EPOCH.pack_into(batch, _EPOCH_AT, leader_epoch)
+
+
+def patch_log_append_time(batch: memoryview, timestamp_ms: int) -> None:
+    """Mark the batch `LogAppendTime` at `timestamp_ms`. The CRC is made good again."""
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_FLAG)
+    _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
+    seal(batch)
+
+
+def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
+    """Correct what the header says of its records. The CRC is made good again."""
+    _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
+    seal(batch)
+
+
+# --- reading ---
+
+
+def split_batches(view: memoryview) -> list[memoryview]:
+    """The whole batches in `view`, one after another; a batch cut off at the end is left out.
+
+    Raises CorruptBatch where a length or magic cannot be true.
+    """
+    batches = []
+    position, size = 0, len(view)
+    while size - position >= HEADER_BYTES:
+        (length,) = _LENGTH.unpack_from(view, position + _LENGTH_AT)
+        if length < HEADER_BYTES - LENGTH_FROM:
+            raise CorruptBatch("batch length", position + _LENGTH_AT)
+        if view[position + _MAGIC_AT] != MAGIC:
+            raise CorruptBatch("magic", position + _MAGIC_AT)
+        end = position + LENGTH_FROM + length
+        if end > size:
+            break
+        batches.append(view[position:end])
+        position = end
+    return batches
+
+
+def crc_matches(batch: memoryview) -> bool:
+    """Whether the batch is what was sealed by its CRC."""
+    (expected,) = _CRC.unpack_from(batch, _CRC_AT)
+    return bool(crc32c(batch[CRC_FROM:]) == expected)
+
+
+@dataclass(slots=True)
+class Record:
+    """One record. `offset` and `timestamp` are absolute; a header's value may be None."""
+
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: list[tuple[str, bytes | None]] = field(default_factory=list)
+    timestamp: int = NO_TIMESTAMP
+    offset: int = -1
+
+
+def iter_records(batch: memoryview) -> Iterator[Record]:
+    """The records of one batch, decompressed. Raises CorruptBatch, also after the first ones.
+
+    The CRC is not checked (`crc_matches`). With LogAppendTime all records carry that time.
+    """
+    header, payload = _unpack(batch)
+    position = 0
+    for _ in range(header.count):
+        try:
+            record, position = _read_record(payload, position, header)
+        except IndexError:
+            raise CorruptBatch("record", position) from None
+        yield record
+
+
+def _unpack(batch: memoryview) -> tuple[BatchHeader, memoryview]:
+    """`(header, records without their compression)`. Raises CorruptBatch."""
+    if len(batch) < HEADER_BYTES:
+        raise CorruptBatch("header", len(batch))
+    header = read_header(batch)
+    if header.codec > Compression.ZSTD:
+        raise CorruptBatch("codec", _ATTRIBUTES_AT)
+    try:
+        return header, decompress(Compression(header.codec), batch[HEADER_BYTES:])
+    except CorruptCompression as error:
+        raise CorruptBatch("compressed records", HEADER_BYTES) from error
+
+
+class _Start(NamedTuple):
+    """What a record begins with, and where the rest of it and the next record are."""
+
+    timestamp: int
+    offset: int
+    position: int
+    end: int
+
+
+def _read_start(view: memoryview, start: int, header: BatchHeader) -> _Start:
+    """Raises IndexError or CorruptBatch when there is no record."""
+    length, body = read_varint(view, start)
+    end = body + length
+    if length < 0 or end > len(view):
+        raise CorruptBatch("record length", start)
+    # One byte of attributes, unused so far, precedes the deltas.
+    timestamp_delta, position = read_varint(view, body + 1)
+    offset_delta, position = read_varint(view, position)
+    timestamp = header.base_timestamp + timestamp_delta
+    if header.attributes & LOG_APPEND_TIME_FLAG:
+        timestamp = header.max_timestamp
+    return _Start(timestamp, header.base_offset + offset_delta, position, end)
+
+
+def _read_record(view: memoryview, start: int, header: BatchHeader) -> tuple[Record, int]:
+    """`(record, position after it)`; IndexError or CorruptBatch when it is not one."""
+    timestamp, offset, position, end = _read_start(view, start, header)
+    key, position = _read_sized(view, position, end)
+    value, position = _read_sized(view, position, end)
+    count, position = read_varint(view, position)
+    # A header takes at least two bytes: the lengths of its name and its value.
+    if not 0 <= count * 2 <= end - position:
+        raise CorruptBatch("header count", position)
+    headers = []
+    for _ in range(count):
+        name, position = _read_sized(view, position, end)
+        if name is None:
+            raise CorruptBatch("header name", position)
+        header_value, position = _read_sized(view, position, end)
+        headers.append((name.decode("utf-8", "replace"), header_value))
+    if position != end:
+        raise CorruptBatch("record length", start)
+    return Record(key, value, headers, timestamp, offset), end
+
+
+def _read_sized(view: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = read_varint(view, position)
+    if length < 0:
+        return None, position
+    if length > end - position:
+        raise CorruptBatch("field length", position)
+    return view[position : position + length].tobytes(), position + length
+
+
+def first_at_or_after(
+    batch: memoryview, timestamp: int, first_offset: int = 0
+) -> tuple[int, int] | None:
+    """`(offset, timestamp)` of the first record from `first_offset` on whose timestamp is
+    `timestamp` or later. Keys, values and headers are passed over. Raises CorruptBatch."""
+    header, payload = _unpack(batch)
+    position = 0
+    for _ in range(header.count):
+        try:
+            record = _read_start(payload, position, header)
+        except IndexError:
+            raise CorruptBatch("record", position) from None
+        if record.position > record.end:
+            raise CorruptBatch("record length", position)
+        if record.timestamp >= timestamp and record.offset >= first_offset:
+            return record.offset, record.timestamp
+        position = record.end
+    return None
+
+
+def read_varint(view: Buffer, position: int) -> tuple[int, int]:
+    """`(value, position after it)` of a zigzag varint of at most 64 bits.
+
+    Raises IndexError at the end of the view, CorruptBatch if it is too long.
+    """
+    byte = view[position]
+    position += 1
+    value = byte & 0x7F
+    shift = 7
+    while byte > 127:
+        if shift > 63:
+            raise CorruptBatch("varint", position)
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return (value >> 1) ^ -(value & 1), position
+
+
+# --- building ---
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFields:
+    """What a batch says about itself besides its records. The defaults are a plain producer's."""
+
+    base_offset: int = 0
+    leader_epoch: int = -1
+    compression: Compression = Compression.NONE
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = -1
+    base_sequence: int = NO_SEQUENCE
+    is_transactional: bool = False
+    is_control: bool = False
+
+
+PLAIN = BatchFields()
+
+
+def build_batch(records: Sequence[Record], fields: BatchFields = PLAIN) -> bytearray:
+    """A sealed batch of at least one record. Offsets are given anew, dense from `base_offset`."""
+    if not records:
+        raise ValueError("a record batch holds at least one record")
+    base_timestamp = records[0].timestamp
+    payload = bytearray()
+    for delta, record in enumerate(records):
+        body = _record_body(record, delta, record.timestamp - base_timestamp)
+        write_varint(payload, len(body))
+        payload += body
+    compressed = payload
+    if fields.compression is not Compression.NONE:
+        compressed = bytearray(compress(fields.compression, payload))
+    attributes = int(fields.compression)
+    attributes |= TRANSACTIONAL_FLAG if fields.is_transactional else 0
+    attributes |= CONTROL_FLAG if fields.is_control else 0
+    batch = bytearray(HEADER_BYTES)
+    batch += compressed
+    _HEADER.pack_into(
+        batch,
+        0,
+        fields.base_offset,
+        len(batch) - LENGTH_FROM,
+        fields.leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        len(records) - 1,
+        base_timestamp,
+        max(record.timestamp for record in records),
+        fields.producer_id,
+        fields.producer_epoch,
+        fields.base_sequence,
+        len(records),
+    )
+    seal(batch)
+    return batch
+
+
+def seal(batch: bytearray | memoryview) -> None:
+    """Write the CRC of a batch that was changed."""
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
+
+
+def _record_body(record: Record, offset_delta: int, timestamp_delta: int) -> bytearray:
+    body = bytearray(1)
+    write_varint(body, timestamp_delta)
+    write_varint(body, offset_delta)
+    _write_sized(body, record.key)
+    _write_sized(body, record.value)
+    write_varint(body, len(record.headers))
+    for name, value in record.headers:
+        _write_sized(body, name.encode())
+        _write_sized(body, value)
+    return body
+
+
+def _write_sized(out: bytearray, data: bytes | None) -> None:
+    if data is None:
+        out.append(1)  # -1 as a zigzag varint
+        return
+    write_varint(out, len(data))
+    out += data
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append `value`, of at most 64 bits, as a zigzag varint."""
+    value = (value << 1) ^ (value >> 63)
+    while value > 127:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)

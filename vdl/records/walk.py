@@ -1,0 +1,205 @@
+"""One walk over the records of a batch, uncompressed: whether any client could read them.
+
+The records are a stranger's bytes. The walk goes through each length, number and header once and
+stops at the first that cannot be: `Fault` says which rule was broken, the index which record broke
+it. Records that are well formed and still not wanted (no key where one is required, a timestamp out
+of bounds) are listed, because Kafka names them to the producer one by one (KIP-467).
+
+There are two walks with equal answers. `vdl/records/_walk.c` takes some 10 ns a record and is built
+where there is a C compiler; `walk_in_python` takes a hundred times as long and is used where there
+was none. `IS_NATIVE` says which one this process has.
+
+Where it is stricter than Kafka's broker, a consumer of some client would otherwise stop at the
+record for good: offset deltas must be 0, 1, 2, …, numbers must fit their type, a length is never
+below -1, the highest bit of a record's attributes is not set, header names are UTF-8.
+
+Must not know: batch headers, codecs, error codes, threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+Buffer = bytes | bytearray | memoryview
+
+REFUSED_MAX = 100
+"""So many records of one batch are named at most."""
+
+ANY_TIME = (-(1 << 63), (1 << 63) - 1)
+"""Bounds that each timestamp keeps."""
+
+RECORD_BYTES_MIN = 7
+"""The shortest record: its length, attributes, two deltas, two lengths, the number of headers."""
+
+_INT64_MIN, _INT64_MAX = ANY_TIME
+_NO_TIMESTAMP = -1
+_ATTRIBUTE_GOES_ON = 0x80
+"""No attribute has a meaning, and kafka-python reads the byte as a varint."""
+
+
+class Fault(IntEnum):
+    """Why records cannot be read. The numbers are those of `_walk.c`."""
+
+    NONE = 0
+    CUT_OFF = 1
+    VARINT = 2
+    MISSING = 3
+    RECORD_LENGTH = 4
+    OFFSET_DELTA = 5
+    TIMESTAMP = 6
+    FIELD_LENGTH = 7
+    HEADER_COUNT = 8
+    HEADER_NAME = 9
+    UNREAD_BYTES = 10
+    TRAILING_BYTES = 11
+    ATTRIBUTES = 12
+
+
+FAULT_TEXTS: dict[int, str] = {
+    Fault.CUT_OFF: "it ends in the middle",
+    Fault.VARINT: "a number is too long for its type",
+    Fault.MISSING: "there are fewer records than the batch says",
+    Fault.RECORD_LENGTH: "its length goes beyond the batch",
+    Fault.OFFSET_DELTA: "its offset delta is not its place in the batch",
+    Fault.TIMESTAMP: "its timestamp does not fit 64 bits",
+    Fault.FIELD_LENGTH: "a field goes beyond the record",
+    Fault.HEADER_COUNT: "it cannot hold so many headers",
+    Fault.HEADER_NAME: "a header's name is missing or not UTF-8",
+    Fault.UNREAD_BYTES: "it is longer than what is in it",
+    Fault.TRAILING_BYTES: "bytes follow the last record",
+    Fault.ATTRIBUTES: "the highest bit of its attributes is set",
+}
+
+WITHOUT_KEY = 0
+OUT_OF_TIME = 1
+
+Refused = tuple[int, int, int]
+"""A record that is not wanted: its index, WITHOUT_KEY or OUT_OF_TIME, its timestamp (ms)."""
+
+Walked = tuple[int, int, int, tuple[Refused, ...]]
+"""`(fault, index, max timestamp, refused)`. With a fault the last two say nothing; without one the
+index is the number of records. The largest timestamp is never below -1, which is none."""
+
+Walk = Callable[[Buffer, int, int, int, int, bool, bool], Walked]
+"""`(records, count, base_timestamp, oldest, newest, keys_required, release)`: walk `count` records
+whose timestamps count from `base_timestamp` and should be within [oldest, newest] (ms), -1 always
+excepted. `release`: let other threads run meanwhile."""
+
+
+def walk_in_python(
+    records: Buffer,
+    count: int,
+    base_timestamp: int,
+    oldest: int,
+    newest: int,
+    keys_required: bool,
+    release: bool,
+) -> Walked:
+    """See `Walk`. Other threads run when Python lets them, whatever `release` says."""
+    del release
+    position = 0
+    max_timestamp = _NO_TIMESTAMP
+    refused: list[Refused] = []
+    for index in range(count):
+        try:
+            position, timestamp, has_key = _walk_record(records, position, index, base_timestamp)
+        except _Broken as broken:
+            return int(broken.fault), index, max_timestamp, tuple(refused)
+        max_timestamp = max(max_timestamp, timestamp)
+        if len(refused) >= REFUSED_MAX:
+            continue
+        if keys_required and not has_key:
+            refused.append((index, WITHOUT_KEY, timestamp))
+        elif timestamp != _NO_TIMESTAMP and not oldest <= timestamp <= newest:
+            refused.append((index, OUT_OF_TIME, timestamp))
+    fault = Fault.NONE if position == len(records) else Fault.TRAILING_BYTES
+    return int(fault), max(0, count), max_timestamp, tuple(refused)
+
+
+class _Broken(Exception):
+    """A rule is broken."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+
+
+def _walk_record(
+    records: Buffer, position: int, index: int, base_timestamp: int
+) -> tuple[int, int, bool]:
+    """(where the next record begins, its timestamp, whether it has a key). Raises _Broken."""
+    size = len(records)
+    if position == size:
+        raise _Broken(Fault.MISSING)
+    length, position = _read_number(records, position, size, 32)
+    if not 0 <= length <= size - position:
+        raise _Broken(Fault.RECORD_LENGTH)
+    end = position + length
+    if position == end:
+        raise _Broken(Fault.CUT_OFF)
+    if records[position] & _ATTRIBUTE_GOES_ON:
+        raise _Broken(Fault.ATTRIBUTES)
+    delta, position = _read_number(records, position + 1, end, 64)
+    timestamp = base_timestamp + delta
+    if not _INT64_MIN <= timestamp <= _INT64_MAX:
+        raise _Broken(Fault.TIMESTAMP)
+    offset_delta, position = _read_number(records, position, end, 32)
+    if offset_delta != index:
+        raise _Broken(Fault.OFFSET_DELTA)
+    key_length, position = _skip_field(records, position, end)
+    _, position = _skip_field(records, position, end)
+    position = _skip_headers(records, position, end)
+    if position != end:
+        raise _Broken(Fault.UNREAD_BYTES)
+    return end, timestamp, key_length >= 0
+
+
+def _skip_headers(records: Buffer, position: int, end: int) -> int:
+    count, position = _read_number(records, position, end, 32)
+    if not 0 <= count <= (end - position) // 2:
+        raise _Broken(Fault.HEADER_COUNT)
+    for _ in range(count):
+        length, position = _skip_field(records, position, end)
+        if length < 0:
+            raise _Broken(Fault.HEADER_NAME)
+        try:
+            str(records[position - length : position], "utf-8")
+        except UnicodeDecodeError:
+            raise _Broken(Fault.HEADER_NAME) from None
+        _, position = _skip_field(records, position, end)
+    return position
+
+
+def _skip_field(records: Buffer, position: int, end: int) -> tuple[int, int]:
+    """`(length or -1, position behind the field)`."""
+    length, position = _read_number(records, position, end, 32)
+    if not -1 <= length <= end - position:
+        raise _Broken(Fault.FIELD_LENGTH)
+    return length, position + max(0, length)
+
+
+def _read_number(records: Buffer, position: int, end: int, bits: int) -> tuple[int, int]:
+    """`(value, position behind it)` of a zigzag varint of so many bits."""
+    raw = shift = 0
+    while True:
+        if position == end:
+            raise _Broken(Fault.CUT_OFF)
+        byte = records[position]
+        position += 1
+        if shift + 7 > bits and byte >> (bits - shift):
+            raise _Broken(Fault.VARINT)
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (raw >> 1) ^ -(raw & 1), position
+        shift += 7
+
+
+def _choose() -> tuple[Walk, bool]:
+    try:
+        from vdl.records._walk import walk as native
+    except ImportError:
+        return walk_in_python, False
+    return native, True
+
+
+walk, IS_NATIVE = _choose()

@@ -1,0 +1,1 @@
+"""A server: its loop, its process, its ports."""

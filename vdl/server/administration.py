@@ -1,0 +1,188 @@
+"""What the admin plane answers for a server: its state, transfers of leadership, stop hints.
+
+Read from memory, never wrong about this server, however many others are down. Must not know: gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from raft.progress import ProgressState as RaftProgressState
+from rpc.admin import (
+    GroupStatus,
+    ProgressState,
+    ReplicaProgress,
+    Role,
+    ServerStatus,
+    TransferOutcome,
+    TransferResult,
+)
+from vdl import __version__
+from vdl.clock import MS
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.host import Host
+from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.server.server import Server, ServerState
+
+TRANSFER_PATIENCE_MS = 2_000
+TRANSFER_POLL_MS = 5
+GROUPS_PER_PART = 100
+"""What a status tells in one turn of the loop: a few ms, whatever the server holds."""
+
+_PROGRESS_STATES = {
+    RaftProgressState.PROBE: ProgressState.PROBE,
+    RaftProgressState.REPLICATE: ProgressState.REPLICATE,
+    RaftProgressState.SNAPSHOT: ProgressState.SNAPSHOT,
+}
+
+
+class Administration:
+    """`rpc.admin.AdminBackend` of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._started_ns = server.clock.now_ns()
+
+    def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
+        """See `AdminBackend.status`."""
+        server = self._server
+        host = server.host
+        links = server.links.links()
+        problems = []
+        if server.state is not ServerState.SERVING:
+            problems.append(f"server is {server.state.value}")
+        if host is not None and (problem := host.overload.problem()):
+            problems.append(problem)
+        problems += [
+            f"server {link.server_id} is not reachable" for link in links if not link.is_up
+        ]
+        yield ServerStatus(
+            server_id=server.config.server_id,
+            cluster_id=host.cluster_id if host is not None else "",
+            directory_id=server.store.directory_id,
+            incarnation=server.incarnation,
+            version=__version__,
+            uptime_ms=(server.clock.now_ns() - self._started_ns) // MS,
+            problems=problems,
+            links=links,
+        )
+        if host is not None:
+            wanted = frozenset(groups)
+            lost = frozenset(host.lost_groups)
+            ids = sorted(lost.union(host.groups))
+            for start in range(0, len(ids), GROUPS_PER_PART):
+                yield self._part(host, ids[start : start + GROUPS_PER_PART], lost, wanted)
+
+    def _part(
+        self, host: Host, ids: Sequence[int], lost: frozenset[int], wanted: frozenset[int]
+    ) -> ServerStatus:
+        """What is wrong with these groups, and those of `wanted` that are still here."""
+        part = ServerStatus(self._server.config.server_id)
+        for group_id in ids:
+            if group_id in lost:
+                part.problems.append(
+                    f"the replica of {self._name(group_id)} here lost data and waits for a majority"
+                    " to make it good"
+                )
+            group = host.groups.get(group_id)
+            if group is None:
+                continue
+            if group.serving and not group.is_settled:
+                part.problems.append(f"a replica of {self._name(group_id)} is being replaced")
+            if host.leader_of(group_id)[0] < 0:
+                part.problems.append(f"group {group_id} has no leader")
+            if not wanted or group_id in wanted:
+                part.groups.append(self._group_status(group))
+        return part
+
+    def _group_status(self, group: Group) -> GroupStatus:
+        node, log = group.node, group.log
+        host = self._server.host
+        assert host is not None
+        status = GroupStatus(
+            group_id=group.group_id,
+            name=self._name(group.group_id),
+            replica_id=group.replica_id,
+            role=Role(int(node.state)),
+            term=node.term,
+            leader=node.lead,
+            first_index=log.first_index,
+            last_index=node.last_index,
+            commit=node.commit,
+            applied=group.applied,
+            voters=sorted(node.membership.voters()),
+            learners=sorted(node.membership.learners),
+        )
+        stream = host.stream(group.group_id)
+        if stream is not None:
+            status.log_start_offset = stream.log_start_offset
+            status.high_watermark = stream.high_watermark
+            status.end_offset = stream.end_offset
+        if node.is_leader:
+            for replica_id in group.members:
+                progress = node.progress(replica_id)
+                if progress is not None:
+                    status.progress.append(
+                        ReplicaProgress(
+                            replica_id=replica_id,
+                            state=_PROGRESS_STATES[progress.state],
+                            match=progress.match,
+                            next=progress.next,
+                            recent_active=progress.recent_active,
+                            is_paused=progress.is_paused,
+                        )
+                    )
+        return status
+
+    def _name(self, group_id: int) -> str:
+        host = self._server.host
+        assert host is not None
+        if group_id == CATALOG_GROUP:
+            return "catalog"
+        if group_id <= host.coordinator_count:
+            return f"coordinator-{group_id}"
+        info = host.catalog.groups.get(group_id)
+        return f"{info.topic}-{info.partition}" if info is not None else f"group-{group_id}"
+
+    def transfer_leadership(
+        self, group: int, to_server: int, done: Callable[[TransferResult], None]
+    ) -> None:
+        """See `AdminBackend.transfer_leadership`."""
+        host = self._server.host
+        here = host.groups.get(group) if host is not None else None
+        if host is None or here is None:
+            done(TransferResult(TransferOutcome.UNKNOWN_GROUP))
+            return
+        if not here.node.is_leader:
+            done(TransferResult(TransferOutcome.NOT_LEADER, here.node.lead))
+            return
+        voters = here.node.membership.incoming
+        target = next((r for r in sorted(voters) if server_of(r) == to_server), 0)
+        if not target:
+            done(TransferResult(TransferOutcome.NO_REPLICA))
+            return
+        if target != here.replica_id:
+            here.node.transfer_leader(target)
+            host.mark_dirty(here)
+        self._await_transfer(
+            here, target, self._server.clock.now_ns() + TRANSFER_PATIENCE_MS * MS, done
+        )
+
+    def _await_transfer(
+        self, group: Group, target: int, deadline_ns: int, done: Callable[[TransferResult], None]
+    ) -> None:
+        clock = self._server.clock
+        if group.node.lead == target:
+            done(TransferResult(TransferOutcome.TRANSFERRED, target))
+        elif clock.now_ns() >= deadline_ns:
+            done(TransferResult(TransferOutcome.TIMED_OUT, group.node.lead))
+        else:
+            clock.call_later(
+                TRANSFER_POLL_MS * MS,
+                lambda: self._await_transfer(group, target, deadline_ns, done),
+            )
+
+    def hint_stop(self, *, whole_cluster: bool) -> None:
+        """See `AdminBackend.hint_stop`."""
+        self._server.whole_set_stops = whole_cluster

@@ -1,0 +1,296 @@
+"""What `/metrics` and `/health` tell: counters that others keep, read when somebody asks.
+
+Hot paths only increment plain integers; nothing here runs between two scrapes. A `Source` is a
+function that returns the present numbers of one layer; at a scrape its numbers become Prometheus
+samples named `vdl_<source>_<key>`. A key that ends in `_total` is a counter, all else a gauge.
+The Prometheus library is loaded at the first scrape, so a server nobody scrapes does not carry it.
+
+Must not know: what the numbers mean; that is said by the layer that keeps them, in `HELP`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rpc.streams import LinkStatus
+from vdl.server.http import Response, Route
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number with labels, for what there are many of: an API, a peer, a partition."""
+
+    key: str
+    labels: tuple[tuple[str, str], ...]
+    value: Number
+
+
+Numbers = Mapping[str, Number] | Iterable[Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One layer's numbers: `read` is called on the loop, at a scrape, and returns at once."""
+
+    name: str
+    read: Callable[[], Numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether this server serves clients, and the facts behind it (shown as JSON)."""
+
+    is_serving: bool
+    facts: Mapping[str, object]
+
+
+HELP: dict[str, str] = {
+    "vdl_process_cpu_seconds_total": "CPU time of this process, user and system.",
+    "vdl_process_resident_bytes": "Memory of this process that is resident now.",
+    "vdl_process_open_descriptors": "File descriptors in use.",
+    "vdl_process_start_time_seconds": "When this process started, seconds since 1970.",
+    "vdl_process_gc_collections_total": "Garbage collections of all generations.",
+    "vdl_server_groups": "Raft groups with a replica here.",
+    "vdl_server_leading": "Raft groups led from here.",
+    "vdl_server_clock_ahead_seconds": (
+        "How far the wall clock is ahead of the time that a majority of the servers agree on."
+    ),
+    "vdl_server_under_replicated_partitions": (
+        "Partitions led from here with fewer replicas in sync than they have."
+    ),
+    "vdl_server_under_min_isr_partitions": (
+        "Partitions led from here with fewer replicas in sync than min.insync.replicas."
+    ),
+    "vdl_server_at_min_isr_partitions": (
+        "Partitions led from here with just min.insync.replicas replicas in sync."
+    ),
+    "vdl_server_turns_total": "Turns of the loop in which some group had work.",
+    "vdl_server_leaderships_won_total": "Elections won here.",
+    "vdl_server_elections_waiting": "Partitions that wait for their turn to stand for leader.",
+    "vdl_server_elections_under_way": "Partitions this server stands for now.",
+    "vdl_server_elections_dropped_total": (
+        "Turns to stand that were not needed any more when they came."
+    ),
+    "vdl_server_overloaded": "1 while the server has more to do than it can.",
+    "vdl_server_overloaded_total": "Times that began.",
+    "vdl_server_client_connections_waiting": "Connections whose requests wait to be started.",
+    "vdl_server_loop_late_seconds_total": "For how long the loop has been late in all.",
+    "vdl_server_raft_messages_dropped_total": (
+        "Messages for groups or replicas unknown here, or of kinds that no server sends."
+    ),
+    "vdl_server_raft_appends_refused_total": (
+        "Messages of which a follower took no records because its segments do not keep up."
+    ),
+    "vdl_server_client_connections": "Client connections that are open.",
+    "vdl_server_client_connections_refused_total": "Client connections over a limit.",
+    "vdl_server_record_walk_native": "1 where batches are checked in C, 0 where in Python.",
+    "vdl_server_record_checks_off_loop_total": "Batches that were checked in a thread.",
+    "vdl_server_record_checks_refused_total": "Batches refused for what is inside them.",
+    "vdl_server_request_memory_bytes": "Requests that are arriving or not answered.",
+    "vdl_server_request_memory_bytes_max": "The most they may come to.",
+    "vdl_server_request_memory_waits_total": "Times a connection was not read for want of room.",
+    "vdl_server_answer_memory_bytes": "Answers that are being built or not taken.",
+    "vdl_server_answer_memory_bytes_max": "The most they may come to.",
+    "vdl_server_answer_memory_waits_total": "Times an answer was put off for want of room.",
+    "vdl_server_replicas": "Replicas of partitions that run here.",
+    "vdl_server_replicas_max": "Replicas of partitions that a server may have.",
+    "vdl_server_topics_refused_total": "Topics not created because of that.",
+    "vdl_server_fetch_sessions": "Fetch sessions there are.",
+    "vdl_server_fetch_session_partitions": "Partitions in them.",
+    "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",
+    "vdl_server_fetch_sessions_refused_total": "Fetch sessions there was no place for.",
+    "vdl_server_client_connections_stalled_total": (
+        "Connections that held memory others waited for, did not get on, and were closed."
+    ),
+    "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
+    "vdl_store_logs_lost": "Replicas that lost what they may have acknowledged; they take no part.",
+    "vdl_store_holes": "Ranges of entries that are damaged here and not mended yet.",
+    "vdl_store_meta_salvaged_total": "Times applied state was copied out of a damaged file.",
+    "vdl_store_scrubbed_bytes_total": "Bytes of segments that the scrubber has read.",
+    "vdl_store_scrub_errors_total": "Damaged entries that the scrubber has found.",
+    "vdl_store_scrub_passes_total": "Times the scrubber has read all segments.",
+    "vdl_store_scrub_last_pass_bytes": "Bytes of the last whole pass of the scrubber.",
+    "vdl_store_scrub_last_pass_seconds_ago": "Time since it ended, -1 before the first.",
+    "vdl_store_failpoints": "Failpoints that are set: more than 0 only in tests.",
+    "vdl_store_unflushed_bytes": "Bytes in the cache and not yet in a segment.",
+    "vdl_store_cache_bytes": "Bytes of the tail cache in use.",
+    "vdl_store_cache_misses_total": "Reads that had to go to disk.",
+    "vdl_store_journal_blocks_total": "Journal writes, each made durable before it counts.",
+    "vdl_store_journal_bytes_total": "Bytes written to the journal.",
+    "vdl_store_journal_write_ns_total": "Time spent in durable journal writes, in nanoseconds.",
+    "vdl_store_journal_write_ns_max": "The slowest durable journal write, in nanoseconds.",
+    "vdl_store_disk_full": "1 while the disk is full and appends are refused.",
+    "vdl_store_recovered_torn_bytes": "Journal bytes cut off at the last start: a torn tail.",
+    "vdl_store_recovered_damaged_blocks": "Journal blocks the last start found damaged.",
+    "vdl_store_recovered_damaged_headers": "Headers of journal files it found damaged and mended.",
+    "vdl_store_stray_names": "Names it found in the data directory that are not the server's.",
+    "vdl_store_reads_refused_total": "Reads given up for want of descriptors or memory.",
+    "vdl_kafka_requests_total": "Requests answered, by API.",
+    "vdl_kafka_request_errors_total": "Requests that failed by a fault of the server, by API.",
+    "vdl_kafka_request_bytes_total": "Bytes of requests, by API.",
+    "vdl_kafka_response_bytes_total": "Bytes of responses, by API.",
+    "vdl_kafka_request_seconds_total": "Time from request to response, waiting included, by API.",
+    "vdl_peer_up": "1 while the link to that server is up.",
+    "vdl_peer_unsent_bytes": "Bytes that wait for the link to that server.",
+    "vdl_peer_round_trip_seconds": "Last round trip to that server, -1 before the first.",
+    "vdl_peer_silent_seconds": (
+        "Time since something came from that server, link or no link; since this server started if "
+        "nothing ever did."
+    ),
+    "vdl_peer_dial_failures": "Dials that did not reach that server.",
+}
+"""Metric → one sentence. A metric without one is described by its own name."""
+
+STORE_COUNTERS = frozenset(
+    {
+        "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints", "flushed_bytes",
+        "journal_blocks", "journal_bytes", "meta_salvaged", "read_ahead_hits", "reads_refused",
+        "scrub_errors",
+        "scrub_passes", "scrubbed_bytes",
+    }
+)  # fmt: skip
+"""What only grows, among the numbers that a store calls by plain names."""
+
+
+class ApiCounters(Protocol):
+    """What the front end counts for one API."""
+
+    requests: int
+    errors: int
+    bytes_in: int
+    bytes_out: int
+    total_ns: int
+
+
+def store_numbers(stats: Mapping[str, Number]) -> dict[str, Number]:
+    """A store's numbers, counters named as Prometheus wants them."""
+    return {f"{key}_total" if key in STORE_COUNTERS else key: stats[key] for key in stats}
+
+
+def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
+    """The front end's counters of every API that was used."""
+    for name, counters in apis.items():
+        if not counters.requests and not counters.errors:
+            continue
+        labels = (("api", name),)
+        yield Sample("requests_total", labels, counters.requests)
+        yield Sample("request_errors_total", labels, counters.errors)
+        yield Sample("request_bytes_total", labels, counters.bytes_in)
+        yield Sample("response_bytes_total", labels, counters.bytes_out)
+        yield Sample("request_seconds_total", labels, counters.total_ns / 1e9)
+
+
+def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
+    """The links to the other servers."""
+    for link in links:
+        labels = (("server", str(link.server_id)),)
+        round_trip = link.round_trip_ns / 1e9 if link.round_trip_ns >= 0 else -1
+        yield Sample("up", labels, int(link.is_up))
+        yield Sample("unsent_bytes", labels, link.unsent_bytes)
+        yield Sample("round_trip_seconds", labels, round_trip)
+        yield Sample("silent_seconds", labels, link.silent_ns / 1e9)
+        yield Sample("dial_failures", labels, link.dial_failures)
+
+
+def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -> dict[str, Route]:
+    """The routes of the operations port."""
+    exposition = Exposition((Source("process", process_numbers), *sources))
+    return {"/metrics": exposition.respond, "/health": lambda: _respond_health(health())}
+
+
+class Exposition:
+    """Turns the sources' numbers into Prometheus text."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._sources = tuple(sources)
+        self._registry: CollectorRegistry | None = None
+
+    def respond(self) -> Response:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return Response(200, CONTENT_TYPE_LATEST, generate_latest(self._collectors()))
+
+    def _collectors(self) -> CollectorRegistry:
+        if self._registry is None:
+            from prometheus_client import CollectorRegistry
+
+            self._registry = CollectorRegistry(auto_describe=False)
+            self._registry.register(self)
+        return self._registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the Prometheus library: every source's numbers as they are now."""
+        for source in self._sources:
+            yield from _families(source.name, source.read())
+
+
+def _families(source: str, numbers: Numbers) -> Iterable[Metric]:
+    """Samples of one source, those of one key together, in the order of their first appearance."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    samples = (
+        [Sample(key, (), value) for key, value in numbers.items()]
+        if isinstance(numbers, Mapping)
+        else numbers
+    )
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for sample in samples:
+        family = families.get(sample.key)
+        if family is None:
+            name = f"vdl_{source}_{sample.key}"
+            make = CounterMetricFamily if sample.key.endswith("_total") else GaugeMetricFamily
+            help_text = HELP.get(name, sample.key.replace("_", " "))
+            family = make(name, help_text, labels=[label for label, _ in sample.labels])
+            families[sample.key] = family
+        family.add_metric([value for _, value in sample.labels], sample.value)
+    return families.values()
+
+
+def process_numbers() -> dict[str, Number]:
+    """What this process uses."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "cpu_seconds_total": usage.ru_utime + usage.ru_stime,
+        "resident_bytes": _resident_bytes(),
+        "open_descriptors": _open_descriptors(),
+        "start_time_seconds": _STARTED_SECONDS,
+        "gc_collections_total": sum(generation["collections"] for generation in gc.get_stats()),
+    }
+
+
+_STARTED_SECONDS = round(time.time(), 3)
+
+
+def _resident_bytes() -> int:
+    """From /proc where there is one, else the largest it has been."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a disk file
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _open_descriptors() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, no paths are needed
+    except OSError:
+        return -1
+
+
+def _respond_health(health: Health) -> Response:
+    """200 while serving, 503 before and after, the facts as JSON either way."""
+    body = json.dumps(dict(health.facts), default=str).encode() + b"\n"
+    return Response(200 if health.is_serving else 503, "application/json", body)

@@ -1,0 +1,381 @@
+"""A server as a process: event loop, signals, ports, real disk and network.
+
+The only place where a `Server` meets asyncio, besides the listener and the peer transport. SIGTERM
+stops one server: its leaderships are handed over first. SIGINT (^C, which a terminal sends to all
+servers it started) stops without that, because the whole set stops.
+
+A fault that leaves the server in doubt about itself, an exception on the loop or a disk that cannot
+be trusted, ends the process at once: what was not acknowledged is not lost, and a restart reads the
+disk again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rpc.hello import Hello
+from rpc.links import Links
+from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
+from rpc.transport import SocketTransport
+from segments.api import DataMissing, StorageError, Store
+from segments.io.fs import RealFileSystem
+from segments.io.workers import ThreadWorkers
+from segments.store import DiskStore
+from vdl.config.settings import ADMIN_LISTENER, Config
+from vdl.kafka.api import load as load_apis
+from vdl.kafka.listener import Listener
+from vdl.listening import listening_socket
+from vdl.log import EventLog, start_logging
+from vdl.records.walk import IS_NATIVE
+from vdl.server.administration import Administration
+from vdl.server.http import HttpServer
+from vdl.server.loop import Doorbell, LoopClock, TurnLoop
+from vdl.server.metrics import (
+    Health,
+    Source,
+    api_samples,
+    operations_routes,
+    peer_samples,
+    store_numbers,
+)
+from vdl.server.recovery_progress import RecoveryProgress
+from vdl.server.server import Server, ServerState
+
+if TYPE_CHECKING:
+    from rpc.admin_service import AdminService
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+_STANDARD_ERROR = 2
+
+_OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_STRAYS_TOLD = 20
+_LOAD_AFTER_SECONDS = 3
+"""After a server began to serve: a start has enough to do, and others may start beside it."""
+_WARNING_SECONDS = 60
+"""So long does one word about missing descriptors stand for all that follow."""
+GC_THRESHOLDS = (2_000, 5, 1_000_000)
+"""Young objects are looked through often, which costs little; old ones only from time to time. What
+a server keeps is the entries of its cache, hundreds of thousands: to look through them stops it for
+a tenth of a second, and finds nothing, because nothing on the way of a record makes cycles."""
+GC_FULL_SECONDS = 600
+
+
+class NoDialer:
+    """A single server has nobody to dial."""
+
+    def dial(self, address: Address, on_result: Callable[[Stream | DialFailed], None]) -> Dial:
+        raise AssertionError(f"no peers are configured, yet {address} is dialled")
+
+
+class Process:
+    """One running server and its ports."""
+
+    def __init__(self, config: Config, loop: TurnLoop, on_open: Callable[[], None]) -> None:
+        """`on_open`: called once the data directory is this process's alone. May raise OSError."""
+        self._config = config
+        self._on_open = on_open
+        self._loop = loop
+        self._logger = start_logging(config.log)
+        self._log = EventLog(self._logger)
+        self._clock = LoopClock(loop)
+        # Luck spreads timers; identities are drawn from the system.
+        self._rng = random.Random(int.from_bytes(os.urandom(32)))
+        self._ended: asyncio.Future[int] = loop.create_future()
+        self._listeners: list[Listener] = []
+        self._http: HttpServer | None = None
+        self._admin: AdminService | None = None
+        self._next_warning = 0.0
+        self._next_refusal_warning = 0.0
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit code."""
+        self._loop.set_exception_handler(self._loop_failed)
+        try:
+            await self._start()
+        except DataMissing as error:
+            self._log.error("data_missing", path=error.path, error=str(error))
+            return EXIT_FAILED
+        except (StorageError, OSError) as error:
+            self._log.error("cannot_start", error=f"{type(error).__name__}: {error}")
+            return EXIT_FAILED
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        self._collect_later()
+        return await self._ended
+
+    async def _start(self) -> None:
+        """Raises StorageError, OSError: a directory or a port that cannot be had."""
+        loop = self._loop
+        config = self._config
+        workers = ThreadWorkers(
+            Doorbell(loop).ring,
+            lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
+        )
+        recovery = RecoveryProgress(self._log, time.monotonic_ns)
+        store = DiskStore.open(
+            RealFileSystem(),
+            str(config.data_dir),
+            workers,
+            config.store,
+            self._rng,
+            now_ns=time.monotonic_ns,
+            progress=recovery.told,
+        )
+        if not IS_NATIVE:
+            self._log.warning(
+                "records_walked_in_python",
+                meaning="no C compiler was there at the set-up: to check a record costs 2 µs",
+            )
+        self._on_open()
+        recovery.ended(len(store.logs))
+        if store.strays:
+            self._warn_of_strays(store.strays)
+        store.on_fatal = self._disk_failed
+        store.on_read_refused = self._read_refused
+        self.server = server = Server(
+            config,
+            store=store,
+            clock=self._clock,
+            rng=self._rng,
+            random_bytes=os.urandom,
+            make_links=self._make_links,
+            advertised=self._advertised(),
+            log=self._log,
+        )
+        server.on_serving = self._open_listeners
+        server.on_closing = self._close_listeners
+        for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
+            loop.add_signal_handler(number, self._stop, transfer)
+        await self._open_operations(server, store)
+        self._check_ports()
+        server.start()
+
+    def _warn_of_strays(self, paths: Sequence[str]) -> None:
+        """What lies in the data directory and is not the store's is let be, and said once."""
+        told = ", ".join(paths[:_STRAYS_TOLD])
+        self._log.warning("stray_names", count=len(paths), names=told)
+
+    def _collect_later(self) -> None:
+        """All garbage, at times that the servers of a set do not share."""
+        delay = GC_FULL_SECONDS * self._rng.uniform(0.75, 1.25)
+        self._loop.call_later(delay, self._collect)
+
+    def _collect(self) -> None:
+        gc.collect()
+        self._collect_later()
+
+    # --- ports ---------------------------------------------------------------------------------
+    def _check_ports(self) -> None:
+        """Raises OSError if nobody could listen on a port that is opened later: to be found out
+        before the others hear of this server, and clients of the others."""
+        wanted = [(listener.host, listener.port) for listener in self._config.listeners]
+        if self._config.admin is not None:
+            wanted.append((self._config.admin.listen.host, self._config.admin.listen.port))
+        for host, port in wanted:
+            listening_socket(host, port, 1).close()
+
+    def _advertised(self) -> dict[str, tuple[str, int]]:
+        """What the catalog is told of this server's addresses."""
+        config = self._config
+        told = {
+            listener.name: (
+                listener.advertised_host or listener.host,
+                listener.advertised_port or listener.port,
+            )
+            for listener in config.listeners
+        }
+        if config.admin is not None:
+            admin = config.admin.advertise
+            told[ADMIN_LISTENER] = (admin.host, admin.port)
+        return told
+
+    def _make_links(self, local: Hello, handler: PeerHandler) -> Links:
+        peer = self._config.peer
+        if peer is None:
+            return Links(local, NoDialer(), self._clock, self._rng, handler)
+        listen = (peer.listen.host, peer.listen.port)
+        return SocketTransport(
+            local,
+            listen,
+            handler,
+            loop=self._loop,
+            rng=self._rng,
+            on_trouble=self._cannot_dial,
+        )
+
+    def _cannot_dial(self, server_id: int, address: Address, cause: str) -> None:
+        host, port = address
+        self._log.warning("dial_failed", peer=server_id, address=f"{host}:{port}", cause=cause)
+
+    def _open_listeners(self) -> None:
+        """Clients may come in."""
+        frontend = self.server.frontend
+        assert frontend is not None
+        for options in self._config.listeners:
+            listener = Listener(self._loop, frontend, options, self._logger)
+            try:
+                listener.open()
+            except OSError as error:
+                self._cannot_listen(options.name, options.port, error)
+            listener.start()
+            self._listeners.append(listener)
+        if self._config.admin is not None:
+            self._loop.create_task(self._open_admin())
+        load = threading.Thread(target=load_apis, name="load", daemon=True)
+        self._loop.call_later(_LOAD_AFTER_SECONDS, load.start)
+
+    def _cannot_listen(self, name: str, port: int, error: OSError) -> None:
+        self._log.error("cannot_listen", listener=name, port=port, error=str(error))
+        end_now(EXIT_FAILED)
+
+    def _close_listeners(self) -> None:
+        """Who connects now is refused."""
+        for listener in self._listeners:
+            listener.close()
+
+    async def _open_admin(self) -> None:
+        """The admin service, after the listeners: gRPC takes a while to load, in a thread."""
+        await asyncio.to_thread(import_module, "rpc.admin_service")
+        from rpc.admin_service import AdminService
+
+        admin = self._config.admin
+        assert admin is not None
+        self._admin = AdminService(Administration(self.server))
+        try:
+            await self._admin.start((admin.listen.host, admin.listen.port))
+        except OSError as error:
+            self._cannot_listen(ADMIN_LISTENER, admin.listen.port, error)
+
+    async def _open_operations(self, server: Server, store: Store) -> None:
+        http = self._config.http
+        if http is None:
+            return
+        sources = (
+            Source("store", lambda: store_numbers(store.stats())),
+            Source("server", server.numbers),
+            Source("kafka", lambda: api_samples(server.frontend.stats) if server.frontend else ()),
+            Source("peer", lambda: peer_samples(server.links.links())),
+        )
+        routes = operations_routes(sources, lambda: _health(server))
+        self._http = HttpServer(routes, self._log)
+        await self._http.start(http.host, http.port)
+
+    # --- ends ------------------------------------------------------------------------------------
+    def _stop(self, transfer: bool) -> None:
+        if self.server.state in (ServerState.STOPPING, ServerState.STOPPED):
+            return
+        self._log.info("stopping", transfer=transfer)
+        self._loop.call_later(stop_seconds_max(self._config), self._stop_timed_out)
+        self.server.stop(self._stopped, transfer=transfer)
+
+    def _stopped(self) -> None:
+        if self._http is not None:
+            self._http.close()
+        if not self._ended.done():
+            self._ended.set_result(EXIT_OK)
+
+    def _stop_timed_out(self) -> None:
+        """A disk that hangs must not keep a process: what a clean stop saves is only time. Nor may
+        what asyncio waits for behind a stop that is done: the jobs of its own threads."""
+        if self._ended.done():
+            end_now(self._ended.result())
+        self._log.error("stop_timed_out")
+        end_now(EXIT_FAILED)
+
+    def _disk_failed(self, error: BaseException) -> None:
+        """Nothing may be acknowledged after a failed sync: end before anything else can run."""
+        self._log.error("disk_failed", error=f"{type(error).__name__}: {error}")
+        end_now(EXIT_FAILED)
+
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """An exception left a callback: state may be half changed, so nothing may follow."""
+        del loop
+        error = context.get("exception")
+        if isinstance(error, OSError) and "transport" in context:
+            return  # a socket died while asyncio was closing it
+        if isinstance(error, OSError) and error.errno in _OUT_OF_RESOURCES and "socket" in context:
+            self._cannot_accept()  # asyncio tries again in a second
+            return
+        self._logger.error(
+            str(context.get("message")),
+            exc_info=error if isinstance(error, BaseException) else None,
+        )
+        end_now(EXIT_FAILED)
+
+    def _read_refused(self, error: OSError) -> None:
+        """A read from disk was given up: its client asks again."""
+        now = self._loop.time()
+        if now >= self._next_refusal_warning:
+            self._next_refusal_warning = now + _WARNING_SECONDS
+            self._log.warning("read_refused", error=str(error))
+
+    def _cannot_accept(self) -> None:
+        """Nobody is served on the metrics port for lack of a descriptor; the server is all right.
+        asyncio says so once for each connection that may wait."""
+        now = self._loop.time()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARNING_SECONDS
+            self._log.warning("out_of_file_descriptors", listener="http")
+
+
+def stop_seconds_max(config: Config) -> float:
+    """After which a stop is given up: what leaderships and clients are waited for, then a second
+    for the disk."""
+    return max(2.0, config.host.transfer_stop_ms / 1_000 + 1.0)
+
+
+def _health(server: Server) -> Health:
+    facts = server.health()
+    return Health(server.state is ServerState.SERVING, facts)
+
+
+def end_now(status: int) -> NoReturn:
+    """End the process, its connections first: a thread that waits for a disk that hangs keeps what
+    an ended process had open, and peers and clients would wait for an answer for that long.
+
+    Not closed but shut down: another thread must not get the number of one for a file. Whatever
+    fails here, the process ends.
+    """
+    try:
+        for descriptor in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
+            if descriptor > _STANDARD_ERROR:
+                with contextlib.suppress(OSError):  # not a socket, or not connected
+                    _shut_down(descriptor)
+    finally:
+        os._exit(status)
+
+
+def _shut_down(descriptor: int) -> None:
+    connection = socket.socket(fileno=descriptor)
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    finally:
+        connection.detach()
+
+
+def run(config: Config, on_open: Callable[[], None]) -> int:
+    """Run one server in this process until it is told to stop; its exit code. See `Process`."""
+    if not __debug__:
+        sys.stderr.write("vdl: refuses to run under python -O: its assertions are its safety\n")
+        return EXIT_FAILED
+
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, TurnLoop), loop
+        return runner.run(Process(config, loop, on_open).run())

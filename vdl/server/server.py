@@ -1,0 +1,496 @@
+"""One server, assembled from its parts and driven by whatever loop it is given.
+
+A server that has no cluster yet asks its seeds until one is born or found (`Birth`); a server that
+has one opens its replicas, registers itself in the catalog and serves clients. Nothing here knows
+whether time, disk and network are real: `vdl.server.process` runs a server on asyncio, `vdl.sim`
+runs several in one thread on virtual time.
+
+States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED;
+WAITING is where a server stands whose directory its cluster does not know: it takes no part until
+its replicas are replaced, and goes on to STARTING then. A server that is no founder waits for good.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from rpc.birth import decode_answer, encode_ask
+from rpc.errors import MalformedFrame
+from rpc.hello import Hello, RejectReason
+from rpc.links import Links
+from rpc.peer import FrameType
+from rpc.streams import PeerHandler
+from segments.api import Store
+from vdl.clock import MS, Clock
+from vdl.config.settings import Config
+from vdl.kafka.context import Context
+from vdl.kafka.frontend import Frontend
+from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, retention_policy
+from vdl.log import Log
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.retention import KEEP, RetentionPolicy
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.host import Host
+from vdl.logstream.membership.bootstrap import (
+    Birth,
+    BirthRecord,
+    BirthState,
+    configuration_digest,
+    decode_record,
+    encode_record,
+)
+from vdl.records.walk import IS_NATIVE
+from vdl.state.commands import RegisterServer
+
+_REGISTER_RETRY_NS = 300 * MS
+_REGISTER_DEADLINE_NS = 2_000 * MS
+_STOP_POLL_NS = 5 * MS
+_LINGER_NS = 400 * MS
+"""How long a server whose leaderships moved stays to say so, while clients still ask."""
+_LINGER_QUIET_NS = 100 * MS
+_CLUSTER_ID_BYTES = 16
+_PATIENCE_NS = 5_000 * MS
+"""After which a server that waits for others to found a cluster says so."""
+
+
+class ServerState(Enum):
+    """What a server is doing."""
+
+    ASKING = "asking"
+    WAITING = "waiting"
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Server:
+    """See the module. Implements `rpc.streams.PeerHandler` until its host does."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: Store,
+        clock: Clock,
+        rng: random.Random,
+        random_bytes: Callable[[int], bytes],
+        make_links: Callable[[Hello, PeerHandler], Links],
+        advertised: dict[str, tuple[str, int]],
+        log: Log,
+    ) -> None:
+        """`advertised`: listener name → address that clients are told."""
+        self.config = config
+        self.store = store
+        self.clock = clock
+        self.state = ServerState.ASKING
+        self.host: Host | None = None
+        self.frontend: Frontend | None = None
+        self.whole_set_stops = False
+        """A stop that is announced for all servers: handing leaderships over would be in vain."""
+        self.on_serving: Callable[[], None] = _nothing
+        """Called once, when clients may be let in."""
+        self.on_closing: Callable[[], None] = _nothing
+        """Called once, when no more clients are to be let in."""
+        self._rng = rng
+        self._random_bytes = random_bytes
+        self._advertised = advertised
+        self._log = log
+        self._digest = configuration_digest(
+            {server: str(address) for server, address in config.seeds.items()}
+        )
+        # Peers may link up before `start`, and say only once that they do: an empty server listens
+        # to them from here on, and one that has a cluster says so. Passing for empty it would let
+        # a wiped peer found another one.
+        adopted = store.cluster_record()
+        self._birth = None if adopted else self._make_birth()
+        self._has_caught_up = False
+        """Whether the applied catalog reflects a command of this life. What the disk had of it may
+        be long past, and a leader may know of topics that are not in it."""
+        # Two starts at one reading of a clock that stands or jumps are two processes all the same.
+        self.incarnation = max(0, clock.wall_ms()) << 16 | rng.getrandbits(16)
+        cluster_id = decode_record(adopted).cluster_id if adopted else ""
+        self.links = make_links(self._hello(cluster_id), self)
+
+    def _hello(self, cluster_id: str) -> Hello:
+        return Hello(
+            server_id=self.config.server_id,
+            directory_id=self.store.directory_id,
+            incarnation=self.incarnation,
+            cluster_id=cluster_id,
+            config_digest=self._digest,
+        )
+
+    # --- birth ---------------------------------------------------------------------------------
+    def _make_birth(self) -> Birth:
+        config = self.config
+        return Birth(
+            server_id=config.server_id,
+            directory_id=self.store.directory_id,
+            seeds=tuple(config.seeds) or (config.server_id,),
+            digest=self._digest,
+            coordinator_groups=config.coordinators,
+        )
+
+    def start(self) -> None:
+        """Begin: with the cluster this directory belongs to, or by asking for one. Not when it has
+        been told to stop already; peers may have brought the cluster's record already."""
+        if self.state in (ServerState.STOPPING, ServerState.STOPPED):
+            return
+        config = self.config
+        adopted = self.store.cluster_record()
+        if adopted:
+            self._adopted(decode_record(adopted))
+        else:
+            self._found_if_all_are_empty()
+            self.clock.call_later(_PATIENCE_NS, self._tell_who_is_missing)
+        for server_id, address in sorted(config.seeds.items()):
+            if server_id != config.server_id:
+                self.links.set_peer(server_id, (address.host, address.port))
+
+    def _tell_who_is_missing(self) -> None:
+        """Again and again while no cluster can be had: an operator should see what it waits for."""
+        birth = self._birth
+        if birth is not None and self.state is ServerState.ASKING:
+            self._log.warning("waiting_for_seeds", missing=",".join(map(str, birth.missing)))
+            self.clock.call_later(_PATIENCE_NS, self._tell_who_is_missing)
+
+    def _found_if_all_are_empty(self) -> None:
+        birth = self._birth
+        if birth is None or not birth.may_found:
+            return
+        raw = self._random_bytes(_CLUSTER_ID_BYTES)
+        record = birth.found(base64.urlsafe_b64encode(raw).rstrip(b"=").decode())
+        self._adopt(record)
+
+    def _adopt(self, record: BirthRecord) -> None:
+        """Durable before anyone can see it."""
+        self.store.adopt_cluster(encode_record(record))
+        self._birth = None
+        self._log.info("cluster_adopted", cluster=record.cluster_id)
+        # Not from inside a link's own callback: all links end and are made anew.
+        self.clock.call_soon(lambda: self._adopted(record))
+
+    def _adopted(self, record: BirthRecord) -> None:
+        if self.state is not ServerState.ASKING:
+            return
+        self.links.set_local(self._hello(record.cluster_id))
+        self._open(record)
+
+    # --- PeerHandler, before there is a host -----------------------------------------------------
+    def admit(self, hello: Hello) -> bool:
+        return True if self.host is None else self.host.admit(hello)
+
+    def link_up(self, hello: Hello) -> None:
+        if self.host is not None:
+            self.host.link_up(hello)
+        elif self._birth is not None:
+            if hello.cluster_id:
+                self.links.send(hello.server_id, FrameType.ASK, encode_ask())
+                return
+            birth = self._birth
+            birth.seed_is_empty(hello.server_id, hello.directory_id, hello.config_digest)
+            if hello.server_id in birth.mismatched:
+                self._log.error("seeds_differ", peer=hello.server_id)
+            self._found_if_all_are_empty()
+
+    def link_down(self, server_id: int, *, refused: bool) -> None:
+        if self.host is not None:
+            self.host.link_down(server_id, refused=refused)
+        elif self._birth is not None:
+            self._birth.seed_left(server_id)
+
+    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+        if self.host is not None:
+            self.host.frame(server_id, frame_type, payload)
+        elif frame_type is FrameType.ANSWER:
+            self._answered(server_id, payload)
+
+    def _answered(self, server_id: int, payload: memoryview) -> None:
+        """A member of a cluster told this empty server what its cluster is."""
+        encoded, _ = decode_answer(payload)
+        birth = self._birth
+        if not encoded or birth is None or birth.state is not BirthState.ASKING:
+            return
+        try:
+            record = decode_record(encoded)
+        except msgspec.DecodeError as error:
+            raise MalformedFrame("birth record") from error
+        if birth.answered(record) is BirthState.BORN:
+            self._adopt(record)
+            return
+        is_founder = record.directory_of(self.config.server_id) is not None
+        known = "this data directory is not the one the cluster was founded with; the server "
+        if is_founder:
+            self._log.warning(
+                "directory_new",
+                cluster=record.cluster_id,
+                told_by=server_id,
+                directory=self.store.directory_id.hex(),
+                meaning=known + "waits until its replicas are replaced",
+            )
+            self._adopt(record)
+        else:
+            self._log.error(
+                "directory_unknown",
+                cluster=record.cluster_id,
+                told_by=server_id,
+                directory=self.store.directory_id.hex(),
+                meaning=known + "has no part in it",
+            )
+            self.state = ServerState.WAITING
+
+    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
+        if reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
+            # Those two are part of every planned stop and of every birth.
+            self._log.warning(
+                "link_refused", peer=server_id, reason=reason.name, text=text, by_peer=by_peer
+            )
+
+    def beat(self) -> None:
+        if self.host is not None:
+            self.host.beat()
+
+    # --- starting --------------------------------------------------------------------------------
+    def _open(self, record: BirthRecord) -> None:
+        config = self.config
+        is_founding = record.directory_of(config.server_id) == self.store.directory_id
+        self.state = ServerState.STARTING if is_founding else ServerState.WAITING
+        host = Host(
+            server_id=config.server_id,
+            record=record,
+            store=self.store,
+            transport=self.links,
+            clock=self.clock,
+            rng=self._rng,
+            options=config.host,
+            log=self._log,
+            cache_bytes_max=config.store.cache_bytes_max,
+        )
+        self.host = host
+        context = Context(
+            host=host,
+            config=config.kafka,
+            clock=self.clock,
+            log=self._log,
+            random_bytes=self._random_bytes,
+            compute=self.store.workers.compute,
+        )
+        context.groups = GroupCoordinator(
+            host=host, clock=self.clock, rng=self._rng, config=config.kafka
+        )
+        for coordinator in host.coordinators:
+            context.groups.attach(coordinator)
+        self.frontend = Frontend(context)
+        host.overload.request_wait_ns = self.frontend.start_pace.oldest_ns
+        host.on_catalog_change = self._catalog_changed
+        host.on_answers = self.frontend.flush
+        host.upkeep.policy_of = self._retention_policy
+        host.start()
+        self._register()
+        self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
+
+    def _retention_policy(self, stream: LogStream) -> RetentionPolicy:
+        assert self.host is not None
+        topic = self.host.catalog.topics.get(stream.topic)
+        return KEEP if topic is None else retention_policy(topic.configs, self.config.kafka)
+
+    def _registration(self) -> RegisterServer:
+        return RegisterServer(
+            server_id=self.config.server_id,
+            directory_id=self.store.directory_id,
+            rack=self.config.rack,
+            listeners=self._advertised,
+            replica_of_catalog=True,
+        )
+
+    def _is_registered(self) -> bool:
+        assert self.host is not None
+        known = self.host.catalog.servers.get(self.config.server_id)
+        return (
+            known is not None
+            and known.directory_id == self.store.directory_id
+            and known.rack == self.config.rack
+            and known.listeners == self._advertised
+        )
+
+    def _register(self) -> None:
+        """Tell the cluster where this server can be reached, at each start, until that is applied
+        here and the catalog says so."""
+        if self.state not in (ServerState.STARTING, ServerState.SERVING):
+            return
+        assert self.host is not None
+        self.host.propose_catalog(
+            self._registration(),
+            deadline_ns=self.clock.now_ns() + _REGISTER_DEADLINE_NS,
+            done=self._registered,
+        )
+
+    def _tell_why_not_serving(self) -> None:
+        if self.state is ServerState.STARTING:
+            self._log.warning(
+                "waiting_for_catalog", meaning="no majority has confirmed yet what topics there are"
+            )
+            self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
+
+    def _registered(self, outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            self._has_caught_up = True
+            self._catalog_changed()
+        if not self._has_caught_up or not self._is_registered():
+            self.clock.call_later(_REGISTER_RETRY_NS, self._register)
+
+    def _catalog_changed(self) -> None:
+        assert self.host is not None
+        if self.state is ServerState.WAITING and self.host.is_known:
+            self.state = ServerState.STARTING
+            self._log.info("directory_known", server=self.config.server_id)
+            self._register()
+        is_ready = self._has_caught_up and self._is_registered()
+        if self.state is ServerState.STARTING and is_ready:
+            self.state = ServerState.SERVING
+            self._log.info("serving", server=self.config.server_id)
+            self.on_serving()
+
+    # --- stopping --------------------------------------------------------------------------------
+    def stop(self, done: Callable[[], None], *, transfer: bool = True) -> None:
+        """Hand leaderships over (unless the whole set stops), answer who waits, close the store;
+        `done` when nothing is left to do. Bounded by `HostOptions.transfer_stop_ms`."""
+        if self.state in (ServerState.STOPPING, ServerState.STOPPED):
+            return
+        self.state = ServerState.STOPPING
+        transfer = transfer and not self.whole_set_stops
+        wait_ms = self.config.host.transfer_stop_ms if transfer else 0
+        self._drain(self.clock.now_ns() + wait_ms * MS, done)
+
+    def _drain(self, deadline_ns: int, done: Callable[[], None], handed_over_ns: int = 0) -> None:
+        """Hand over, linger, close. A client that is told NOT_LEADER_OR_FOLLOWER moves on within a
+        round trip; one whose connection to the leader ends has to find out for itself."""
+        host = self.host
+        now_ns = self.clock.now_ns()
+        if host is not None and now_ns < deadline_ns:
+            if host.transfer_leaderships() > 0:
+                handed_over_ns = now_ns
+            if handed_over_ns and self._lingers(handed_over_ns, now_ns):
+                self.clock.call_later(
+                    _STOP_POLL_NS, lambda: self._drain(deadline_ns, done, handed_over_ns)
+                )
+                return
+        self.on_closing()
+        if self.frontend is not None:
+            self.frontend.stop()
+        if host is not None:
+            host.close()
+        if self.frontend is not None:
+            self.frontend.close()
+        self.links.close()
+        self.store.close(lambda: self._stopped(done))
+
+    def _lingers(self, handed_over_ns: int, now_ns: int) -> bool:
+        """Whether clients may still have to be told that the leaders moved."""
+        if now_ns - handed_over_ns >= _LINGER_NS or self.frontend is None:
+            return now_ns == handed_over_ns
+        quiet_since_ns = max(self.frontend.last_active_ns, handed_over_ns)
+        return now_ns - quiet_since_ns < _LINGER_QUIET_NS
+
+    def _stopped(self, done: Callable[[], None]) -> None:
+        self.state = ServerState.STOPPED
+        done()
+
+    # --- for people ------------------------------------------------------------------------------
+    def health(self) -> dict[str, Any]:
+        """What `/health` says; `ok` when clients are served."""
+        host = self.host
+        return {
+            "ok": self.state is ServerState.SERVING,
+            "state": self.state.value,
+            "server_id": self.config.server_id,
+            "cluster_id": host.cluster_id if host is not None else "",
+            "groups": len(host.groups) if host is not None else 0,
+            "leading": sum(g.node.is_leader for g in host.groups.values()) if host else 0,
+            "clock_ahead_ms": host.time.ahead_ms if host else 0,
+            "overloaded": host.overload.is_overloaded if host else False,
+            "loop_late_percent": host.overload.late_percent if host else 0,
+            "request_wait_ms": host.overload.wait_ms if host else 0,
+            "elections_waiting": host.elections.waiting if host else 0,
+        }
+
+    def _replication_numbers(self, host: Host) -> dict[str, float]:
+        """Partitions led here by how many of their replicas are in sync."""
+        catalog, default = host.catalog, self.config.kafka.min_insync_replicas
+        under_replicated = under_min = at_min = 0
+        for group_id, info in catalog.groups.items():
+            in_sync = host.in_sync.get(group_id)
+            if in_sync is None:
+                continue
+            count = len(in_sync.replicas)
+            topic = catalog.topics[info.topic]
+            wanted = int(topic.configs.get(MIN_IN_SYNC_REPLICAS, default))
+            wanted = min(wanted, len(info.replicas))
+            under_replicated += count < len(info.replicas)
+            under_min += count < wanted
+            at_min += count == wanted
+        return {
+            "under_replicated_partitions": under_replicated,
+            "under_min_isr_partitions": under_min,
+            "at_min_isr_partitions": at_min,
+        }
+
+    def numbers(self) -> dict[str, float]:
+        """Counters and gauges of the log-stream layer and the front end, for `/metrics`."""
+        host, frontend = self.host, self.frontend
+        if host is None or frontend is None:
+            return {}
+        stats = host.stats
+        return {
+            "groups": len(host.groups),
+            "leading": sum(group.node.is_leader for group in host.groups.values()),
+            "clock_ahead_seconds": host.time.ahead_ms / 1_000,
+            **self._replication_numbers(host),
+            "turns_total": stats.turns,
+            "raft_frames_sent_total": stats.frames_out,
+            "raft_messages_sent_total": stats.messages_out,
+            "raft_messages_received_total": stats.messages_in,
+            "raft_messages_dropped_total": stats.messages_dropped,
+            "raft_appends_refused_total": stats.appends_refused,
+            "leaderships_won_total": stats.elections,
+            "elections_waiting": host.elections.waiting,
+            "elections_under_way": host.elections.under_way,
+            "elections_dropped_total": host.elections.dropped,
+            "overloaded": int(host.overload.is_overloaded),
+            "overloaded_total": host.overload.times,
+            "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,
+            "client_connections": len(frontend),
+            "client_connections_waiting": len(frontend.start_pace),
+            "client_connections_accepted_total": frontend.connections_accepted,
+            "client_connections_refused_total": frontend.connections_refused,
+            "handler_errors_total": frontend.handler_errors,
+            "record_walk_native": int(IS_NATIVE),
+            "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
+            "record_checks_refused_total": frontend.context.record_checks.refused,
+            "replicas": host.partition_count,
+            "replicas_max": self.config.kafka.replicas_per_server_max,
+            "topics_refused_total": frontend.context.topics_refused,
+            "request_memory_bytes": frontend.context.requests.used,
+            "request_memory_bytes_max": frontend.context.requests.limit,
+            "request_memory_waits_total": frontend.context.requests.waits,
+            "answer_memory_bytes": frontend.context.answers.used,
+            "answer_memory_bytes_max": frontend.context.answers.limit,
+            "answer_memory_waits_total": frontend.context.answers.waits,
+            "fetch_sessions": len(frontend.context.fetch_sessions),
+            "fetch_session_partitions": frontend.context.fetch_sessions.partitions,
+            "fetch_sessions_evicted_total": frontend.context.fetch_sessions.evicted,
+            "fetch_sessions_refused_total": frontend.context.fetch_sessions.refused,
+            "client_connections_stalled_total": frontend.connections_ended["stalled:"],
+        }
+
+
+def _nothing() -> None:
+    """The default of a callback nobody has set."""
