@@ -11,6 +11,7 @@ Must not know: how it is shown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,7 +26,8 @@ from vdl.kafka.wire.metadata import MetadataRequest
 
 METADATA_KEY, DESCRIBE_CONFIGS_KEY = 3, 32
 BROKER_RESOURCE = 4
-ADMIN_TIMEOUT_SECONDS = 3.0
+ADMIN_TIMEOUT_SECONDS = 10.0
+"""An overloaded server with many groups takes some seconds."""
 REPLICA_NUMBER_BITS = 16
 """A replica id is the server id above this many bits of replica number."""
 
@@ -115,18 +117,23 @@ class ClusterStatus:
 
 
 def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
-    """Ask the first server of `bootstrap` that answers who the others are, then each of them.
-    Raises Unreachable when none answers."""
+    """Ask the first server of `bootstrap` that answers who the others are, then all of them at one
+    time: one that is overloaded takes seconds. Raises Unreachable when none answers."""
     metadata = _discover(list(bootstrap))
+    brokers = sorted(metadata.brokers, key=lambda broker: int(broker.node_id))
+    addresses = [Address(broker.host, broker.port) for broker in brokers]
     status = ClusterStatus(metadata.cluster_id or "")
-    answers: dict[int, ServerStatus] = {}
-    for broker in sorted(metadata.brokers, key=lambda broker: int(broker.node_id)):
-        address = Address(broker.host, broker.port)
-        server = Server(broker.node_id, str(address), rack=broker.rack or "")
-        status.servers.append(server)
-        answer = _ask_server(server, address)
-        if answer is not None:
-            answers[server.id] = answer
+    status.servers = [
+        Server(broker.node_id, str(address), rack=broker.rack or "")
+        for broker, address in zip(brokers, addresses, strict=True)
+    ]
+    with ThreadPoolExecutor(max_workers=len(brokers) or 1) as pool:
+        asked = list(pool.map(_ask_server, status.servers, addresses))
+    answers = {
+        server.id: answer
+        for server, answer in zip(status.servers, asked, strict=True)
+        if answer is not None
+    }
     replicas = _replicas_by_group(answers)
     _add_topics(status, metadata, replicas)
     status.groups = [

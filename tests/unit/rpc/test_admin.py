@@ -6,6 +6,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -94,11 +95,16 @@ class Backend:
         self.asked.append(whole_cluster)
 
 
-def run(call: Callable[[AdminClient], object], backend: Backend, timeout_s: float = 5.0) -> object:
+def run(
+    call: Callable[[AdminClient], object],
+    backend: Backend,
+    timeout_s: float = 5.0,
+    now: Callable[[], float] = time.monotonic,
+) -> object:
     """Serve the backend on this thread's loop while `call` runs in another thread."""
 
     async def scenario() -> object:
-        service = AdminService(backend)
+        service = AdminService(backend, now=now)
         port = await service.start(("127.0.0.1", 0))
 
         def blocking() -> object:
@@ -121,25 +127,31 @@ def test_admin_status_arrives_whole() -> None:
     assert backend.asked == [[], [9, 10]]
 
 
-def test_admin_status_of_many_groups_lets_the_loop_go_on() -> None:
+@pytest.mark.parametrize(("turn_s", "expected"), [(0.001, 1), (0.2, 10)])
+def test_admin_status_of_many_groups_lets_the_loop_go_on(turn_s: float, expected: int) -> None:
     """A server with thousands of partitions serves while it tells of them: between two parts of an
-    answer, and of all answers under way, there is a turn of the loop."""
+    answer, and of all answers under way, there is a turn of the loop. Where turns are long a tenth
+    of them is for the answer, or it would come too late."""
+    time_s = 0.0
     parts_in_turn = 0
     most = 0
 
     class Many(Backend):
         def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
-            nonlocal parts_in_turn, most
+            nonlocal parts_in_turn, most, time_s
             loop = asyncio.get_running_loop()
 
             def turn() -> None:
-                nonlocal parts_in_turn
+                nonlocal parts_in_turn, time_s
                 parts_in_turn = 0
+                time_s += turn_s
 
             for first in range(0, 3_000, 100):
+                if not parts_in_turn:
+                    loop.call_soon(turn)
                 parts_in_turn += 1
                 most = max(most, parts_in_turn)
-                loop.call_soon(turn)
+                time_s += 0.0021
                 ids = range(first, first + 100)
                 yield ServerStatus(
                     1, groups=[GroupStatus(i, f"t-{i}", i, Role.LEADER, 1, i) for i in ids]
@@ -150,8 +162,8 @@ def test_admin_status_of_many_groups_lets_the_loop_go_on() -> None:
             answers = [callers.submit(client.status) for _ in range(3)]
             return [[group.group_id for group in answer.result().groups] for answer in answers]
 
-    assert run(ask, Many()) == [list(range(3_000))] * 3
-    assert most == 1
+    assert run(ask, Many(), now=lambda: time_s) == [list(range(3_000))] * 3
+    assert most == expected
 
 
 def test_admin_transfer_answers_now_or_later() -> None:
