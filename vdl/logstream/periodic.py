@@ -265,7 +265,9 @@ class Upkeep:
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if not self._closed:
                 if not isinstance(spans, storage.StorageError) and stream.serving:
-                    stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms)
+                    # A full disk needs the room more than a follower its records.
+                    fed = () if self._conditions.is_full else self._alive
+                    stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms, fed=fed)
                 self._retain_next(led, settled_ms, stamp_ms)
 
         self._store.segment_spans(stream.group.log, found)

@@ -1,18 +1,22 @@
 """Records are deleted by decision of the leader, on every replica, for good."""
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rpc.peer import FrameType
 from segments.api import CorruptRecord, OffsetOutOfRange, SegmentSpan
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.group import offset_for_time as times
 from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
 from vdl.logstream.group.retention import (
+    KEEP,
     RetentionPolicy,
     UntimedSegments,
+    held_start,
     retention_start,
 )
 from vdl.records.batch import Record, build_batch, first_at_or_after, read_header
@@ -74,6 +78,28 @@ def test_last_segments_without_times_go_when_a_leader_has_known_them_so_long() -
     assert retention_start(late, policy, 1_801, untimed) == 18
     assert retention_start(late, policy, 1_801, UntimedSegments()) == 0, "a new leader"
     assert retention_start(late, RetentionPolicy(retention_bytes=80), 0, untimed) == 10
+
+
+@pytest.mark.parametrize(
+    ("policy", "now_ms", "needed", "start"),
+    [
+        (RetentionPolicy(retention_ms=500), 2_501, 20, 20),
+        (RetentionPolicy(retention_ms=500), 2_501, 19, 10),
+        (RetentionPolicy(retention_ms=500), 2_501, 9, 10),
+        (RetentionPolicy(retention_ms=500), 2_001, 9, 10),
+        (RetentionPolicy(retention_ms=500), 2_000, 9, 0),
+        (RetentionPolicy(retention_bytes=149), 0, 9, 0),
+        (RetentionPolicy(retention_bytes=75), 0, 12, 10),
+        (RetentionPolicy(retention_bytes=50), 0, 9, 10),
+        (RetentionPolicy(retention_bytes=0), 0, 0, 20),
+        (RetentionPolicy(), 10**9, 0, 0),
+    ],
+)
+def test_what_a_follower_needs_goes_only_when_twice_as_much_is_kept(
+    policy: RetentionPolicy, now_ms: int, needed: int, start: int
+) -> None:
+    """Whole segments, as ever."""
+    assert held_start(SPANS, policy, now_ms, UntimedSegments(), needed=needed) == start
 
 
 def written(cluster: Any, records: int) -> int:
@@ -226,6 +252,136 @@ def test_clocks_that_were_all_wrong_delete_within_a_hold_of_their_correction(exp
         assert starts(cluster, group_id) == {0}
     cluster.run(1_500)
     assert starts(cluster, group_id) == {3}
+
+
+class BesideDeaf:
+    """A partition that keeps records for a week, and has some that are older, on two replicas. The
+    third one's server is linked and takes nothing."""
+
+    def __init__(self, cluster: Any, days: int) -> None:
+        self.cluster = cluster
+        self.group_id = cluster.create_topic()
+        cluster.run(500)
+        stream = cluster.leader(self.group_id)
+        self.deaf = cluster.nodes[stream.leader_server % 3 + 1]
+        frame = self.deaf.host.frame
+        self.deaf.host.frame = lambda server, kind, payload: (
+            None if kind is FrameType.RAFT else frame(server, kind, payload)
+        )
+        for _ in range(3):
+            cluster.append(stream, timestamp=cluster.nodes[1].clock.wall_ms() - days * DAY_MS)
+            cluster.run(10)
+        for node in cluster.nodes.values():
+            node.host.upkeep.policy_of = lambda stream: WEEK
+
+    @property
+    def start(self) -> int:
+        start: int = self.cluster.leader(self.group_id).log_start_offset
+        return start
+
+
+def test_retention_waits_for_a_follower_that_is_being_fed(expiring: Any) -> None:
+    """It would begin again at the log's start, and again; what it has, it needs no more."""
+    world = BesideDeaf(expiring, 8)
+    expiring.run(8_000)
+    assert world.start == 0
+    del world.deaf.host.frame
+    expiring.run(4_000)
+    assert starts(expiring, world.group_id) == {3}
+
+
+def test_retention_waits_for_no_follower_that_is_stuck(expiring: Any) -> None:
+    """Twice as much is kept for it, and no more: the others' disks would fill."""
+    world = BesideDeaf(expiring, 15)
+    expiring.run(8_000)
+    assert world.start == 3
+
+
+def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring: Any) -> None:
+    """They append half as fast as it takes entries, while it takes any; a stuck one is passed."""
+    world = BesideDeaf(expiring, 15)
+    for node in expiring.nodes.values():
+        node.host.upkeep.policy_of = lambda stream: KEEP
+    expiring.run(1_000)
+    stream = expiring.leader(world.group_id)
+    progress = next(
+        found
+        for replica, found in stream.group.node.raft.progress.items()
+        if replica >> 16 == world.deaf.id
+    )
+    clock = expiring.nodes[1].clock
+    spans = [SegmentSpan(3, 300, clock.wall_ms() - 15 * DAY_MS)]
+
+    def look() -> None:
+        now_ms = clock.wall_ms()
+        stream.retain(spans, WEEK, settled_ms=now_ms, stamp_ms=now_ms, fed=[world.deaf.id])
+        expiring.run(50)
+
+    def appended(count: int) -> int:
+        before = stream.end_offset
+        for _ in range(count):
+            expiring.append(stream, ms=10_000)
+        expiring.run(50)
+        return int(stream.end_offset - before)
+
+    progress.match = 0
+    look()
+    assert (world.start, appended(2)) == (0, 2), "nobody knows yet whether it takes any"
+    progress.match = 1
+    look()
+    assert (world.start, appended(3)) == (0, 1)
+    progress.match = 3
+    stream._mark_dirty(stream.group)
+    expiring.run(50)
+    assert stream.end_offset == 7
+    expiring.run(1_500)
+    assert stream.end_offset == 8, "it takes no more"
+    assert appended(5) == 5
+    look()
+    assert (world.start, appended(2)) == (0, 1), "it took some since"
+    look()
+    assert (world.start, stream.end_offset) == (3, 15)
+
+
+def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:
+    """Nobody knows when it comes back."""
+    world = BesideDeaf(expiring, 8)
+    world.deaf.crash()
+    expiring.run(8_000)
+    assert world.start == 3
+
+
+def test_retention_looks_again_when_a_follower_cannot_be_looked_after(
+    expiring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors: what a follower needs is in a file, and nothing is lost if all stays."""
+    world = BesideDeaf(expiring, 15)
+    log = expiring.leader(world.group_id).group.log
+    offset_after = type(log).offset_after
+
+    def refuse(log: Any, index: int) -> int:
+        if index >= log.last_index:  # which is in memory
+            return int(offset_after(log, index))
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(type(log), "offset_after", refuse)
+        expiring.run(8_000)
+        assert world.start == 0
+    expiring.run(8_000)
+    assert world.start == 3
+
+
+def test_retention_waits_for_nobody_on_a_full_disk(expiring: Any) -> None:
+    """Deleting is what makes room."""
+    world = BesideDeaf(expiring, 8)
+    expiring.run(8_000)
+    stream = expiring.leader(world.group_id)
+    upkeep = expiring.nodes[stream.leader_server].host.upkeep
+    upkeep._conditions = SimpleNamespace(is_full=True)
+    upkeep._retain_next([(stream, WEEK)], upkeep._time.settled_ms(), upkeep._time.now_ms())
+    expiring.run(5)
+    assert world.start == 3
 
 
 def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:

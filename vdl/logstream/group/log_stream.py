@@ -13,14 +13,15 @@ Must not know: the wire format of requests, other partitions, the disk.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
 import segments.api as storage
 from raft.errors import DropReason, ProposalDropped
-from raft.types import Entry
+from raft.types import Entry, Index, NodeId
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
@@ -28,7 +29,13 @@ from vdl.logstream.group.in_sync_replicas import copied
 from vdl.logstream.group.offset_for_time import TimedOffset, find_offset_for_time
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.producer_expiry import ProducerMarks
-from vdl.logstream.group.retention import RetentionPolicy, UntimedSegments, retention_start
+from vdl.logstream.group.push_back import PushBack
+from vdl.logstream.group.retention import (
+    RetentionPolicy,
+    UntimedSegments,
+    held_start,
+    retention_start,
+)
 from vdl.logstream.group.snapshots import Items
 from vdl.logstream.options import HostOptions
 from vdl.logstream.time.loop_gap import LoopGaps
@@ -160,6 +167,8 @@ class LogStream:
         "_overlay",
         "_producer_marks",
         "_proved",
+        "_push_back",
+        "_taken",
         "_uncopied",
         "_untimed",
         "_waiters",
@@ -208,6 +217,9 @@ class LogStream:
         self._asked: list[Asked] = []
         self._deletions: deque[Deletion] = deque()
         self._untimed = UntimedSegments()
+        self._push_back: PushBack | None = None
+        self._taken: dict[NodeId, Index] = {}
+        """What followers that lacked entries held when retention last looked, in this term."""
         self._producer_marks = ProducerMarks(options.producer_expiration_ms * MS)
         self._expiry_index = 0
         """The entry of the newest `ExpireProducers` that was appended here."""
@@ -330,6 +342,10 @@ class LogStream:
             done(Appended(ErrorCode.NOT_ENOUGH_REPLICAS))
             return True
         if copies > 1 and len(self._uncopied) >= self._options.uncopied_max:
+            return False
+        if self._push_back is not None and not self._push_back.admits(
+            last=group.node.last_index, match=self._match(self._push_back.replica)
+        ):
             return False
         entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
         try:
@@ -530,13 +546,57 @@ class LogStream:
         *,
         settled_ms: int,
         stamp_ms: int,
+        fed: Collection[int],
     ) -> None:
-        """Delete what the policy no longer asks to keep; times are those of `ClusterTime`."""
+        """Delete what the policy no longer asks to keep; times are those of `ClusterTime`. `fed`:
+        the servers whose replicas may still need some of it."""
         self._untimed.look(spans, stamp_ms)
-        start = retention_start(spans, policy, settled_ms, self._untimed)
+        if retention_start(spans, policy, settled_ms, self._untimed) <= self.log_start_offset:
+            self._taken = {}
+            self._end_push_back()
+            return
+        try:
+            needed, replica = self._needed_by(fed)
+        except OSError:  # no descriptor is left, or no memory: nothing is lost if it stays
+            return
+        start = held_start(spans, policy, settled_ms, self._untimed, needed=needed)
+        before = self._taken.get(replica, -1)
+        match = self._match(replica)
+        self._taken = {replica: match} if replica else {}
+        if start > needed and match > before:
+            # It takes entries, or nobody knows yet whether it does.
+            if before >= 0 and (self._push_back is None or self._push_back.replica != replica):
+                last = self.group.node.last_index
+                self._push_back = PushBack(replica, last=last, match=match)
+            return
+        self._end_push_back()
         offset = min(start, self.high_watermark)
         if self.serving and not self._deletions and offset > self.log_start_offset:
             self._advance_log_start(offset)
+
+    def _needed_by(self, servers: Collection[int]) -> tuple[int, NodeId]:
+        """The least committed offset that a replica on one of these servers does not hold yet, as
+        far as this leader knows, and that replica; (`NEVER`, 0) if all have all. May read a file;
+        raises OSError."""
+        log, raft = self.group.log, self.group.node.raft
+        needed = NEVER, 0
+        for replica, progress in raft.progress.items():
+            if server_of(replica) in servers and progress.match < self.group.commit:
+                match = max(progress.match, log.first_index - 1)
+                # What is damaged heals: until then nobody is waited for.
+                with contextlib.suppress(storage.CorruptRecord):
+                    needed = min(needed, (log.offset_after(match), replica))
+        return needed
+
+    def _match(self, replica: NodeId) -> Index:
+        """What a follower holds durably, as far as this leader knows; 0 if it is no member."""
+        progress = self.group.node.raft.progress.get(replica)
+        return 0 if progress is None else progress.match
+
+    def _end_push_back(self) -> None:
+        if self._push_back is not None:
+            self._push_back = None
+            self._mark_dirty(self.group)
 
     def expire_producers(self, now_ns: int, *, may_append: bool) -> None:
         """Have producers forgotten that have been idle for long enough. Called on every replica, so
@@ -760,6 +820,8 @@ class LogStream:
         self._uncopied = []
         self.group.awaits_copies = False
         self._expiry_index = 0
+        self._push_back = None
+        self._taken = {}
         asked, self._asked = self._asked, []
         deletions, self._deletions = self._deletions, deque()
         for deletion in deletions:
@@ -780,6 +842,9 @@ class LogStream:
 
     def expire(self, now_ns: int) -> None:
         """Deadlines: a held batch was not appended, an appended one may yet commit."""
+        slow = self._push_back
+        if slow is not None and not slow.goes_on(now_ns, match=self._match(slow.replica)):
+            self._end_push_back()
         if self._held and any(held.deadline_ns <= now_ns for held in self._held):
             late = [held for held in self._held if held.deadline_ns <= now_ns]
             self._held = deque(held for held in self._held if held.deadline_ns > now_ns)

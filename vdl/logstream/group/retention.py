@@ -12,7 +12,12 @@ follows and goes with it. Where nothing that has a time follows, it goes when a 
 for as long as records are kept: Kafka takes the file's time, which differs between replicas. Each
 new leader, or each restart of it, reckons anew, so it goes late rather than early.
 
-Must not know: topics and their settings, how deleting is done.
+What a follower that lives still needs waits for it: one that is being fed from the log's start, and
+not faster than is written, would else have to begin there again and again, and be no copy for as
+long. It waits until twice as much is kept as was asked for, so that one that is stuck does not fill
+the disks of the others; then producers are slowed while the follower gets on (`push_back.py`).
+
+Must not know: topics and their settings, how deleting is done, who lives.
 """
 
 from __future__ import annotations
@@ -39,7 +44,19 @@ class RetentionPolicy:
         """Whether nothing is ever deleted."""
         return self.retention_ms == FOREVER and self.retention_bytes == FOREVER
 
+    @property
+    def at_most(self) -> RetentionPolicy:
+        """What is kept while a follower needs it."""
+        return RetentionPolicy(
+            self.retention_ms if self.retention_ms == FOREVER else HELD * self.retention_ms,
+            self.retention_bytes
+            if self.retention_bytes == FOREVER
+            else HELD * self.retention_bytes,
+        )
 
+
+HELD = 2
+"""How many times as much as was asked for is kept for followers."""
 KEEP = RetentionPolicy()
 
 
@@ -93,3 +110,19 @@ def retention_start(
                 break
             start = max(start, span.end_offset)
     return start
+
+
+def held_start(
+    spans: Sequence[SegmentSpan],
+    policy: RetentionPolicy,
+    now_ms: int,
+    untimed: UntimedSegments,
+    *,
+    needed: int,
+) -> int:
+    """As `retention_start`, but nothing from offset `needed` on goes that `at_most` keeps."""
+    start = retention_start(spans, policy, now_ms, untimed)
+    if start <= needed:
+        return start
+    before = max((span.end_offset for span in spans if span.end_offset <= needed), default=0)
+    return max(before, retention_start(spans, policy.at_most, now_ms, untimed))
