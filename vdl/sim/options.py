@@ -35,6 +35,11 @@ SLOWLY_FED = 0.3
 CATCH_UP_KIB = (16, 512)
 """So fast. Far less than one read from disk may find: what it did not find must be given back."""
 
+CROWDED = 0.005
+"""Chance that a server holds very many groups. Such a world takes as long as twenty others."""
+QUIET_GROUPS = (200, 3_000)
+CROWDED_JOURNAL_KIB, CROWDED_CACHE_KIB = 16 << 10, 64 << 10
+
 NARROW = 0.125
 """Chance that links are slow."""
 
@@ -190,6 +195,10 @@ class Options:
     floods: int = 0
     """Partitions that are written to as fast as the links carry it, before anything goes wrong."""
 
+    quiet_groups: int = 0
+    """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
+    be led again after all that happens."""
+
     @property
     def ages(self) -> bool:
         """Whether clocks go so wrong that there must be something they could delete."""
@@ -312,7 +321,21 @@ def draw(rng: Random) -> Options:
         # A follower with little memory takes little of what is read for it, and all that is read
         # counts; slow links are flooded with more than that rate ever feeds.
         world = replace(world, catch_up_kib=0)
+    if rng.random() < CROWDED and not world.link_kib:
+        world = _crowded(world, spread(*QUIET_GROUPS))
     return world
+
+
+def _crowded(drawn: Options, groups: int) -> Options:
+    """The same world with very many groups, and journals that have room for what each notes."""
+    return replace(
+        drawn,
+        quiet_groups=groups,
+        journal_kib=CROWDED_JOURNAL_KIB,
+        cache_kib=CROWDED_CACHE_KIB,
+        small_cache_kib=0,
+        behind_kib=0,
+    )
 
 
 def _narrowed(drawn: Options, rng: Random, spread: Callable[[int, int], int]) -> Options:

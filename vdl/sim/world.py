@@ -78,6 +78,7 @@ from vdl.sim.workload import (
 
 S = 1_000 * MS
 TOPIC = "orders"
+QUIET = "quiet"
 BIRTH_NS = 30 * S
 ELECTION_TIMEOUT_NS = 1_200 * MS
 LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
@@ -438,23 +439,25 @@ class World:
         rng = self._rng["server"]
         for machine in self.machines:
             self.time.after(rng.randint(0, 500) * MS, machine.start)
-        created: list[bool] = []
         client = self._fresh_client("creator")
+        missing = {TOPIC: self.options.partitions}
+        if self.options.quiet_groups:
+            missing[QUIET] = self.options.quiet_groups
 
-        def create() -> None:
+        def create(name: str) -> None:
             create_topic(
                 client,
-                TOPIC,
-                self.options.partitions,
-                answered,
+                name,
+                missing[name],
+                partial(answered, name),
                 min_in_sync=self.options.min_in_sync,
             )
 
-        def answered(error: int) -> None:
+        def answered(name: str, error: int) -> None:
             if error in {0, 36}:
-                created.append(True)
+                missing.pop(name, None)
             else:
-                client.backoff(3, create)
+                client.backoff(3, partial(create, name))
 
         def serving() -> bool:
             states = [m.server.state for m in self.machines if m.server is not None]
@@ -462,8 +465,9 @@ class World:
 
         # A topic made earlier would have fewer replicas.
         if self.wait(BIRTH_NS, serving):
-            create()
-        if not self.wait(BIRTH_NS, lambda: bool(created) and not self.watch.settled()):
+            for name in list(missing):
+                create(name)
+        if not self.wait(BIRTH_NS, lambda: not missing and not self.watch.settled()):
             self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
             return False
         if self.options.ages and not self._begin_ageing():
