@@ -45,10 +45,10 @@ from typing import Any, Protocol
 from segments.api import Buffer
 from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka.api import API, Api, Encoded, Later, Reply, Unbuilt
+from vdl.kafka.answer import Encoded, Later, Reply, Unbuilt
+from vdl.kafka.api import API, Api
 from vdl.kafka.connection import Connection, Request
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
-from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.memory import (
     DECODED_FROM_BYTES,
@@ -56,8 +56,8 @@ from vdl.kafka.memory import (
     SMALL_BYTES,
     UNCOUNTED_BYTES,
     decoded_bytes,
-    opaque_elements_bytes,
     partitions_bytes,
+    passed_on_bytes,
 )
 from vdl.kafka.turn_pace import (
     LONG_ANSWER_BYTES,
@@ -71,7 +71,6 @@ from vdl.kafka.wire.runtime import EncodeError, WireError
 
 _HEAD = Struct(">ii").pack
 _HEAD_FLEXIBLE = Struct(">iix").pack
-_PRODUCE = 0
 _API_VERSIONS = 18
 _SECOND_NS = 1_000 * MS
 _SWEEP_NS = _SECOND_NS
@@ -88,10 +87,6 @@ FRAME_RATE_MIN = 1 << 10
 """Bytes a second. Slower requests could hold a connection and its memory for ever."""
 CROWDED_RATE_MIN = 1 << 20
 """The same while others wait for the memory: the largest request is whole in two minutes."""
-_LARGE_ANSWERS = frozenset({1, 3, 9, 15, 16, 32, 75})
-"""APIs whose answer may be far larger than the request. They start while there is room for one:
-Fetch, Metadata, OffsetFetch, DescribeGroups, ListGroups, DescribeConfigs, DescribeTopicPartitions.
-"""
 
 
 class Transport(Protocol):
@@ -550,17 +545,16 @@ class ClientSession:
         return False
 
     def _may_start(self) -> bool:
-        key = self._waiting[0].api_key
-        api = API.get(key)
+        api = API.get(self._waiting[0].api_key)
         if api is None:
             return not self._started  # to be told so: it is not decoded
         if not api.pipelined:
             if self._started or not self._is_its_turn(self.last_active_ns):
                 return False
-            if key in _LARGE_ANSWERS and not self._has_room():
+            if api.large_answer and not self._has_room():
                 return False
             request = self._waiting[0]
-            return request.bytes <= DECODED_FROM_BYTES or self._may_decode(request)
+            return request.bytes <= DECODED_FROM_BYTES or self._may_decode(api, request)
         if self._started:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
@@ -586,9 +580,9 @@ class ClientSession:
             self._in_line = not pace.may_start(self, since_ns)
         return not self._in_line
 
-    def _may_decode(self, request: Request) -> bool:
+    def _may_decode(self, api: Api, request: Request) -> bool:
         """Whether there is room for what the request is decoded to; if not, this waits for it."""
-        decoded = decoded_bytes(request.api_key, request.bytes)
+        decoded = decoded_bytes(request.bytes, passed_on=bool(api.passed_on))
         if not decoded:
             return True
         memory = self._frontend.context.requests
@@ -665,8 +659,10 @@ class ClientSession:
             return
         if not api.pipelined:
             exchange.request = message
-            if request.bytes > DECODED_FROM_BYTES and (
-                more := opaque_elements_bytes(api.key, message)
+            if (
+                api.passed_on
+                and request.bytes > DECODED_FROM_BYTES
+                and (more := passed_on_bytes(getattr(message, api.passed_on)))
             ):
                 self._is_decoded(more)
         elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
@@ -1030,9 +1026,9 @@ class Frontend:
         self.stats[api.name].errors += 1
         self._tell_failed(f"{api.name} v{exchange.version}", error)
         request = exchange.request
-        if request is None or (api.key == _PRODUCE and request.acks == 0):
-            return Reply.CLOSE  # acks=0: a frame would be taken for the answer to the next request
-        return failure(api.key, request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
+        if request is None:
+            return Reply.CLOSE
+        return api.failure(request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def session_failed(self, session: ClientSession, error: BaseException) -> None:
         """A bug in the front end itself: it costs this connection, not the server."""

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from vdl.clock import Clock
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.led_coordinator import (
     GroupOptions,
     Joined,

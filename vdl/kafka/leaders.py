@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from vdl.clock import MS, NEVER
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import Context
 
 _LOOK_AGAIN_NS = 5 * MS

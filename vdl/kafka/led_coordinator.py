@@ -26,7 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog

@@ -31,7 +31,7 @@ Must not know: requests, answers, sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -63,34 +63,27 @@ a Fetch has 28 on the wire and some 650 while the poll waits, its views and answ
 DECODED_FROM_BYTES = SMALL_BYTES // _DECODED_FACTOR
 """A request of no more is decoded to little."""
 _ELEMENTS_BYTES_MAX = ELEMENTS_MAX * 650
-_OPAQUE = {11: "protocols", 14: "assignments"}
-"""JoinGroup, SyncGroup: mostly bytes that are passed on, once more in a command. By the arrays
-whose elements may be small."""
-_OPAQUE_ELEMENT_BYTES = 256
-_PRODUCE = 0
+_PASSED_ON_ELEMENT_BYTES = 256
 PARTITIONS_FROM_BYTES = 4 << 10
 """A Produce below that has not many partitions."""
 _PARTITION_BYTES = 320
 
 
-def decoded_bytes(api_key: int, count: int) -> int:
+def decoded_bytes(count: int, *, passed_on: bool) -> int:
     """What a request of `count` bytes takes at most beside its frame, decoded and while it is under
-    way; 0 if little. Of Produce see `partitions_bytes`."""
-    if api_key == _PRODUCE:
-        return 0
-    if api_key in _OPAQUE:
+    way; 0 if little. `passed_on`: it is mostly bytes that are passed on, once more in a command
+    (`Api.passed_on`). Of Produce see `partitions_bytes`."""
+    if passed_on:
         decoded = 2 * count
     else:
         decoded = min(_DECODED_FACTOR * count, count + _ELEMENTS_BYTES_MAX)
     return decoded if decoded > SMALL_BYTES else 0
 
 
-def opaque_elements_bytes(api_key: int, message: object) -> int:
-    """What `decoded_bytes` could not know before such a message was decoded."""
-    array = _OPAQUE.get(api_key)
-    if array is None:
-        return 0
-    decoded = _OPAQUE_ELEMENT_BYTES * len(getattr(message, array))
+def passed_on_bytes(elements: Sized) -> int:
+    """What `decoded_bytes` could not know before such a request was decoded: its elements may be
+    small."""
+    decoded = _PASSED_ON_ELEMENT_BYTES * len(elements)
     return decoded if decoded > SMALL_BYTES else 0
 
 

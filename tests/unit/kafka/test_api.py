@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.kafka.twin import World
 from vdl.errors import ErrorCode
-from vdl.kafka.api import API, ROWS, Api, Later, advertised
-from vdl.kafka.error_map import failure
+from vdl.kafka.answer import Later, Reply
+from vdl.kafka.api import API, ROWS, Api, advertised
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 
 API_VERSIONS = 18
@@ -47,9 +47,26 @@ def test_loaded_apis_need_no_module_for_their_first_request() -> None:
 def test_api_failure_can_be_sent_in_every_version(api: Api) -> None:
     """A handler that raises is answered, whatever the API and version: the answer encodes."""
     request_class = getattr(api.wire, f"{api.name}Request")
+    request = request_class()
+    if api.pipelined:
+        request.acks = -1
     for version in range(api.min_version, api.max_version + 1):
-        response = failure(api.key, request_class(), version, ErrorCode.UNKNOWN_SERVER_ERROR)
+        response = api.failure(request, version, ErrorCode.UNKNOWN_SERVER_ERROR)
         assert api.wire.encode_response(response, version)
+
+
+def test_failed_produce_without_acks_closes_the_connection() -> None:
+    """A frame would be taken for the answer to the next request."""
+    api = API[0]
+    request = api.wire.ProduceRequest(acks=0)
+    assert api.failure(request, 9, ErrorCode.UNKNOWN_SERVER_ERROR) is Reply.CLOSE
+
+
+@ROW
+def test_api_array_that_is_passed_on_is_in_the_request(api: Api) -> None:
+    """Its elements are counted when the request is decoded."""
+    if api.passed_on:
+        assert getattr(getattr(api.wire, f"{api.name}Request")(), api.passed_on) == []
 
 
 def test_api_keys_are_unique_and_only_produce_overlaps() -> None:

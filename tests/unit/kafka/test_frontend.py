@@ -473,8 +473,16 @@ def test_a_handler_that_raises_costs_its_request_only(
 ) -> None:
     """UNKNOWN_SERVER_ERROR for that request, one trace in the log, the connection goes on."""
     row = API[METADATA]
-    broken = Api(METADATA, row.name, row.min_version, row.max_version, "metadata", "metadata:x")
-    broken._handler = explode
+    broken = Api(
+        METADATA,
+        row.name,
+        row.min_version,
+        row.max_version,
+        "metadata",
+        explode,
+        row.failure,
+        large_answer=True,
+    )
     monkeypatch.setitem(API, METADATA, broken)
     world = World()
     client = world.client()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.kafka.twin import World
 from vdl.clock import MS
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.leaders import when_led
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.clock import MS
-from vdl.kafka.api import API, Api, Later, Unbuilt
+from vdl.kafka.answer import Later, Unbuilt
+from vdl.kafka.api import API, Api
 from vdl.kafka.context import KafkaOptions, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.turn_pace import (
@@ -276,10 +277,7 @@ class CostlyWorld(World):
 def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
     world = CostlyWorld()
     row = API[API_VERSIONS]
-    changed = Api(
-        API_VERSIONS, row.name, row.min_version, row.max_version, "api_versions", "api_versions:x"
-    )
-    changed._handler = world.handle
+    changed = Api(API_VERSIONS, row.name, row.min_version, row.max_version, "", world.handle)
     monkeypatch.setitem(API, API_VERSIONS, changed)
     return world
 

@@ -14,7 +14,8 @@ from typing import Any
 from raft.errors import DropReason, ProposalDropped
 from raft.types import Entry
 from vdl.clock import MS
-from vdl.kafka.api import API, Later
+from vdl.kafka.answer import Later
+from vdl.kafka.api import API
 from vdl.kafka.context import ConnectionInfo, Context, KafkaOptions, RequestContext
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup

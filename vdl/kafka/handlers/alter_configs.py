@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import Resource
 from vdl.kafka.handlers.partitions import find_topic
@@ -58,6 +58,18 @@ def handle_alter_configs(
     return _propose(ctx, changes, response) if changes else response
 
 
+def fail_alter_configs(
+    request: whole.AlterConfigsRequest, _version: int, code: ErrorCode
+) -> whole.AlterConfigsResponse:
+    """`code` for each resource."""
+    return whole.AlterConfigsResponse(
+        responses=[
+            whole.AlterConfigsResourceResponse(code, None, asked.resource_type, asked.resource_name)
+            for asked in request.resources
+        ]
+    )
+
+
 def handle_incremental_alter_configs(
     ctx: RequestContext, request: incremental.IncrementalAlterConfigsRequest
 ) -> incremental.IncrementalAlterConfigsResponse | Later:
@@ -71,6 +83,20 @@ def handle_incremental_alter_configs(
         _validate(ctx, changes)
         return response
     return _propose(ctx, changes, response) if changes else response
+
+
+def fail_incremental_alter_configs(
+    request: incremental.IncrementalAlterConfigsRequest, _version: int, code: ErrorCode
+) -> incremental.IncrementalAlterConfigsResponse:
+    """`code` for each resource."""
+    return incremental.IncrementalAlterConfigsResponse(
+        responses=[
+            incremental.AlterConfigsResourceResponse(
+                code, None, asked.resource_type, asked.resource_name
+            )
+            for asked in request.resources
+        ]
+    )
 
 
 def _answers(

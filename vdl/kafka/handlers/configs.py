@@ -117,6 +117,22 @@ def handle_describe_configs(
     return response
 
 
+def fail_describe_configs(
+    request: DescribeConfigsRequest, _version: int, code: ErrorCode
+) -> DescribeConfigsResponse:
+    """`code` for each resource."""
+    return DescribeConfigsResponse(
+        results=[
+            DescribeConfigsResult(
+                error_code=code,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ]
+    )
+
+
 def _entries(
     ctx: RequestContext, resource: DescribeConfigsResource
 ) -> list[tuple[DescribeConfigsResourceResult, str]]:

@@ -23,9 +23,9 @@ from functools import partial
 from segments.api import Buffer, NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Encoded, Later
+from vdl.kafka.answer import Encoded, Later
 from vdl.kafka.context import LogStream, RequestContext, Wait
-from vdl.kafka.error_map import code_of, failure
+from vdl.kafka.error_map import code_of
 from vdl.kafka.fetch_sessions import Cached, FetchSession, Key
 from vdl.kafka.handlers.partitions import (
     Topic,
@@ -36,7 +36,6 @@ from vdl.kafka.handlers.partitions import (
 from vdl.kafka.memory import UNCOUNTED_BYTES
 from vdl.kafka.reader_pace import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.wire.fetch import (
-    API_KEY,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchPartition,
@@ -666,10 +665,7 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
         replica = request.replica_state.replica_id
     if replica >= 0:
         # Replicas are fed on a port of their own; nobody becomes one by saying so here.
-        refused: FetchResponse = failure(
-            API_KEY, request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        )
-        return refused
+        return fail_fetch(request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     session: FetchSession | None = None
     if ctx.api_version >= _SESSIONS_FROM and request.session_epoch not in _FULL_EPOCHS:
         found = _update_session(ctx, request)
@@ -688,6 +684,26 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
     later.hurry = poll.hurry
     poll.attempt()
     return later
+
+
+def fail_fetch(request: FetchRequest, version: int, code: ErrorCode) -> FetchResponse:
+    """`code` for the whole request, for each partition before v7."""
+    if version >= 7:
+        return FetchResponse(error_code=code)
+    return FetchResponse(
+        responses=[
+            FetchableTopicResponse(
+                topic=topic.topic,
+                partitions=[
+                    PartitionData(
+                        partition_index=partition.partition, error_code=code, high_watermark=-1
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession | ErrorCode | None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.handlers.partitions import endpoint
@@ -105,6 +105,20 @@ def handle_find_coordinator(
             answered()
     answered()
     return later
+
+
+def fail_find_coordinator(
+    request: find_wire.FindCoordinatorRequest, version: int, code: ErrorCode
+) -> find_wire.FindCoordinatorResponse:
+    """`code` for each key."""
+    if version >= 4:
+        return find_wire.FindCoordinatorResponse(
+            coordinators=[
+                find_wire.Coordinator(key=key, node_id=-1, port=-1, error_code=code)
+                for key in request.coordinator_keys
+            ]
+        )
+    return find_wire.FindCoordinatorResponse(error_code=code, node_id=-1, port=-1)
 
 
 def _find(
@@ -355,6 +369,18 @@ def handle_describe_groups(
     return later
 
 
+def fail_describe_groups(
+    request: describe_wire.DescribeGroupsRequest, _version: int, code: ErrorCode
+) -> describe_wire.DescribeGroupsResponse:
+    """`code` for each group."""
+    return describe_wire.DescribeGroupsResponse(
+        groups=[
+            describe_wire.DescribedGroup(error_code=code, group_id=group)
+            for group in request.groups
+        ]
+    )
+
+
 def _describe(
     target: describe_wire.DescribedGroup, group: ConsumerGroup | None, version: int
 ) -> None:
@@ -452,3 +478,15 @@ def handle_delete_groups(ctx: RequestContext, request: delete_wire.DeleteGroupsR
         delete(target)
     answered()
     return later
+
+
+def fail_delete_groups(
+    request: delete_wire.DeleteGroupsRequest, _version: int, code: ErrorCode
+) -> delete_wire.DeleteGroupsResponse:
+    """`code` for each group."""
+    return delete_wire.DeleteGroupsResponse(
+        results=[
+            delete_wire.DeletableGroupResult(group_id=group, error_code=code)
+            for group in request.groups_names
+        ]
+    )

@@ -19,9 +19,9 @@ from typing import Any
 
 from segments.api import StorageError
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import LogStream, RequestContext, TimedOffset
-from vdl.kafka.error_map import code_of, failure
+from vdl.kafka.error_map import code_of
 from vdl.kafka.handlers.partitions import check_leader_epoch, find_topic, partition_group
 from vdl.kafka.wire import list_offsets as offsets_wire
 from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire
@@ -29,6 +29,8 @@ from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire
 LATEST = -1
 EARLIEST = -2
 _EPOCHS_FROM = 4
+_NOT_A_REPLICA = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+"""Replicas are fed on a port of their own; nobody becomes one by saying so here."""
 
 
 class _Pending:
@@ -86,10 +88,7 @@ def handle_list_offsets(
     deadline_ns = ctx.deadline_ns(ctx.server.config.read_timeout_ms)
     pending = _Pending(ctx, response, deadline_ns)
     if request.replica_id >= 0:
-        refused: offsets_wire.ListOffsetsResponse = _refuse_replica(
-            offsets_wire.API_KEY, ctx, request
-        )
-        return refused
+        return fail_list_offsets(request, ctx.api_version, _NOT_A_REPLICA)
     times = Counter(
         (topic.name, asked.partition_index)
         for topic in request.topics
@@ -112,6 +111,26 @@ def handle_list_offsets(
                 answer.error_code = error.code
     result: offsets_wire.ListOffsetsResponse | Later = pending.result()
     return result
+
+
+def fail_list_offsets(
+    request: offsets_wire.ListOffsetsRequest, _version: int, code: ErrorCode
+) -> offsets_wire.ListOffsetsResponse:
+    """`code` for each partition."""
+    return offsets_wire.ListOffsetsResponse(
+        topics=[
+            offsets_wire.ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[
+                    offsets_wire.ListOffsetsPartitionResponse(
+                        partition_index=partition.partition_index, error_code=code
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 def _find_offset(
@@ -185,10 +204,7 @@ def handle_offset_for_leader_epoch(
     deadline_ns = ctx.deadline_ns(ctx.server.config.read_timeout_ms)
     pending = _Pending(ctx, response, deadline_ns)
     if request.replica_id >= 0:
-        refused: epochs_wire.OffsetForLeaderEpochResponse = _refuse_replica(
-            epochs_wire.API_KEY, ctx, request
-        )
-        return refused
+        return fail_offset_for_leader_epoch(request, ctx.api_version, _NOT_A_REPLICA)
     for topic in request.topics:
         answers: list[epochs_wire.EpochEndOffset] = []
         response.topics.append(epochs_wire.OffsetForLeaderTopicResult(topic.topic, answers))
@@ -207,6 +223,24 @@ def handle_offset_for_leader_epoch(
     return result
 
 
+def fail_offset_for_leader_epoch(
+    request: epochs_wire.OffsetForLeaderEpochRequest, _version: int, code: ErrorCode
+) -> epochs_wire.OffsetForLeaderEpochResponse:
+    """`code` for each partition."""
+    return epochs_wire.OffsetForLeaderEpochResponse(
+        topics=[
+            epochs_wire.OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=[
+                    epochs_wire.EpochEndOffset(error_code=code, partition=partition.partition)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
 def _confirmed_epoch(
     pending: _Pending,
     stream: LogStream,
@@ -219,8 +253,3 @@ def _confirmed_epoch(
     else:
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     pending.answered()
-
-
-def _refuse_replica(api_key: int, ctx: RequestContext, request: object) -> Any:
-    """Replicas are fed on a port of their own; nobody becomes one by saying so here."""
-    return failure(api_key, request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)

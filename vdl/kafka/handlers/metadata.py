@@ -20,14 +20,12 @@ from collections.abc import Callable, Iterable
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Later, Unbuilt
+from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
-from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.partitions import NO_TOPIC_ID, Topic, endpoint
 from vdl.kafka.leaders import when_led
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
-    API_KEY,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -167,10 +165,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
-        refused: MetadataResponse = failure(
-            API_KEY, request, ctx.api_version, ErrorCode.INVALID_REQUEST
-        )
-        return refused
+        return fail_metadata(request, ctx.api_version, ErrorCode.INVALID_REQUEST)
     may_create = ctx.server.config.auto_create_topics and (
         ctx.api_version < _CREATION_CHOICE_FROM or request.allow_auto_topic_creation
     )
@@ -194,6 +189,18 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
             return _create(ctx, asked, missing[:fit])
     return _confirmed(ctx, lambda view: _some(view, asked, frozenset()))
+
+
+def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> MetadataResponse:
+    """`code` for the whole request, for each topic before v13."""
+    if version >= 13:
+        return MetadataResponse(error_code=code)
+    return MetadataResponse(
+        topics=[
+            MetadataResponseTopic(error_code=code, name=topic.name or "", topic_id=topic.topic_id)
+            for topic in request.topics or ()
+        ]
+    )
 
 
 def _confirmed(ctx: RequestContext, answer: Callable[[View], MetadataResponse]) -> Later:
@@ -346,6 +353,18 @@ def handle_describe_topic_partitions(
             answer.partitions.append(_described(view.partition(topic.partitions[index], index)))
         first = 0
     return response
+
+
+def fail_describe_topic_partitions(
+    request: described.DescribeTopicPartitionsRequest, _version: int, code: ErrorCode
+) -> described.DescribeTopicPartitionsResponse:
+    """`code` for each topic."""
+    return described.DescribeTopicPartitionsResponse(
+        topics=[
+            described.DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name)
+            for topic in request.topics
+        ]
+    )
 
 
 def _described(

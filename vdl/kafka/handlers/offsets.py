@@ -24,9 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.error_map import failure
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.partitions import find_topic
 from vdl.kafka.wire import offset_commit as commit_wire
@@ -74,6 +73,27 @@ def handle_offset_commit(
     )
     group_coordinator(ctx).propose(request.group_id, command, done, member_id=request.member_id)
     return later
+
+
+def fail_offset_commit(
+    request: commit_wire.OffsetCommitRequest, _version: int, code: ErrorCode
+) -> commit_wire.OffsetCommitResponse:
+    """`code` for each partition."""
+    return commit_wire.OffsetCommitResponse(
+        topics=[
+            commit_wire.OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    commit_wire.OffsetCommitResponsePartition(
+                        partition_index=partition.partition_index, error_code=code
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 def _sort_out(
@@ -129,7 +149,7 @@ def handle_offset_fetch(ctx: RequestContext, request: fetch_wire.OffsetFetchRequ
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is None:
-            later.complete(failure(ctx.api_key, request, ctx.api_version, error))
+            later.complete(fail_offset_fetch(request, ctx.api_version, error))
             return
         response = fetch_wire.OffsetFetchResponse()
         for name, indexes in _wanted(ctx, machine.offsets, request.group_id, asked):
@@ -146,6 +166,35 @@ def handle_offset_fetch(ctx: RequestContext, request: fetch_wire.OffsetFetchRequ
 
     group_coordinator(ctx).read(request.group_id, read)
     return later
+
+
+def fail_offset_fetch(
+    request: fetch_wire.OffsetFetchRequest, version: int, code: ErrorCode
+) -> fetch_wire.OffsetFetchResponse:
+    """`code` for each group, for each partition before v8."""
+    if version >= 8:
+        return fetch_wire.OffsetFetchResponse(
+            groups=[
+                fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id, error_code=code)
+                for group in request.groups
+            ]
+        )
+    # v2 to v7 have a place for all of it, where not every client looks: a partition without an
+    # error of its own reads as one in which nothing was ever committed.
+    response = fetch_wire.OffsetFetchResponse(error_code=code)
+    for topic in request.topics or ():
+        response.topics.append(
+            fetch_wire.OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    fetch_wire.OffsetFetchResponsePartition(
+                        partition_index=index, committed_offset=-1, metadata="", error_code=code
+                    )
+                    for index in topic.partition_indexes
+                ],
+            )
+        )
+    return response
 
 
 def _fetch_groups(ctx: RequestContext, request: fetch_wire.OffsetFetchRequest) -> Later:

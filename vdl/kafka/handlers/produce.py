@@ -29,7 +29,7 @@ from collections import deque
 from functools import partial
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.api import Later, Reply
+from vdl.kafka.answer import Later, Reply
 from vdl.kafka.context import Appended, LogStream, RequestContext
 from vdl.kafka.handlers.partitions import (
     Topic,
@@ -352,6 +352,27 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
     later = produce.later = Later()
     later.holding = bool(produce.line)
     return later
+
+
+def fail_produce(
+    request: ProduceRequest, _version: int, code: ErrorCode
+) -> ProduceResponse | Reply:
+    """`code` for each partition; with acks=0 a frame would be taken for the next answer."""
+    if request.acks == 0:
+        return Reply.CLOSE
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[
+                    PartitionProduceResponse(index=partition.index, error_code=code, base_offset=-1)
+                    for partition in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
+        ]
+    )
 
 
 def refuse(answer: PartitionProduceResponse, error: KafkaError) -> None:

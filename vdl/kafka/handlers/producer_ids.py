@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from vdl.logstream.group.state_group import Outcome, OutcomeKind

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import LogStream, RequestContext
 from vdl.kafka.handlers.partitions import find_topic, partition_group
 from vdl.kafka.wire.delete_records import (
@@ -60,6 +60,24 @@ def handle_delete_records(
     for stream, offset, result in wanted:
         stream.delete_records(offset, deadline_ns=deadline_ns, done=partial(answer, stream, result))
     return later
+
+
+def fail_delete_records(
+    request: DeleteRecordsRequest, _version: int, code: ErrorCode
+) -> DeleteRecordsResponse:
+    """`code` for each partition."""
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[
+                    DeleteRecordsPartitionResult(partition.partition_index, -1, code)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 def _leader(ctx: RequestContext, topic_name: str, index: int) -> LogStream:

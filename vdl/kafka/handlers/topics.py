@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.api import Later
+from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import created_configs
 from vdl.kafka.handlers.partitions import NO_TOPIC_ID
@@ -72,6 +72,15 @@ def handle_create_topics(
     if not wanted:
         return response
     return _propose_creation(ctx, request, response, wanted)
+
+
+def fail_create_topics(
+    request: CreateTopicsRequest, _version: int, code: ErrorCode
+) -> CreateTopicsResponse:
+    """`code` for each topic."""
+    return CreateTopicsResponse(
+        topics=[CreatableTopicResult(name=topic.name, error_code=code) for topic in request.topics]
+    )
 
 
 def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
@@ -225,6 +234,20 @@ def handle_delete_topics(
         done=lambda outcome: later.run(lambda: decided(outcome)),
     )
     return later
+
+
+def fail_delete_topics(
+    request: DeleteTopicsRequest, version: int, code: ErrorCode
+) -> DeleteTopicsResponse:
+    """`code` for each topic."""
+    if version >= 6:
+        results = [
+            DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, error_code=code)
+            for topic in request.topics
+        ]
+    else:
+        results = [DeletableTopicResult(name=name, error_code=code) for name in request.topic_names]
+    return DeleteTopicsResponse(responses=results)
 
 
 def _tell_deleted(deleted: DeletedTopic, result: DeletableTopicResult) -> None:

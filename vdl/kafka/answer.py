@@ -1,0 +1,120 @@
+"""What a handler returns when it is not the response itself.
+
+* `Later`: the answer is not known yet; whoever learns it calls `complete`.
+* `Encoded`: the same bytes answer several requests.
+* `Unbuilt`: the answer may be large, and takes no memory before there is room for it.
+* `Reply.NONE` and `Reply.CLOSE`: the protocol has no answer here.
+
+Must not know: connections, APIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+
+class Reply(Enum):
+    """Answers that send nothing."""
+
+    NONE = "none"
+    """The request has no answer: Produce with acks=0."""
+    CLOSE = "close"
+    """The request has no answer that could carry its error: close the connection."""
+
+
+class Encoded:
+    """A response body that is encoded already, without its header."""
+
+    __slots__ = ("buffers",)
+
+    def __init__(self, buffers: list[Any]) -> None:
+        self.buffers = buffers
+
+
+class Unbuilt:
+    """A large answer that is built in its turn, when there is room for it. `build` may raise."""
+
+    __slots__ = ("build",)
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self.build = build
+
+
+class Later:
+    """An answer that is not known yet.
+
+    The handler returns it and keeps a reference where the answer will come from. `complete` may be
+    called before the handler returns, and exactly once. When the client goes away first,
+    `cancelled` becomes true, `on_cancel` runs if it was set, and a later `complete` is ignored.
+
+    `hurry`: set by who may answer with what there is before its time is over.
+
+    `holding`: it has not taken its place in the log yet, so that nothing may start behind it until
+    `let_go` is called.
+    """
+
+    __slots__ = ("_notify", "cancelled", "done", "holding", "hurry", "on_cancel", "response")
+
+    def __init__(self) -> None:
+        self.response: Any = None
+        self.done = False
+        self.cancelled = False
+        self.holding = False
+        self.hurry: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], None] | None = None
+        self._notify: Callable[[Later], None] | None = None
+
+    def complete(self, response: Any) -> None:
+        """The answer: a response, `Encoded`, `Unbuilt`, a `Reply`, or the exception that prevented
+        it. The connection sends it when its turn comes."""
+        if self.cancelled:
+            return
+        assert not self.done, "an answer was given twice"
+        self.response = response
+        self.done = True
+        self.on_cancel = self.hurry = None
+        notify = self._notify
+        if notify is not None:
+            self._notify = None
+            notify(self)
+
+    def let_go(self) -> None:
+        """What is behind it may start."""
+        self.holding = False
+        if self._notify is not None:
+            self._notify(self)
+
+    def run(self, step: Callable[[], None]) -> None:
+        """One step towards the answer, called from outside the handler: if it raises, that is the
+        answer, and whoever called goes on. After the answer, and for nobody, it does not run."""
+        if self.done or self.cancelled:
+            return
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
+            if not self.done:
+                self.complete(error)
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        if self.done or self.cancelled:
+            return
+        self.cancelled = True
+        self._notify = self.hurry = None
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
+
+    def go_on(self, ended: Callable[[], None]) -> None:
+        """Nobody waits any more, but what was begun cannot be taken back: `ended` when it is over.
+        Only while not done, in place of `cancel`."""
+        assert not self.done, "ask `done` first"
+        self._notify = lambda later: ended() if later.done else None
+
+    def when_done(self, notify: Callable[[Later], None]) -> None:
+        """For the front end: have `notify` called at `complete`. Only while not done."""
+        assert not self.done, "ask `done` first"
+        assert self._notify is None, "one connection waits for one answer"
+        self._notify = notify
