@@ -15,7 +15,9 @@ Must not know: who proposes, how entries are stored, Kafka's wire format.
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -277,24 +279,11 @@ class ExpireOffsets(Command, frozen=True, tag=107):
     be later. -1: the envelope's, in entries of before there was this field."""
 
 
-AnyCommand = (
-    RegisterServer
-    | CreateTopics
-    | DeleteTopics
-    | AllocateProducerIds
-    | ReplaceServer
-    | ReplaceReplicas
-    | AlterTopicConfigs
-    | NoteTime
-    | JoinGroup
-    | SyncGroup
-    | LeaveGroup
-    | ExpireMembers
-    | CompleteJoin
-    | DeleteGroups
-    | CommitOffsets
-    | ExpireOffsets
-)
+if TYPE_CHECKING:
+    AnyCommand = Command
+else:
+    AnyCommand = reduce(or_, Command.__subclasses__())
+    """Every command above: what an envelope is decoded to goes by its tag."""
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):

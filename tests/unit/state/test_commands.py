@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from vdl.state import commands
+from vdl.state.catalog import Catalog
+from vdl.state.coordinator import Coordinator
 
 EXAMPLES = [
     commands.RegisterServer(1, b"d" * 16, "r1", {"PLAINTEXT": ("10.0.0.1", 9092)}, True),
@@ -38,7 +40,7 @@ EXAMPLES = [
 @pytest.mark.parametrize("command", EXAMPLES, ids=lambda command: type(command).__name__)
 def test_envelope_decoded_is_what_was_encoded(command: commands.Command) -> None:
     """An entry's payload carries command and waiter's name whole, from any kind of buffer."""
-    envelope = commands.Envelope(3, 1 << 60, 7, 1_700_000_000_000, command)  # type: ignore[arg-type]
+    envelope = commands.Envelope(3, 1 << 60, 7, 1_700_000_000_000, command)
     data = commands.encode(envelope)
     assert commands.decode(memoryview(bytearray(data))) == envelope
     assert commands.encode(commands.decode(data)) == data
@@ -50,6 +52,14 @@ def test_every_command_has_an_example_and_its_own_tag() -> None:
     assert {type(example) for example in EXAMPLES} == set(kinds)
     tags = [kind.__struct_config__.tag for kind in kinds]
     assert len(set(tags)) == len(tags)
+
+
+def test_every_command_is_understood_by_one_machine() -> None:
+    """A leader appends what its machine can apply: one that no machine knows is never appended."""
+    machines = (Catalog(), Coordinator())
+    for example in EXAMPLES:
+        known = [machine for machine in machines if machine.understands(example)]
+        assert len(known) == 1, example
 
 
 def test_command_with_an_unknown_field_is_refused() -> None:
