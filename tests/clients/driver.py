@@ -21,6 +21,8 @@ command                                                 answer
 {"do": "seek", "topic": T, "partition": P, "offset": N} {}
 {"do": "commit"}                                        {}    positions, synchronously
 {"do": "committed", "partitions": [...]}                {"offsets": [N|null...]}
+{"do": "delete_offsets", "group": NAME,
+ "partitions": [...]}                                   {"errors": [CODE...]}
 {"do": "close"}                                         {}    leaves the group; idempotent
 ```
 RECORD is {"topic", "partition", "key", "value", "timestamp", "headers": [[name, value]...]}, READ
@@ -184,6 +186,12 @@ class Driver:
     def committed(self, partitions: Sequence[Partition]) -> list[int | None]:
         offsets: list[int | None] = self.ask("committed", partitions=partitions)["offsets"]
         return offsets
+
+    def delete_offsets(self, group: str, partitions: Sequence[Partition]) -> list[int]:
+        """The error code of each partition; one of the group is that of each."""
+        answered = self.ask("delete_offsets", group=group, partitions=partitions)
+        errors: list[int] = answered["errors"]
+        return errors
 
     def stop(self) -> None:
         """End the process; a client that hangs is killed."""

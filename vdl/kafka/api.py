@@ -185,6 +185,7 @@ ROWS = (
         "handle_incremental_alter_configs",
         "fail_incremental_alter_configs",
     ),
+    Api(47, "OffsetDelete", 0, 0, "offsets", "handle_offset_delete"),
     Api(60, "DescribeCluster", 0, 2, "cluster", "handle_describe_cluster"),
     Api(
         75,

@@ -279,6 +279,14 @@ class ExpireOffsets(Command, frozen=True, tag=107):
     be later. -1: the envelope's, in entries of before there was this field."""
 
 
+class DeleteOffsets(Command, frozen=True, tag=108):
+    """Forget a group's positions, each on its own (KIP-496)."""
+
+    group_id: str
+    partitions: list[tuple[str, int]]
+    """(topic, partition)."""
+
+
 if TYPE_CHECKING:
     AnyCommand = Command
 else:

@@ -8,7 +8,7 @@ Must not know: which groups belong to this coordinator, requests, timers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,16 @@ class CommitAnswer:
 
 
 @dataclass(slots=True)
+class OffsetsDeleted:
+    """Answer to DeleteOffsets: an error of the group, or one for each position that was named.
+    What is not there is deleted."""
+
+    error: ErrorCode
+    errors: list[ErrorCode] = field(default_factory=list)
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class OffsetsExpired:
     """Answer to ExpireOffsets: how many positions went; groups with nothing left went too."""
 
@@ -66,6 +76,7 @@ class Coordinator:
             commands.DeleteGroups: self._delete_groups,
             commands.CommitOffsets: self._commit_offsets,
             commands.ExpireOffsets: self._expire_offsets,
+            commands.DeleteOffsets: self._delete_offsets,
         }
 
     def understands(self, command: Any) -> bool:
@@ -126,6 +137,26 @@ class Coordinator:
             deleted.errors.append(error)
         return deleted
 
+    def _delete_offsets(self, command: commands.DeleteOffsets, now_ms: int) -> OffsetsDeleted:
+        """Where it cannot be told what members subscribe to, they may subscribe to anything."""
+        group = self.group(command.group_id)
+        if group is None:
+            return OffsetsDeleted(ErrorCode.GROUP_ID_NOT_FOUND)
+        subscribed: Set[str] | None = frozenset()
+        if group.state is not GroupState.EMPTY:
+            if group.protocol_type != CONSUMER_PROTOCOL:
+                return OffsetsDeleted(ErrorCode.NON_EMPTY_GROUP)
+            subscribed = _subscribed_topics(group)
+        deleted = OffsetsDeleted(ErrorCode.NONE)
+        for place in command.partitions:
+            if subscribed is None or place[0] in subscribed:
+                deleted.errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
+                continue
+            deleted.errors.append(ErrorCode.NONE)
+            if place in self.offsets.of(command.group_id):
+                self.offsets.remove(command.group_id, [place])
+        return deleted
+
     def _expire_offsets(self, command: commands.ExpireOffsets, now_ms: int) -> OffsetsExpired:
         expired = OffsetsExpired(self.offsets.remove_partitions(set(command.deleted_partitions)))
         until_ms = now_ms if command.now_ms < 0 else command.now_ms
@@ -176,12 +207,9 @@ class Coordinator:
         )
         if not old:
             return []
-        subscribed: set[str] = set()
-        for member in group.members.values():
-            topics = subscribed_topics(member.metadata(group.protocol_name))
-            if topics is None:
-                return []
-            subscribed |= topics
+        subscribed = _subscribed_topics(group)
+        if subscribed is None:
+            return []
         return [place for place in old if place[0] not in subscribed]
 
     # --- storing ---------------------------------------------------------------------------
@@ -202,3 +230,14 @@ class Coordinator:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
         self.groups.load([value for key, value in items if key[:1] == b"g"])
         self.offsets.load([value for key, value in items if key[:1] == b"o"])
+
+
+def _subscribed_topics(group: ConsumerGroup) -> set[str] | None:
+    """What the members of a group of consumers subscribe to; None when it cannot be told of all."""
+    subscribed: set[str] = set()
+    for member in group.members.values():
+        topics = subscribed_topics(member.metadata(group.protocol_name))
+        if topics is None:
+            return None
+        subscribed |= topics
+    return subscribed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import kafka
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import BrokerResponseError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from tests.clients.drivers.command_loop import (
     Fields,
@@ -131,6 +131,17 @@ class KafkaPython:
         return {
             "offsets": [self.consumer.committed(where) for where in _topic_partitions(partitions)]
         }
+
+    def delete_offsets(self, *, group: str, partitions: list[tuple[str, int]]) -> Fields:
+        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+        try:
+            answers = admin.delete_group_offsets(group, _topic_partitions(partitions))
+            errors = [answers[where].errno for where in _topic_partitions(partitions)]
+        except BrokerResponseError as error:
+            errors = [error.errno] * len(partitions)
+        finally:
+            admin.close()
+        return {"errors": errors}
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -155,6 +155,9 @@ class Librdkafka:
         found = self.consumer.committed(_topic_partitions(partitions), CALL_SECONDS_MAX)
         return {"offsets": [None if where.offset < 0 else where.offset for where in found]}
 
+    def delete_offsets(self, *, group: str, partitions: list[tuple[str, int]]) -> Fields:
+        raise NotImplementedError("librdkafka's call has no face in Python")
+
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()

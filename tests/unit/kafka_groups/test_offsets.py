@@ -1,4 +1,4 @@
-"""OffsetCommit and OffsetFetch: who may commit, what is answered, what is forgotten."""
+"""OffsetCommit, OffsetFetch, OffsetDelete: who may commit, what is answered, what is forgotten."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tests.unit.kafka_groups.cluster import Call, Cluster, TwinServer
 from vdl.errors import ErrorCode
 from vdl.kafka import led_coordinator
 from vdl.kafka.wire import offset_commit as commit_wire
+from vdl.kafka.wire import offset_delete as delete_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire
 from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 
-COMMIT, FETCH = 8, 9
+COMMIT, FETCH, DELETE = 8, 9, 47
 DAY_MS = 86_400_000
 
 
@@ -501,3 +502,61 @@ def test_commit_larger_than_a_batch_is_refused_whole(cluster: Cluster) -> None:
     codes = {part.error_code for part in answered.partitions}
     assert codes == {ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
     assert positions(fetch(cluster)) == {}
+
+
+# --- OffsetDelete --------------------------------------------------------------------------------
+
+
+def delete(cluster: Cluster, topics: dict[str, list[int]], *, server: int = 1) -> Call:
+    request = delete_wire.OffsetDeleteRequest(
+        group_id=GROUP,
+        topics=[
+            delete_wire.OffsetDeleteRequestTopic(
+                name, [delete_wire.OffsetDeleteRequestPartition(index) for index in indexes]
+            )
+            for name, indexes in topics.items()
+        ],
+    )
+    return cluster.call(DELETE, 0, request, server=server)
+
+
+def deleted(call: Call) -> dict[tuple[str, int], ErrorCode]:
+    """The error of each partition; none may stand for the group."""
+    assert call.response.error_code == ErrorCode.NONE
+    return {
+        (topic.name, partition.partition_index): ErrorCode(partition.error_code)
+        for topic in call.response.topics
+        for partition in topic.partitions
+    }
+
+
+def test_deleted_offsets_are_gone_on_every_server(cluster: Cluster) -> None:
+    """Also after the coordinator moved, and when the client asks again."""
+    commit(cluster, 1, partition=0)
+    commit(cluster, 2, partition=1)
+    number = cluster.servers[1].coordinator_group(GROUP)
+    for server in (1, 2):
+        cluster.elect(number, server)
+        answer = deleted(delete(cluster, {"t": [0]}, server=server))
+        assert answer == {("t", 0): ErrorCode.NONE}
+        assert positions(fetch(cluster, server=server)) == {("t", 1): 2}
+
+
+def test_offset_delete_of_unknown_partitions_is_refused_one_by_one(cluster: Cluster) -> None:
+    """3, as in Kafka, without a question to the group."""
+    commit(cluster, 1)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    answer = deleted(delete(cluster, {"t": [99, 0], "no": [0]}))
+    assert answer == {("t", 99): unknown, ("t", 0): ErrorCode.NONE, ("no", 0): unknown}
+    assert deleted(delete(cluster, {"no": [0]})) == {("no", 0): unknown}
+    assert deleted(delete(cluster, {})) == {}
+
+
+def test_offset_delete_tells_what_is_wrong_with_the_group(cluster: Cluster) -> None:
+    """69 for none, 16 at another server, 86 for what members may subscribe to."""
+    call = delete(cluster, {"t": [0]})
+    assert (call.response.error_code, call.response.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+    assert delete(cluster, {"t": [0]}, server=2).response.error_code == ErrorCode.NOT_COORDINATOR
+    stable_group(cluster, 1)
+    answer = deleted(delete(cluster, {"t": [0]}))
+    assert answer == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}

@@ -33,6 +33,7 @@ EXAMPLES = [
     commands.ExpireOffsets(1),
     commands.ExpireOffsets(1, [9, 12]),
     commands.ExpireOffsets(1, [], 1_700_000_000_000),
+    commands.DeleteOffsets("g", [("t", 0), ("u", 7)]),
     commands.NoteTime(),
 ]  # fmt: skip
 

@@ -634,3 +634,77 @@ def test_group_that_rebalances_keeps_the_offsets_of_topics_it_left(script: Scrip
     assert script.group.state is GroupState.STABLE
     assert script.apply(commands.ExpireOffsets(retention_ms=60_000)).count == 1
     assert script.machine.group(G) is not None
+
+
+# --- offsets that are deleted --------------------------------------------------------------------
+
+
+def committed(script: Script, member: str, *topics: str) -> None:
+    offsets = [commands.OffsetCommit(name, bytes(16), 0, 5, -1, "", 20) for name in topics]
+    commit = commands.CommitOffsets(G, script.group.generation, member, None, offsets)
+    assert script.apply(commit).error is ErrorCode.NONE
+
+
+def delete_offsets(script: Script, *topics: str) -> list[ErrorCode]:
+    answer = script.apply(commands.DeleteOffsets(G, [(topic, 0) for topic in topics]))
+    assert answer.events == []
+    assert answer.error is ErrorCode.NONE
+    errors: list[ErrorCode] = answer.errors
+    return errors
+
+
+def test_offsets_of_an_empty_group_are_deleted_and_again(script: Script) -> None:
+    """What is not there is deleted; the group stays, for offsets to be committed in it."""
+    (member,) = script.stable(1, protocols={"range": subscription("t")})
+    committed(script, member, "t", "u")
+    script.leave((member, None))
+    for _ in range(2):
+        assert delete_offsets(script, "t", "t", "never") == [ErrorCode.NONE] * 3
+        assert list(script.machine.offsets.of(G)) == [("u", 0)]
+    assert delete_offsets(script, "u") == [ErrorCode.NONE]
+    assert script.machine.offsets.bytes == 0
+    assert script.group.state is GroupState.EMPTY
+
+
+def test_offsets_of_subscribed_topics_are_not_deleted(script: Script) -> None:
+    """86 for each of them; those of other topics go (KIP-496)."""
+    (member,) = script.stable(1, protocols={"range": subscription("kept")})
+    committed(script, member, "kept", "gone")
+    assert delete_offsets(script, "kept", "gone") == [
+        ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+        ErrorCode.NONE,
+    ]
+    assert list(script.machine.offsets.of(G)) == [("kept", 0)]
+
+
+@pytest.mark.parametrize("metadata", [b"", subscription("kept")[:-12]], ids=["empty", "cut off"])
+def test_offsets_are_not_deleted_where_subscriptions_cannot_be_read(
+    script: Script, metadata: bytes
+) -> None:
+    """The members may subscribe to anything."""
+    (member,) = script.stable(1, protocols={"range": metadata})
+    committed(script, member, "t")
+    assert delete_offsets(script, "t") == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC]
+    assert list(script.machine.offsets.of(G)) == [("t", 0)]
+
+
+def test_offsets_are_not_deleted_while_a_first_rebalance_is_held(script: Script) -> None:
+    """Which of a member's subscriptions counts is not decided yet."""
+    script.apply(
+        commands.CommitOffsets(G, -1, "", None, [commands.OffsetCommit("t", b"", 0, 5, -1, "")])
+    )
+    script.join(protocols={"range": subscription("u")}, hold_first_rebalance=True)
+    assert script.group.state is GroupState.PREPARING_REBALANCE
+    assert delete_offsets(script, "t") == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC]
+
+
+def test_offsets_of_a_group_that_is_none_are_not_deleted(script: Script) -> None:
+    """69 for no group, 68 for one of another protocol while it has members."""
+    delete = commands.DeleteOffsets(G, [("t", 0)])
+    assert script.apply(delete).error is ErrorCode.GROUP_ID_NOT_FOUND
+    (member,) = script.stable(1, protocol_type="connect")
+    committed(script, member, "t")
+    answer = script.apply(delete)
+    assert (answer.error, answer.errors) == (ErrorCode.NON_EMPTY_GROUP, [])
+    script.leave((member, None))
+    assert delete_offsets(script, "t") == [ErrorCode.NONE]

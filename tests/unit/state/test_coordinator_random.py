@@ -206,6 +206,12 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
                 assert found.offset == life.drawn
         case "delete":
             life.apply(commands.DeleteGroups([name]))
+        case "delete offsets":
+            kept = dict(life.machine.offsets.of(name))
+            result = life.apply(commands.DeleteOffsets(name, [("t", number), ("u", 0)]))
+            if result.error is ErrorCode.NONE and result.errors[0] is ErrorCode.NONE:
+                kept.pop(("t", number), None)
+            assert life.machine.offsets.of(name) == kept
         case "expire offsets":
             gone = [10 * choice + number, 10 * choice + 1]
             life.apply(commands.ExpireOffsets(SECOND, gone), wait_ms=choice * SECOND)
@@ -221,7 +227,8 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
 
 KINDS = [
     "join new", "join new", "join", "join", "join", "sync", "sync", "leave", "leave instance",
-    "expire", "complete", "complete", "commit", "delete", "expire offsets", "checkpoint", "restart",
+    "expire", "complete", "complete", "commit", "delete", "delete offsets", "expire offsets",
+    "checkpoint", "restart",
 ]  # fmt: skip
 
 

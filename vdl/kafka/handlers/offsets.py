@@ -1,4 +1,5 @@
-"""OffsetCommit (key 8) v2–9 and OffsetFetch (key 9) v1–9: the positions of consumer groups.
+"""OffsetCommit (key 8) v2–9, OffsetFetch (9) v1–9, OffsetDelete (47) v0: positions of consumer
+groups.
 
 OffsetCommit: v2 retention of its own until v4, v6 leader epoch (KIP-320), v7 static members
     (KIP-345), v9 also for the newer group protocol, whose member epoch is the generation here; a
@@ -6,7 +7,8 @@ OffsetCommit: v2 retention of its own until v4, v6 leader epoch (KIP-320), v7 st
     wrong (KIP-848).
 OffsetFetch: v2 all topics of a group, v5 leader epoch, v7 require stable (KIP-447), v8 several
     groups (KIP-709), v9 member epochs, which a classic group does not check.
-v10 of both names topics by id and is not spoken.
+v10 of these two names topics by id and is not spoken.
+OffsetDelete: KIP-496. Only positions in topics that no member subscribes to.
 
 A position is committed with the partition that has the name here and now. When that was deleted, or
 the topic that has the name is another one, there is no position. A commit in a partition that a
@@ -29,9 +31,10 @@ from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.partitions import find_topic
 from vdl.kafka.wire import offset_commit as commit_wire
+from vdl.kafka.wire import offset_delete as delete_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire
 from vdl.state import commands
-from vdl.state.coordinator import CommitAnswer, Coordinator
+from vdl.state.coordinator import CommitAnswer, Coordinator, OffsetsDeleted
 from vdl.state.offsets import CommittedOffset, Offsets
 
 NO_OFFSET = -1
@@ -294,3 +297,43 @@ def _wanted(
         if _current(ctx, offsets, group_id, name, index) is not _NONE:
             found.setdefault(name, []).append(index)
     return list(found.items())
+
+
+# --- OffsetDelete --------------------------------------------------------------------------------
+
+
+def handle_offset_delete(
+    ctx: RequestContext, request: delete_wire.OffsetDeleteRequest
+) -> Later | delete_wire.OffsetDeleteResponse:
+    """Each partition has its own answer; an error of the group stands alone."""
+    response = delete_wire.OffsetDeleteResponse()
+    partitions: list[tuple[str, int]] = []
+    waiting: list[delete_wire.OffsetDeleteResponsePartition] = []
+    for asked in request.topics:
+        answered = delete_wire.OffsetDeleteResponseTopic(asked.name)
+        response.topics.append(answered)
+        topic = find_topic(ctx, asked.name)
+        for place in asked.partitions:
+            partition = delete_wire.OffsetDeleteResponsePartition(place.partition_index)
+            answered.partitions.append(partition)
+            if topic is None or not 0 <= place.partition_index < len(topic.partitions):
+                partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                waiting.append(partition)
+                partitions.append((asked.name, place.partition_index))
+    if not partitions:
+        return response
+    later = Later()
+
+    def done(error: ErrorCode, answer: OffsetsDeleted | None) -> None:
+        code = error if answer is None else answer.error
+        if answer is None or code is not ErrorCode.NONE:
+            later.complete(delete_wire.OffsetDeleteResponse(error_code=code))
+            return
+        for partition, own_code in zip(waiting, answer.errors, strict=True):
+            partition.error_code = own_code
+        later.complete(response)
+
+    command = commands.DeleteOffsets(request.group_id, partitions)
+    group_coordinator(ctx).propose(request.group_id, command, done)
+    return later

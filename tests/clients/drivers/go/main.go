@@ -84,7 +84,7 @@ func main() {
 		"hello": d.hello, "produce": d.produce, "open": d.open, "subscribe": d.subscribe,
 		"subscribe_pattern": d.subscribePattern, "assign": d.assign, "poll": d.poll,
 		"pause": d.pause, "resume": d.resume, "seek": d.seek, "commit": d.commit,
-		"committed": d.committed, "close": d.close,
+		"committed": d.committed, "delete_offsets": d.deleteOffsets, "close": d.close,
 	}
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, lineBytesMax)
@@ -324,6 +324,36 @@ func (d *driver) committed(c command) (answer, error) {
 		}
 	}
 	return answer{"offsets": offsets}, nil
+}
+
+func (d *driver) deleteOffsets(c command) (answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	client, err := kgo.NewClient(kgo.SeedBrokers(d.seeds...))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	wanted := kadm.TopicsSet{}
+	for topic, numbers := range byTopic(c.Partitions) {
+		wanted.Add(topic, numbers...)
+	}
+	found, groupError := kadm.NewClient(client).DeleteOffsets(ctx, *c.Group, wanted)
+	codes := make([]int16, len(c.Partitions))
+	for i, pair := range c.Partitions {
+		failure := groupError
+		if failure == nil {
+			failure = found[pair[0].(string)][int32(pair[1].(float64))]
+		}
+		var refused *kerr.Error
+		if failure != nil && !errors.As(failure, &refused) {
+			return nil, failure
+		}
+		if refused != nil {
+			codes[i] = refused.Code
+		}
+	}
+	return answer{"errors": codes}, nil
 }
 
 func (d *driver) close(command) (answer, error) {

@@ -19,9 +19,12 @@ import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.DeleteConsumerGroupOffsetsResult;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.InvalidOffsetException;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -31,6 +34,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.protocol.Errors;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
@@ -94,6 +98,7 @@ public final class ClientDriver {
             }
             case "commit" -> consumer.commitSync(CALL_TIMEOUT);
             case "committed" -> committed(command, answer);
+            case "delete_offsets" -> deleteOffsets(command, answer);
             case "close" -> close();
             default -> throw new IllegalArgumentException(command.toString());
         }
@@ -193,6 +198,28 @@ public final class ClientDriver {
                 offsets.addNull();
             } else {
                 offsets.add(found.offset());
+            }
+        }
+    }
+
+    private void deleteOffsets(JsonNode command, ObjectNode answer) throws Exception {
+        Map<String, Object> settings = new HashMap<>();
+        settings.put("bootstrap.servers", bootstrap);
+        settings.put("request.timeout.ms", 10_000);
+        settings.put("default.api.timeout.ms", (int) CALL_TIMEOUT.toMillis());
+        ArrayNode errors = answer.putArray("errors");
+        try (Admin admin = Admin.create(settings)) {
+            List<TopicPartition> wanted = partitions(command);
+            DeleteConsumerGroupOffsetsResult result =
+                    admin.deleteConsumerGroupOffsets(
+                            command.get("group").asText(), new LinkedHashSet<>(wanted));
+            for (TopicPartition where : wanted) {
+                try {
+                    result.partitionResult(where).get();
+                    errors.add(0);
+                } catch (ExecutionException error) {
+                    errors.add(Errors.forException(error.getCause()).code());
+                }
             }
         }
     }
