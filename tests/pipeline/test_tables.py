@@ -13,9 +13,10 @@ from tests.pipeline.test_job_file import GOOD
 from vdl.commands.app import run_app
 from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
+from vdl.pipeline.open_table import open_table
 from vdl.pipeline.parquet_table import ParquetSink
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
+from vdl.pipeline.table import Commit, DataFile, TableSink, schema_lines
 
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")

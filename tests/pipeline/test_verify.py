@@ -24,9 +24,10 @@ from vdl.commands.pipeline import _verdict_lines
 from vdl.pipeline import verify as verifying
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job, load_job
+from vdl.pipeline.open_table import open_table
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.producing import Target
-from vdl.pipeline.table import Commit, DataFile, TableSink, open_table, schema_lines
+from vdl.pipeline.table import Commit, DataFile, TableSink, schema_lines
 from vdl.pipeline.topic_sink import Mark, TopicSink, produce_file
 from vdl.pipeline.verify import verify
 

@@ -23,8 +23,9 @@ import pytest
 
 from vdl.pipeline.errors import JobInvalid, PipelineError, SinkInconsistent
 from vdl.pipeline.job import Job, load_job
+from vdl.pipeline.open_table import open_table
 from vdl.pipeline.positions import Positions, TopicPositions
-from vdl.pipeline.table import Commit, DataFile, TableSink, WindowSink, WindowState, open_table
+from vdl.pipeline.table import Commit, DataFile, TableSink, WindowSink, WindowState
 from vdl.pipeline.windows import duration_us
 
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")

@@ -32,8 +32,8 @@ from confluent_kafka import Producer
 
 from tests.chaos.harness.replica_set import ReplicaSet
 from vdl.pipeline.job import load_job
+from vdl.pipeline.open_table import open_table
 from vdl.pipeline.options import parse
-from vdl.pipeline.table import open_table
 from vdl.pipeline.topics import Topics
 
 ROOT = Path(__file__).resolve().parents[2]

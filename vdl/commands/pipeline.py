@@ -127,7 +127,8 @@ def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) ->
 def status(*, job_file: Path, as_json: bool) -> int:
     """How far the table is, and what the topics have beyond; without Spark."""
     from vdl.pipeline.account import account_of
-    from vdl.pipeline.table import WindowSink, open_table
+    from vdl.pipeline.open_table import open_table
+    from vdl.pipeline.table import WindowSink
     from vdl.pipeline.topics import Topics
 
     job = load_job(job_file)

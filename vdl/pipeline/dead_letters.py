@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vdl.pipeline.job import Job
+from vdl.pipeline.open_table import open_table
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.producing import Outgoing, Target, produce_all
-from vdl.pipeline.table import open_table
 
 BATCH_ROWS = 1000
 PLACE = ["topic", "partition", "offset"]

@@ -37,6 +37,7 @@ from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
 from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
 from vdl.pipeline.job import INPUT, TOPIC, Job
+from vdl.pipeline.open_table import open_table
 from vdl.pipeline.options import At, parse_where
 from vdl.pipeline.positions import (
     OffsetRange,
@@ -53,7 +54,6 @@ from vdl.pipeline.table import (
     TableSink,
     WindowSink,
     WindowState,
-    open_table,
     schema_lines,
 )
 from vdl.pipeline.topic_sink import TopicSink, as_records, send_on_spark

@@ -142,22 +142,6 @@ class WindowSink(Protocol):
         """The folder that the files of open windows are written to."""
 
 
-def open_table(kind: str, path: str, job: str) -> TableSink:
-    """The table of a job."""
-    if kind == "delta":
-        from vdl.pipeline.delta_table import DeltaSink
-
-        return DeltaSink(path, job)
-    if kind == "topic":
-        from vdl.pipeline.topic_sink import TopicSink
-
-        return TopicSink(path, job)
-    from vdl.pipeline.parquet_table import ParquetSink
-
-    assert kind == "parquet", kind
-    return ParquetSink(path, job)
-
-
 def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:
     """A file's name in its table: of one partition's rows, the offsets [first, end) it holds."""
     if len(spans) == 1:

@@ -25,8 +25,9 @@ from typing import Any
 from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import TOPIC, Job
+from vdl.pipeline.open_table import open_table
 from vdl.pipeline.positions import Positions, TopicPositions
-from vdl.pipeline.table import TableSink, open_table
+from vdl.pipeline.table import TableSink
 from vdl.pipeline.topic_sink import JOB_HEADER, SOURCE_HEADER, deduplicated, header_text
 from vdl.pipeline.topics import Topics
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import fetch, list_offsets
@@ -36,9 +36,6 @@ from vdl.sim.subscription import (
     SubscriptionType,
     TopicPartition,
 )
-
-if TYPE_CHECKING:
-    from vdl.sim.member import GroupMember
 
 _FETCH_WITH_SESSIONS = 7
 _FETCH_WITH_EPOCHS = 9
@@ -85,6 +82,13 @@ class _Asked:
     epoch: int
 
 
+class CommittedOffsets(Protocol):
+    """Who knows what the consumer's group has committed."""
+
+    def fetch_committed(self, partitions: list[TopicPartition]) -> None:
+        """Have `committed_known` told what is committed for these."""
+
+
 class Consumer:
     """Fetches what its subscription says."""
 
@@ -98,7 +102,7 @@ class Consumer:
         self.client = client
         self.subscription = subscription
         self.options = options or ConsumerOptions()
-        self.member: GroupMember | None = None
+        self.member: CommittedOffsets | None = None
         self.on_fetched = on_fetched
         self.on_no_position: Callable[[TopicPartition], None] = _ignore
         """A position is needed, and the reset strategy is NONE."""
