@@ -11,7 +11,7 @@ Must not know: Raft, Kafka, wall-clock time; formats are the other modules' busi
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -36,7 +36,6 @@ from segments.api import (
     Timer,
     Workers,
 )
-from segments.checkpoint.carry_over import carry_over, needed_bytes
 from segments.checkpoint.scheduler import Checkpoints
 from segments.checkpoint.trimming import RemovalBelow
 from segments.directory.identity import (
@@ -46,7 +45,7 @@ from segments.directory.identity import (
     write_identity,
 )
 from segments.directory.log_registry import Roster, identity_reserve, replace_identity
-from segments.format.block import TRIM, Mark
+from segments.format.block import TRIM
 from segments.io import failpoint
 from segments.io.fs import (
     FileSystem,
@@ -59,7 +58,8 @@ from segments.io.fs import (
 )
 from segments.io.jobs import Jobs
 from segments.io.removals import Chore, Chores, Job
-from segments.journal.writer import Journal
+from segments.journal.allocation import Room
+from segments.journal.writer import Journal, State
 from segments.log import cold_reads as cold
 from segments.log.log import Batch, DiskLog
 from segments.log.read_ahead import AHEAD_BYTES, IDLE_MS, Key, ReadAhead
@@ -98,7 +98,7 @@ class DiskStore:
         meta: Meta,
         cache: Cache,
         recovered: Recovered,
-        journal: Callable[[DiskStore], Journal],
+        rng: random.Random,
         now_ns: Callable[[], int],
     ) -> None:
         self.on_durable: Callable[[int], None] = _ignore
@@ -128,7 +128,10 @@ class DiskStore:
             fs, directory, workers, identity, born=self._born, written=self._listed,
             fail=self._fail,
         )  # fmt: skip
-        self._journal = journal(self)
+        self._journal = Journal(
+            fs, f"{directory}/journal", workers, options, rng, self._logs, self, now_ns
+        )
+        self._queue = self._journal.queue
         self._checkpoints = Checkpoints(
             workers, options, self._logs, self._journal, meta, cache,
             spread=identity.directory_id[0],
@@ -213,21 +216,17 @@ class DiskStore:
                 replace_identity(fs, directory, reserve, encode(identity))
             store = cls(
                 fs, directory, jobs, options, lock=lock, identity=identity, meta=meta,
-                cache=cache, recovered=recovered,
-                journal=lambda owner: Journal(
-                    fs, f"{directory}/journal", jobs, options, rng, owner, now_ns
-                ),
-                now_ns=now_ns,
+                cache=cache, recovered=recovered, rng=rng, now_ns=now_ns,
             )  # fmt: skip
             failpoint.hit("open.recovered")
-            store._journal.make_room(replay.unproved, replay.scrap)
+            store._journal.allocation.files.make_room(replay.unproved, replay.scrap)
             store._journal.open(
                 replay.position, replay.live, replay.spare, recovered.carried, replay.begins
             )
             failpoint.hit("open.carried")
             store._settle_carried()
             # First the reserve, which a start that is cut here again and again would use up.
-            store._journal.take_back(replay.scrap)
+            store._journal.allocation.take_back(replay.scrap)
             remove_stale(fs, recovered.stale_files, recovered.stale_directories)
             forget_strangers(meta, identity)
             if not identity.is_whole or identity.is_half_damaged:
@@ -258,7 +257,7 @@ class DiskStore:
             if log.install_sequence == CARRIED:
                 log.install_sequence = sequence
         self._recovered.carried.sequence = sequence
-        self.journal_placed(self._recovered.carried)
+        self._recovered.carried.note_placed()
         self._recovered.replay.carried.clear()
         self._recovered.carried = Batch(0)
 
@@ -273,7 +272,7 @@ class DiskStore:
 
     @property
     def durable_token(self) -> int:
-        return self._journal.durable_token
+        return self._queue.durable_token
 
     @property
     def unflushed_bytes(self) -> int:
@@ -292,8 +291,8 @@ class DiskStore:
     @property
     def disk_full(self) -> bool:
         return (
-            self._journal.is_full
-            or self._journal.is_blocked
+            self._journal.allocation.room is Room.FULL
+            or self._journal.state is State.REFUSED
             or self._checkpoints.is_full
             or self._roster.is_full
             or self._chores.is_full
@@ -356,13 +355,13 @@ class DiskStore:
         first = entries[0].index
         assert log.hard.commit < first <= log.last + 1, (log.hard.commit, first, log.last)
         is_cut = first <= log.last
-        log.stage(entries, self._journal.batch)
+        log.stage(entries, self._queue.batch)
         failpoint.hit("truncate.staged" if is_cut else "append.staged")
         self._checkpoints.arm()
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
         assert isinstance(log, DiskLog), type(log)
-        log.stage_hard(state, self._journal.batch)
+        log.stage_hard(state, self._queue.batch)
         failpoint.hit("hard.staged")
         if state.commit > log.flushed_index:
             self._checkpoints.committed(log)
@@ -372,7 +371,7 @@ class DiskStore:
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
         assert first_index > log.hard.commit, (first_index, log.hard.commit)
-        batch = self._journal.batch
+        batch = self._queue.batch
         log.reset(first_index, prev_term, next_offset, bytes(state), batch)
         self._checkpoints.hold_files()
         self._checkpoints.arm()  # its state is to be covered
@@ -394,7 +393,7 @@ class DiskStore:
         if first_index <= log.first:
             return
         assert log.install is None, "what follows an installed state is needed until it is covered"
-        batch = self._journal.batch
+        batch = self._queue.batch
         log.touch(batch)
         log.trim(first_index)
         log.stage_state(batch, TRIM, log.terms.terms[0], first_index, log.start_offset)
@@ -412,32 +411,10 @@ class DiskStore:
         return self._journal.submit(urgent=urgent)
 
     # --- the journal's owner ------------------------------------------------------------------
-    @property
-    def journal_log_count(self) -> int:
-        return len(self._logs)
-
-    def journal_marks(self, *, before: int = 0) -> list[Mark]:
-        logs = [self._logs[log_id] for log_id in sorted(self._logs)]
-        return [log.mark_before(before) if before else log.mark() for log in logs]
-
-    def journal_carry_over(
-        self, live: Sequence[int], inside: Container[int], batch: Batch, bytes_max: int
-    ) -> int:
-        return carry_over(self._logs, live, inside, batch, bytes_max)
-
-    def journal_needed(self, sequence: int) -> int:
-        return needed_bytes(self._logs, sequence)
-
-    def journal_placed(self, batch: Batch) -> None:
-        for span in batch.spans:
-            span.log.note_journaled(batch.sequence, span.first, span.last)
-        for log, generation in batch.installs:
-            log.note_installed(batch.sequence, generation)
-
     def journal_written(self, batch: Batch | None) -> None:
         if batch is not None:
             self._checkpoints.journaled(batch.entries)
-            self.on_durable(self._journal.durable_token)
+            self.on_durable(self._queue.durable_token)
         # Before the next checkpoint: under load there is always one that could begin.
         self._next_chore()
         if batch is not None:
@@ -468,7 +445,7 @@ class DiskStore:
         """
         if self._failed or self._closing is not None or self._checkpoints.is_running:
             return False
-        if token > self._journal.durable_token:
+        if token > self._queue.durable_token:
             return False
         return self._checkpoints.is_noted
 
@@ -811,11 +788,11 @@ class DiskStore:
             "read_ahead_bytes": self._ahead.bytes,
             "read_ahead_hits": self._ahead.hits,
             "cache_chunks_evicted": cache.evicted,
-            "journal_blocks": journal.blocks,
-            "journal_bytes": journal.bytes,
+            "journal_blocks": journal.stats.blocks,
+            "journal_bytes": journal.stats.bytes,
             "journal_files": journal.file_count,
-            "journal_write_ns_total": journal.write_ns_total,
-            "journal_write_ns_max": journal.write_ns_max,
+            "journal_write_ns_total": journal.stats.write_ns_total,
+            "journal_write_ns_max": journal.stats.write_ns_max,
             "checkpoints": self._checkpoints.count,
             "flushed_bytes": self._checkpoints.flushed_bytes,
             "scrubbed_bytes": scrubber.bytes,

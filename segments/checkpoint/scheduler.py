@@ -127,7 +127,7 @@ class Checkpoints:
     @property
     def is_noted(self) -> bool:
         """The notes of the last one are durable: a crash does not fall back behind it."""
-        return self._journal.durable_token >= self._note_token
+        return self._journal.queue.durable_token >= self._note_token
 
     # --- when ---------------------------------------------------------------------------------
     def arm(self) -> None:
@@ -145,7 +145,7 @@ class Checkpoints:
 
     @property
     def _journaled(self) -> tuple[int, int]:
-        return self._journal.bytes, self._entries
+        return self._journal.stats.bytes, self._entries
 
     def committed(self, log: DiskLog) -> None:
         """The log has committed entries that no segment holds."""
@@ -218,7 +218,7 @@ class Checkpoints:
         journaled_bytes, entries = self._at_last
         if (
             self._entries - entries >= self._options.checkpoint_entries
-            or self._journal.bytes - journaled_bytes >= bytes_max
+            or self._journal.stats.bytes - journaled_bytes >= bytes_max
         ):
             self.begin()
 
@@ -245,7 +245,7 @@ class Checkpoints:
     def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
         """What these logs' machines changed, and what is left of what others did."""
         self.pending.collect(self._collect(logs), self._logs)
-        return self.pending.take(self._logs, self._journal.durable_token)
+        return self.pending.take(self._logs, self._journal.queue.durable_token)
 
     def _start(
         self, plans: list[FlushPlan], commit: MetaCommit, *, is_whole: bool, ends_round: bool
@@ -278,7 +278,7 @@ class Checkpoints:
         that off, and be a thousand tails in one moment."""
         least = self._flush_bytes_min
         is_spread = self._is_spread
-        too_old = self._journal.first_of_newest(JOURNAL_FILES_MIN)
+        too_old = self._journal.chain.first_of_newest(JOURNAL_FILES_MIN)
         due = []
         for log in logs:
             bytes_min = least
@@ -438,7 +438,7 @@ class Checkpoints:
         log = self._logs.get(result.log_id)
         if log is None or log.generation != plan.generation:
             return
-        log.touch(self._journal.batch)
+        log.touch(self._journal.queue.batch)
         log.add_segments(result.opened, result.sealed)
         log.cursor = result.cursor
         log.flushed_index = plan.last
@@ -451,7 +451,7 @@ class Checkpoints:
         self._cache.flushed(log.tail, plan.last)
         if log.hard.commit <= log.flushed_index:
             self.dirty.pop(log.id, None)
-        log.stage_state(self._journal.batch, FLUSHED, 0, plan.last, plan.next_offset)
+        log.stage_state(self._journal.queue.batch, FLUSHED, 0, plan.last, plan.next_offset)
 
     def _rewrite_tails(self) -> None:
         """When the journal has grown beyond what its live entries excuse, write again at its head
@@ -462,9 +462,9 @@ class Checkpoints:
         as what no segment holds, so rewriting never costs more than the appends that caused it.
 
         Not on a full disk, nor where one may be about to show: it would take the reserve from
-        votes, and could hold them up. What is little is carried over there (`carry_over.py`).
+        votes, and could hold them up. What is little is carried over (`journal/carry_over.py`).
         """
-        if not self._journal.has_next:
+        if not self._journal.allocation.has_next:
             return
         live = self._cache.unflushed + sum(len(log.installed_state) for log in self._logs.values())
         excused = 2 * live // self._options.journal_file_bytes
@@ -486,17 +486,17 @@ class Checkpoints:
             is_due = log_id in self.dirty and self._is_due(log, least)
             if is_due:
                 self.arm()  # it has grown since its turn, or this file old: the next round has it
-            log.restage(oldest, self._journal.batch, with_tail=not is_due)
+            log.restage(oldest, self._journal.queue.batch, with_tail=not is_due)
 
     def hold_files(self) -> None:
         """What is staged just now ends a need for journal files: none goes before it is durable."""
         if self._note_token:
-            self._note_token = self._journal.batch.token
+            self._note_token = self._journal.queue.batch.token
 
     def release_files(self) -> None:
         """Once the notes of the last checkpoint are durable, let go of journal files below the
         oldest that is still needed. A log that was deleted needs its own until nothing lists it."""
-        if not self._note_token or self._journal.durable_token < self._note_token:
+        if not self._note_token or self._journal.queue.durable_token < self._note_token:
             return
         if self._journal.partly_written or self._lists_removed():
             return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from segments.api import StoreOptions
 from segments.format.block import PAGE_BYTES
 from segments.io import failpoint
-from segments.io.fs import File, FileSystem, is_disk_full, is_passing, is_refused
+from segments.io.fs import File, FileSystem, is_disk_full, is_passing, is_refused, read_around
 from segments.io.reserve import Reserve
 
 _ZEROS = bytes(1 << 20)
@@ -57,16 +57,47 @@ class Prepared:
 class JournalFiles:
     """Those of one directory that are to come, and the reserve. Everything blocks."""
 
-    __slots__ = ("_directory", "_fs", "_options", "reserve")
+    __slots__ = ("_directory", "_fs", "file_bytes", "first_file_bytes", "reserve")
 
     def __init__(self, fs: FileSystem, directory: str, options: StoreOptions) -> None:
         self._fs = fs
         self._directory = directory
-        self._options = options
+        self.file_bytes = options.journal_file_bytes
+        self.first_file_bytes = min(options.journal_first_file_bytes, options.journal_file_bytes)
         # A piece is a small journal file: it has room for the header and some blocks.
         piece_bytes = max(PIECE_BYTES_MIN, options.journal_file_bytes // 64)
         folder = f"{directory.rpartition('/')[0]}/reserve"
         self.reserve = Reserve(fs, folder, "journal", piece_bytes - piece_bytes % PAGE_BYTES)
+
+    def adopt(self, sequence: int, path: str) -> JournalFile | None:
+        """A file of full size that an earlier life prepared; None: it has another size."""
+        file = self._fs.open(path)
+        if file.size() == self.file_bytes:
+            return JournalFile(sequence, path, file, self.file_bytes)
+        file.close()
+        return None
+
+    def make_room(self, unproved: tuple[str, int, int], scrap: Sequence[str]) -> None:
+        """Before the journal is opened, when the reserve is used up. Starts that died one after the
+        other have each left a file. What of the newest one is not proved (path, start, end) is
+        written again, as it is and where it is: once that is durable, those before it can go.
+        Raises OSError."""
+        path, start, end = unproved
+        if self.reserve.pieces() or not path:
+            return
+        self.sync_names()
+        file = self._fs.open(path)
+        unproved_bytes, _ = read_around(file, end - start, start)
+        file.pwrite([unproved_bytes], start, durable=True)
+        file.close()
+        for other in scrap:
+            if other != path:
+                self.reserve.give(other)
+
+    def sync_names(self) -> None:
+        """Make durable the names that the process before had changed, and may have died before
+        making durable itself. Raises OSError."""
+        self._fs.sync_directory(self._directory)
 
     def ready(self, sequence: int, reuse: str, returned: Sequence[str], wanted: int) -> Prepared:
         """A file, unless `sequence` is 0, and the rest of the reserve, to which `returned` go back.
@@ -79,7 +110,7 @@ class JournalFiles:
                 reserve.give(path)
             made.returned = ()
             if sequence:
-                made.file = self.make(sequence, reuse, self._options.journal_file_bytes)
+                made.file = self.make(sequence, reuse, self.file_bytes)
             reserve.fill()
         except OSError as error:
             if not is_refused(error):
@@ -120,6 +151,15 @@ class JournalFiles:
     def pieces_for(self, wanted: int) -> int:
         """How many pieces of the reserve so many bytes are."""
         return -(-wanted // self.reserve.piece_bytes)
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Remove files that nobody needs, durably. Raises OSError; to be called again then."""
+        failpoint.hit("journal.before_release")
+        for path in paths:
+            if self._fs.exists(path):
+                self._fs.unlink(path)
+        failpoint.hit("journal.released")
+        self._fs.sync_directory(self._directory)
 
     def make(self, sequence: int, reuse: str, size: int) -> JournalFile:
         """A file of `size` zeroed or released bytes under its own durable name. Blocks.

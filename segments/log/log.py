@@ -130,6 +130,13 @@ class Batch:
             self.bytes += len(part)
         self.last_chunk = None
 
+    def note_placed(self) -> None:
+        """All of it is durable, in the journal files from `sequence` on."""
+        for span in self.spans:
+            span.log.note_journaled(self.sequence, span.first, span.last)
+        for log, generation in self.installs:
+            log.note_installed(self.sequence, generation)
+
 
 class DiskLog:
     """`segments.api.Log` on disk.

@@ -74,8 +74,8 @@ from segments.format.block import (
 from segments.format.frame import base_offset_of
 from segments.format.names import is_journal_begun, journal_sequence, says_nothing
 from segments.io.fs import File, FileSystem, read_around, read_whole
+from segments.journal.chain import Position
 from segments.journal.files import file_path
-from segments.journal.writer import Position
 
 _SCAN_BYTES = 1 << 20
 _FILE_BYTES_MIN = 3 * PAGE_BYTES

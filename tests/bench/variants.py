@@ -26,8 +26,8 @@ import segments.checkpoint.scheduler
 import segments.store
 from segments.api import SegmentLimits
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
-from segments.journal.writer import Journal
-from segments.log.log import Batch, Span
+from segments.journal.writer import Journal, State
+from segments.log.log import Span
 from segments.log.segment import Cursor
 from segments.store import DiskStore
 
@@ -49,15 +49,13 @@ class SegmentJournal(Journal):
         """By log id: the last index written, and where the next frame goes."""
 
     def _write(self) -> None:
-        if self._failed:
+        if self.state is State.STOPPED:
             return
-        batch = self.batch
-        self._wanted = False
+        batch = self.queue.take()
         if batch.records:
-            self.batch = Batch(batch.token + 1)
             batch.sequence = self.current_sequence
         plans = [self._plan(span) for span in _joined(batch.spans)]
-        self._writing = True
+        self._become(State.WRITING)
 
         def job() -> list[FlushResult]:
             return [run_flush(plan) for plan in plans]
@@ -66,14 +64,14 @@ class SegmentJournal(Journal):
             if isinstance(results, BaseException):
                 self._fail(results)
                 return
-            self._writing = False
+            self._become(State.IDLE)
             for result in results:
                 self._written_to[result.log_id] = (result.plan.last, result.cursor)
-            self.blocks += 1
-            self.bytes += batch.bytes
+            self.stats.blocks += 1
+            self.stats.bytes += batch.bytes
             if batch.records:
-                self.durable_token = batch.token
-            if self._wanted:
+                self.queue.durable_token = batch.token
+            if self.queue.is_wanted:
                 self._write()
             self._owner.journal_written(batch if batch.records else None)
 

@@ -199,7 +199,7 @@ def test_next_journal_file_is_taken_from_those_that_were_released(tmp_path, writ
     harness.start()
     log = harness.new_log()
     created = []
-    files = harness.store._journal._files
+    files = harness.store._journal.allocation.files
     make_file = files.make
 
     def counting(sequence, reuse, size):

@@ -10,7 +10,7 @@ from segments.api import HardState
 from segments.io.fs import is_disk_full
 from segments.io.inline_workers import InlineWorkers
 from segments.io.reserve import RESERVE_PIECES
-from segments.journal.writer import Journal
+from segments.journal.allocation import Allocation, Room
 from segments.store import DiskStore
 from tests.storage_contract.conftest import ODD
 from tests.storage_contract.steps import draw
@@ -98,7 +98,7 @@ def live(engine, twin, rng, steps):
     """Up to so many steps, and a death in one of them."""
     engine.workers.jobs_left = rng.randint(1, 3 * steps)
     for _ in range(steps):
-        if rng.random() < 0.02 and engine.store._journal._is_reserve_whole:
+        if rng.random() < 0.02 and engine.store._journal.allocation.room is Room.WHOLE:
             engine.disk.room = rng.choice((0, 0, 70_000, 200_000, None))
         step = draw(rng, twin.store.logs)
         if step.kind == "reset" and step.size > engine.options.journal_file_bytes // 2:
@@ -171,7 +171,7 @@ def test_starts_that_die_behind_their_first_block_do_not_use_up_the_reserve(size
         raise DiedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "take_back", die)
+        patch.setattr(Allocation, "take_back", die)
         for _ in range(3 * RESERVE_PIECES):
             engine.crash()
             with pytest.raises(DiedError):

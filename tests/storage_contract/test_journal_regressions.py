@@ -2,7 +2,7 @@
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from segments.checkpoint.flusher import FlushPlan
 from segments.format.block import Mark
 from segments.io.fs import RealFileSystem
 from segments.io.inline_workers import InlineWorkers
-from segments.journal.split import marks_behind
-from segments.log.log import Batch
+from segments.journal import writer as writer_module
+from segments.journal.marks import marks_behind, marks_of
+from segments.log.log import Batch, DiskLog
 from segments.store import DiskStore
 from tests.storage_contract.conftest import SimHarness, put
 from tests.storage_contract.steps import OPTIONS, draw, stage
@@ -86,8 +87,8 @@ def test_crash_behind_a_file_that_was_waited_for_loses_nothing(tmp_path: Path) -
     store = open_store(tmp_path, workers)
     (log,) = make_logs(store, workers, 9)
     journal = store._journal
-    journal._prepared.clear()
-    journal._preparing = True  # the next file takes its time
+    journal.allocation.prepared.clear()
+    journal.allocation.is_preparing = True  # the next file takes its time
     store.append(log, [entry(1, 1, 100_000)])
     store.set_hard_state(log, HardState(1, 0, 1))
     store.submit()
@@ -98,7 +99,7 @@ def test_crash_behind_a_file_that_was_waited_for_loses_nothing(tmp_path: Path) -
     store.submit()
     store.append(log, [entry(1, 3)])
     store.submit()
-    journal._preparing = False
+    journal.allocation.is_preparing = False
     journal._prepare()
     workers.run_one(workers.pool_jobs)
     workers.run_one(workers.journal_jobs)
@@ -171,7 +172,7 @@ def test_file_of_an_unfinished_batch_says_only_what_is_durable(tmp_path: Path) -
     workers.pump()
     store.checkpoint()
     workers.advance(1_000)
-    assert min(store._journal._paths) == 2
+    assert min(store._journal.chain.paths) == 2
     store.abandon()
     again = open_store(tmp_path, InlineWorkers()).logs[one.log_id]
     assert not again.lost
@@ -190,13 +191,13 @@ def test_marks_behind_a_part_of_a_batch_are_the_state_of_its_logs_there(seed: in
     store = harness.store
     parts = 0
     for _ in range(150):
-        batch = store._journal.batch
+        batch = store._journal.queue.batch
         seen: list[tuple[list[bytes], dict[int, Mark]]] = []
         for _ in range(rng.randint(1, 8)):
             step = draw(rng, store.logs)
             if step.kind in {"append", "hard", "reset", "trim"}:
                 stage(store, step)
-                marks = {mark.log_id: mark for mark in store.journal_marks()}
+                marks = {mark.log_id: mark for mark in marks_of(store._logs)}
                 seen.append((list(batch.records), marks))
         for records, marks in seen:
             # A newer hard state takes the place of an older one: then there is no such part.
@@ -227,7 +228,7 @@ def test_block_that_a_start_repeats_is_proved_by_an_idle_one(tmp_path: Path) -> 
     store.abandon()
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
-    path = Path(store._journal._paths[store._journal.current_sequence])
+    path = Path(store._journal.chain.paths[store._journal.current_sequence])
     workers.advance(1_000)
     store.abandon()
     data = bytearray(path.read_bytes())
@@ -263,7 +264,7 @@ def checkpoint_with_its_note_under_way(
     run_pool(workers)
     append(store, large, 1, 10)
     assert workers.journal_jobs
-    assert small.oldest_needed() == min(store._journal._paths)
+    assert small.oldest_needed() == min(store._journal.chain.paths)
 
 
 @pytest.mark.parametrize("change", ["reset", "delete"])
@@ -296,14 +297,14 @@ def test_files_go_when_what_ends_the_need_for_them_is_durable(tmp_path: Path, ch
     store = open_store(tmp_path, workers)
     small, large = make_logs(store, workers, 9, 10)
     checkpoint_with_its_note_under_way(store, workers, small, large)
-    oldest = min(store._journal._paths)
+    oldest = min(store._journal.chain.paths)
     if change == "reset":
         store.reset_log(small, first_index=1_000, prev_term=1, next_offset=1_000)
         store.submit()
     else:
         store.delete_log(small.log_id)
     workers.advance(1_000)
-    assert min(store._journal._paths) > oldest
+    assert min(store._journal.chain.paths) > oldest
 
 
 @pytest.mark.parametrize("user", ["chore", "checkpoint"])
@@ -385,17 +386,16 @@ def test_state_of_all_logs_is_collected_once_for_a_journal_file(
     store = harness.start()
     log = harness.new_log()
     collected: list[int] = []
-    marks = DiskStore.journal_marks
 
-    def counted(self: DiskStore, **what: int) -> list[Mark]:
+    def counted(logs: Mapping[int, DiskLog]) -> list[Mark]:
         collected.append(1)
-        return marks(self, **what)
+        return marks_of(logs)
 
-    monkeypatch.setattr(DiskStore, "journal_marks", counted)
+    monkeypatch.setattr(writer_module, "marks_of", counted)
     begun = store._journal.current_sequence
     for _ in range(60):
         put(harness, log, writer, 10, size=500)
     files = store._journal.current_sequence - begun
     assert files > 5
     assert len(collected) == files
-    assert store.journal_log_count == len(marks(store))
+    assert len(marks_of(store._logs)) == len(store.logs)

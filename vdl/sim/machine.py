@@ -170,7 +170,7 @@ class Life:
 
     def _tell_notes(self, faults: FrameFaults) -> None:
         """Of each checkpoint's end, once the block with its notes is being written."""
-        checkpoints, journal = self.store._checkpoints, self.store._journal
+        checkpoints, queue = self.store._checkpoints, self.store._journal.queue
         ended = checkpoints._ended
 
         def noted() -> None:
@@ -178,9 +178,9 @@ class Life:
             look(checkpoints._note_token, NOTE_LOOKS)
 
         def look(token: int, looks: int) -> None:
-            if not faults.holds or journal.durable_token >= token or not looks:
+            if not faults.holds or queue.durable_token >= token or not looks:
                 return
-            if journal.batch.token > token:
+            if queue.batch.token > token:
                 faults.noted()
             else:
                 self.clock.call_later(NOTE_LOOK_NS, partial(look, token, looks - 1))

@@ -47,8 +47,8 @@ class StoreWatch:
     def release(self, sequence: int) -> None:
         """Journal files before `sequence` go."""
         journal = self._store._journal
-        goes = any(number < sequence for number in journal._paths)
-        if goes and journal.durable_token < self._reset_token:
+        goes = any(number < sequence for number in journal.chain.paths)
+        if goes and journal.queue.durable_token < self._reset_token:
             self._broken(
                 self._reset_group, "journal-released", f"journal files before {sequence} go, the"
                 " reset of a log that may need them is not durable",
@@ -79,7 +79,7 @@ class StoreWatch:
         self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
     ) -> None:
         """The log goes on elsewhere; until that is durable a crash brings it back as it was."""
-        self._reset_token, self._reset_group = self._store._journal.batch.token, log.group_id
+        self._reset_token, self._reset_group = self._store._journal.queue.batch.token, log.group_id
         self._reset(
             log, first_index=first_index, prev_term=prev_term, next_offset=next_offset, state=state
         )

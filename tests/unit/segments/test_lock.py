@@ -33,7 +33,7 @@ def test_lock_is_held_until_the_last_job_of_a_closed_store_has_ended(bench):
     bench.append(log, 55, size=4000)  # a file is full: the next but one is to be made
     while not bench.workers.pool_jobs:
         bench.append(log, 1, size=4000)
-        bench.store._journal._prepared.clear()
+        bench.store._journal.allocation.prepared.clear()
         bench.store._journal._prepare()
     done = []
     bench.store.close(lambda: done.append(True))
@@ -66,7 +66,7 @@ def test_job_of_a_store_that_was_abandoned_does_not_begin(bench):
     """As in a killed process: one that makes a journal file would put it over the next life's."""
     (log,) = bench.create()
     bench.append(log, 10)
-    bench.store._journal._prepared.clear()
+    bench.store._journal.allocation.prepared.clear()
     bench.store._journal._prepare()
     former = bench.workers
     assert former.pool_jobs

@@ -101,7 +101,7 @@ def test_journal_files_that_do_not_wait_for_a_reset(monkeypatch: pytest.MonkeyPa
         checkpoints = bench.store._checkpoints
         if not holds:
             monkeypatch.setattr(checkpoints, "hold_files", lambda: None)
-        checkpoints._note_token = bench.store._journal.durable_token
+        checkpoints._note_token = bench.store._journal.queue.durable_token
         bench.store.reset_log(bench.log, first_index=60, prev_term=1, next_offset=0)
         assert bench.told == ([] if holds else ["files-not-held"])
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+from segments.journal.marks import marks_before
 from segments.log.log import Batch, DiskLog
 
 
@@ -34,7 +35,7 @@ def carry_over(
         if sequence not in inside:
             chosen = sequence
     if chosen:
-        batch.marks = [logs[log_id].mark_before(chosen) for log_id in sorted(logs)]
+        batch.marks = marks_before(logs, chosen)
         for log in whole:
             log.carry_over(chosen, batch)
     return chosen

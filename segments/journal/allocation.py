@@ -1,0 +1,147 @@
+"""The journal files to come, as the loop sees them.
+
+One file is made ready ahead of its use, from a released one where there is one. On a full disk the
+next file is made from the reserve, as large as what waits for it. The reserve is made whole again
+as soon as there is room.
+
+`begin` gives a job for a thread and `made` takes its outcome: whoever writes the journal runs it.
+
+Must not know: what is written to the files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
+
+from segments.format.block import PAGE_BYTES
+from segments.journal.files import JournalFile, JournalFiles, Prepared
+from segments.journal.split import block_bytes
+from segments.log.log import Batch
+
+PREPARED_FILES_MAX = 2
+PIECES_KEPT = 2
+"""Of the reserve: for votes and notes, and the small blocks that come with an election."""
+SMALL_BLOCK_BYTES = 16 << 10
+
+
+class Room(Enum):
+    """What the last look at the disk has shown."""
+
+    UNKNOWN = auto()
+    """Nobody has looked in this life."""
+    WHOLE = auto()
+    """The next file is there, and all pieces of the reserve."""
+    FULL = auto()
+    """A file, or a piece of the reserve, was refused."""
+
+
+class Allocation:
+    """Files that are ready, what the next ones can be made of, and the reserve."""
+
+    __slots__ = (
+        "files", "is_preparing", "next_sequence", "pieces_left", "prepared", "returned", "reuse",
+        "room",
+    )  # fmt: skip
+
+    def __init__(self, files: JournalFiles) -> None:
+        self.files = files
+        self.prepared: deque[JournalFile] = deque()
+        """Use: the next file is the first of them.
+        Invariant: ascending by sequence; their names and zeros are durable, and no block is in
+        them."""
+        self.next_sequence = 1
+        """Use: names the next file that is made.
+        Invariant: above the sequence of every file that was ever in the directory."""
+        self.reuse = ""
+        """Use: path of a released file that becomes the next one.
+        Invariant: nothing in it is needed any more; the chain does not have it."""
+        self.returned: list[str] = []
+        """Use: paths of files that go back to the reserve, or are removed.
+        Invariant: as `reuse`."""
+        self.pieces_left = 0
+        self.room = Room.UNKNOWN
+        self.is_preparing = False
+        """Invariant: one job at a time, for files are used in the order of their sequences."""
+
+    @property
+    def has_next(self) -> bool:
+        """A file is there for what the one being written has no room for."""
+        return bool(self.prepared) and self.room is not Room.FULL
+
+    def take_sequence(self) -> int:
+        sequence = self.next_sequence
+        self.next_sequence += 1
+        return sequence
+
+    def open(self, spare: Sequence[tuple[int, str]]) -> None:
+        """Take over the files that an earlier life prepared and never used: (sequence, path). Those
+        of another size were made from the reserve for a block that was never written. Blocks.
+        Raises OSError."""
+        for sequence, path in spare:
+            file = self.files.adopt(sequence, path)
+            if file is None:
+                self.files.reserve.give(path)
+            else:
+                self.prepared.append(file)
+
+    def take_back(self, paths: Sequence[str]) -> None:
+        """Give files to the reserve that recovery found not to count. Blocks. Not before the first
+        block of this life is durable, because they may be the only proof. Raises OSError."""
+        for path in paths:
+            self.files.reserve.give(path)
+        self.pieces_left = self.files.reserve.pieces()
+
+    def begin(self, pieces_wanted: int) -> Callable[[], Prepared] | None:
+        """A job that makes the next file ready, and the reserve whole; None: nothing is to be done,
+        or a job is under way. A released file costs no zeros, so it is made ready even when there
+        is a next one. `pieces_wanted` is what the file must take if it is made from the reserve;
+        0: it is not."""
+        has_next = any(not file.is_piece for file in self.prepared) and not self.reuse
+        is_done = has_next and self.room is Room.WHOLE and not self.returned
+        if self.is_preparing or is_done:
+            return None
+        self.is_preparing = True
+        reuse, self.reuse = self.reuse, ""
+        returned, self.returned = self.returned, []
+        sequence = 0 if has_next else self.take_sequence()
+        return partial(self.files.ready, sequence, reuse, returned, pieces_wanted)
+
+    def made(self, made: Prepared) -> None:
+        """The job has ended. What it could not use for a file is not yet in `reuse`."""
+        self.returned += made.returned
+        self.room = Room.FULL if made.is_full else Room.WHOLE
+        self.pieces_left = made.pieces
+        if made.file is not None:
+            self.prepared.append(made.file)
+
+    def pieces_wanted(self, waiting: Batch | None, header_bytes: int) -> int:
+        """Bytes of the reserve for the batch that waits for a file; 0: none, or not as much is
+        left. Entries that are more than a few leave the last pieces to votes and notes."""
+        if waiting is None or self.prepared or not self.pieces_left:
+            return 0
+        wanted = header_bytes + block_bytes(waiting)
+        is_large = waiting.entries and block_bytes(waiting) > SMALL_BLOCK_BYTES
+        kept = PIECES_KEPT if is_large else 0
+        return wanted if self.files.pieces_for(wanted) + kept <= self.pieces_left else 0
+
+    def carry_room(self, header_bytes: int) -> int:
+        """Bytes that a file on a full disk takes in its first block."""
+        sizes = [file.capacity for file in self.prepared][:1]
+        size = min(self.files.reserve.piece_bytes, self.files.file_bytes, *sizes)
+        return size - 2 * PAGE_BYTES - header_bytes
+
+    def next_room(self, header_bytes: int, *, pieces_kept: int) -> int | None:
+        """Bytes that the next file takes in its first block: one that is ready, or a piece of the
+        reserve, if there are more than so many. None: there is no such file."""
+        if self.prepared:
+            return min(file.capacity for file in self.prepared) - header_bytes
+        if self.pieces_left > pieces_kept:
+            return self.files.reserve.piece_bytes - header_bytes
+        return None
+
+    def close(self) -> None:
+        for prepared in self.prepared:
+            prepared.file.close()

@@ -1,0 +1,86 @@
+"""Marks: what the header of a journal file says of each log.
+
+A header's marks say what is true behind the file's first block. Of a batch that is cut into several
+files they say only what the parts so far have brought: `marks_behind` works that out from the
+batch's records.
+
+Must not know: files, blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from segments.format.block import (
+    ENTRY,
+    FLUSHED,
+    FRAMED,
+    HARD,
+    INSTALL,
+    MARK_VOID,
+    RESET,
+    SEQUENCE_MASK,
+    STATE_RECORD,
+    TRIM,
+    TRUNCATE,
+    Mark,
+)
+from segments.format.frame import base_offset_of
+from segments.log.log import Batch, DiskLog
+
+
+def marks_of(logs: Mapping[int, DiskLog]) -> list[Mark]:
+    """The state of every log as it is staged now, by log id."""
+    return [logs[log_id].mark() for log_id in sorted(logs)]
+
+
+def marks_before(logs: Mapping[int, DiskLog], sequence: int) -> list[Mark]:
+    """The marks of a file that stands for the journal files from `sequence` on, by log id."""
+    return [logs[log_id].mark_before(sequence) for log_id in sorted(logs)]
+
+
+def marks_behind(before: dict[int, Mark], batch: Batch) -> dict[int, Mark]:
+    """The state of each log, by id, behind a batch or a first part of one, from that before it."""
+    marks = {log_id: replace(mark) for log_id, mark in before.items()}
+    buffers = iter(batch.buffers)
+    buffer = memoryview(b"")
+    at = 0
+    for record in batch.records:
+        next_offset = 0
+        if size := frame_bytes(record):
+            while at >= len(buffer):
+                at -= len(buffer)
+                buffer = next(buffers)
+            if record[8] == INSTALL:
+                next_offset = base_offset_of(buffer, at)
+            at += size
+        _advance(marks[int.from_bytes(record[:4], "little")], record, next_offset)
+    return marks
+
+
+def _advance(mark: Mark, record: bytes, next_offset: int) -> None:
+    _, sequence, kind, term, index, value = STATE_RECORD.unpack(record)
+    mark.sequence = (sequence + 1) & SEQUENCE_MASK
+    if kind == ENTRY:
+        mark.last_index = max(mark.last_index, index)  # one that was there is only repeated
+    elif kind == HARD:
+        mark.term, mark.vote, mark.commit = term, value, index
+    elif kind == TRUNCATE:
+        mark.last_index = index - 1
+    elif kind in {RESET, INSTALL}:
+        offset = next_offset if kind == INSTALL else value
+        mark.first_index, mark.prev_term, mark.start_offset = index, term, offset
+        mark.last_index = mark.flushed_index = mark.commit = index - 1
+        mark.flushed_offset = offset
+        mark.flags |= MARK_VOID
+    elif kind == FLUSHED:
+        mark.flushed_index, mark.flushed_offset = index, value
+        mark.flags &= ~MARK_VOID
+    elif kind == TRIM:
+        mark.first_index, mark.prev_term, mark.start_offset = index, term, value
+
+
+def frame_bytes(record: bytes) -> int:
+    """Length of the frame that a record's block carries for it."""
+    return int.from_bytes(record[24:28], "little") if record[8] in FRAMED else 0
