@@ -93,7 +93,7 @@ end_now(1)
 
 def test_process_ends_though_its_connections_cannot_be_found():
     """A disk fails while there are no descriptors left: nothing may be acknowledged after it."""
-    ends = "from vdl import process; process.Path = None; process.end_now(7)"
+    ends = "from vdl.server import process; process.Path = None; process.end_now(7)"
     assert subprocess.run([sys.executable, "-c", ends], check=False, timeout=60).returncode == 7
 
 
