@@ -8,9 +8,16 @@
 A fetch is a `_Poll`: it makes attempts until it can answer. An attempt first passes the gates: this
 replica leads, its leader has committed an entry of its own term, a quorum has answered since the
 loop last stood still, an offset above the high watermark is confirmed to be out of range by a
-quorum. Then it reads. Too little and no error: it subscribes and comes back, at most once a turn,
-when a high watermark or a leader changes. Reading and subscribing happen in one call, so nothing
-can slip between them.
+quorum. Then it reads. What must come from disk is a gate, too. Too little and no error: it
+subscribes and comes back, at most once a turn, when a high watermark or a leader changes. Reading
+and subscribing happen in one call, so nothing can slip between them.
+
+    state         woken, room, time over    last gate opens    an attempt
+    RUNNING       SCHEDULED                                    a gate closes: GATED; else it
+                                                               answers, or ends in WAITING
+    GATED         stays; remembered         SCHEDULED          none
+    WAITING       SCHEDULED                                    none
+    SCHEDULED     stays                     stays              RUNNING, at the end of the turn
 
 There are no transactions, so everything committed is stable: the last stable offset is the high
 watermark and no aborted transaction is listed, under either isolation level.
@@ -18,9 +25,10 @@ watermark and no aborted transaction is listed, under either isolation level.
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import partial
 
-from segments.api import Buffer, NotInMemory, OffsetOutOfRange, Slices, StorageError
+from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later
@@ -36,6 +44,7 @@ from vdl.kafka.handlers.partitions import (
 from vdl.kafka.memory import UNCOUNTED_BYTES
 from vdl.kafka.reader_pace import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.wire.fetch import (
+    AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchPartition,
@@ -61,6 +70,15 @@ Shared = tuple[int, Encoded]
 """Bytes of records in an answer, and the answer."""
 
 
+class _State(Enum):
+    """What a poll waits for. See the module."""
+
+    RUNNING = "nothing: an attempt is under way"
+    GATED = "answers of log streams"
+    WAITING = "a change of a partition, or the end of its time"
+    SCHEDULED = "the end of the turn"
+
+
 class _Target:
     """One partition of a fetch."""
 
@@ -72,6 +90,7 @@ class _Target:
         "confirmed",
         "diverging",
         "error",
+        "found",
         "group_id",
         "key",
         "stream",
@@ -99,7 +118,9 @@ class _Target:
         self.admission: Admission | None = None
         """To read from disk; kept until it has read, or will not."""
         self.cold: Slices | None = None
-        """What was read from disk."""
+        """What was read from disk, until it is answered."""
+        self.found: Slices | None = None
+        """What this attempt answers."""
         self.diverging: EpochEndOffset | None = None
         self.wait: Wait | None = None
         self.answer: PartitionData | None = None
@@ -115,13 +136,11 @@ class _Poll:
         "expired",
         "gates",
         "later",
-        "no_room",
-        "opened",
         "opens_session",
         "request",
-        "scheduled",
         "session",
         "share_key",
+        "state",
         "targets",
         "timer",
         "topics",
@@ -134,20 +153,21 @@ class _Poll:
     ) -> None:
         """`session`: of an incremental request, which has said there what changed."""
         self.ctx = ctx
+        self.state = _State.RUNNING
         self.session = session
-        self.opens_session = self.opened = False
+        """Its partitions and their subscriptions outlive the poll. Also one that it has opened."""
+        self.opens_session = False
         self.request = request
         self.deadline_ns = ctx.deadline_ns(request.max_wait_ms)
         self.later = Later()
         self.targets: list[_Target] = []
         self.topics: list[tuple[FetchableTopicResponse, list[_Target]]] = []
         self.gates = 0
-        """Answers of log streams that the next attempt waits for."""
-        self.no_room = False
-        """No answer may be built now: too many are not taken."""
-        self.scheduled = False
+        """Answers of log streams that the next attempt waits for. Invariant: not 0 if GATED."""
         self.expired = request.max_wait_ms <= 0
+        """Its time is over: the next attempt answers with what there is."""
         self.woken = False
+        """A partition has changed while it waited: others may have waited for the same."""
         self.waited_ns = 0
         """For admissions to read from disk."""
         self.timer: Timer | None = None
@@ -155,6 +175,7 @@ class _Poll:
         self.share_key: tuple[object, ...] | None = None
         if session is None:
             self._resolve()
+            self.expired = self.expired or not self.targets
         else:
             for cached in session.ready.values():
                 self._resolve_again(_target(cached))
@@ -163,7 +184,7 @@ class _Poll:
         """Find a session's partition anew: much may have become of it since."""
         self._place(target, find_topic(self.ctx, target.key[0]))
         target.confirmed = False
-        target.stream = target.cold = target.diverging = target.answer = None
+        target.stream = target.cold = target.found = target.diverging = target.answer = None
 
     def _place(self, target: _Target, topic: Topic | None) -> None:
         by_id = self.ctx.api_version >= _TOPIC_IDS_FROM
@@ -216,9 +237,7 @@ class _Poll:
     # --- attempts ----------------------------------------------------------------------------
     def attempt(self) -> None:
         """Answer, or arrange to be called again."""
-        self.scheduled = False
-        if self.gates or self.later.cancelled:
-            return
+        self.state = _State.RUNNING
         if self.session is not None:
             self.targets = [_target(cached) for cached in self.session.ready.values()]
         if self.woken and self.share_key is not None:
@@ -227,15 +246,21 @@ class _Poll:
                 return
         if not self._may_read():
             return
-        found = self._read()
+        answers = self.ctx.connection.answers
+        if answers.promised:
+            answers.promise(0)  # what was read from disk is part of what follows
+        room = answers.limit()
+        found = self._read(room)
         if found is None:
             return
         size, at_once = found
-        is_empty = self.session is None and not self.targets
-        if size >= self.request.min_bytes or at_once or self.expired or is_empty:
+        if size > UNCOUNTED_BYTES:
+            answers.promise(size)
+        if size >= self.request.min_bytes or at_once or self.expired:
+            self._build()
             self._answer(size)
         else:
-            self._subscribe()
+            self._subscribe(has_room=room > 0)
 
     def _take_shared(self, shared: Shared) -> bool:
         """Answer as another request of this turn, if there is room for its bytes."""
@@ -253,7 +278,7 @@ class _Poll:
         for target in self.targets:
             if not target.error:
                 self._pass_gates(target)
-        return not self.gates
+        return self.state is _State.RUNNING
 
     def _pass_gates(self, target: _Target) -> None:
         """What has to be true before the log may be read."""
@@ -271,14 +296,14 @@ class _Poll:
             target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
             return
         if not stream.serving:
-            self.gates += 1
+            self._close_gate()
             stream.when_serving(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._gate_passed, target)
             )
             return
         if not stream.is_proved:
             # After a gap in the loop it may have been deposed long ago, and not know.
-            self.gates += 1
+            self._close_gate()
             stream.prove(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._gate_passed, target)
             )
@@ -292,7 +317,7 @@ class _Poll:
                 return
             # A deposed leader does not know how far the log really goes, and a consumer that is
             # told "out of range" starts over: ask a quorum first.
-            self.gates += 1
+            self._close_gate()
             stream.read_index(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._confirmed, target)
             )
@@ -309,13 +334,18 @@ class _Poll:
     def _gate_passed(self, target: _Target, passed: bool) -> None:
         if not passed and not target.error:
             target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        self._through_gate()
+        self._open_gate()
 
-    def _through_gate(self) -> None:
+    def _close_gate(self) -> None:
+        """The attempt under way ends; the next one comes when all gates are open."""
+        self.gates += 1
+        self.state = _State.GATED
+
+    def _open_gate(self) -> None:
         self.gates -= 1
         assert self.gates >= 0, self.gates
-        if not self.gates:
-            self._schedule()
+        if not self.gates and self.state is _State.GATED:
+            self._schedule_now()
 
     def _check_divergence(self, target: _Target, stream: LogStream) -> None:
         """KIP-595: a reader whose last epoch ends earlier here has read what was truncated."""
@@ -331,49 +361,47 @@ class _Poll:
             target.diverging = EpochEndOffset(epoch, end)
 
     # --- reading -----------------------------------------------------------------------------
-    def _read(self) -> tuple[int, bool] | None:
-        """Fill the answers; (bytes of records, whether something must be told at once), or None
-        when a read from disk has to come back first.
+    def _read(self, room: int) -> tuple[int, bool] | None:
+        """Read what is to be answered; (bytes of records, whether something must be told at once),
+        or None when a read from disk has to come back first.
 
         KIP-74: the first batch of the first partition that has any is sent whatever its size, if
         there is any room for answers. Without it there is nothing to read.
         """
-        request = self.request
-        answers = self.ctx.connection.answers
-        if answers.promised:
-            answers.promise(0)  # what was read from disk is part of what follows
-        room = answers.limit()
-        self.no_room = not room
-        left = min(request.max_bytes, self.ctx.server.config.fetch_max_bytes, room)
+        left = min(self.request.max_bytes, self.ctx.server.config.fetch_max_bytes, room)
+        if room:
+            left = max(1, left)
         total = 0
         at_once = False
         for target in self.targets:
+            target.found = None
             stream = target.stream
-            if target.error or stream is None:
+            if target.error or stream is None or target.diverging is not None:
                 at_once = True
-                target.answer = self._error_answer(target)
-                continue
-            high_watermark = stream.high_watermark
-            found: Slices | None = None
-            if target.diverging is not None:
-                at_once = True
-            elif room and target.asked.fetch_offset < high_watermark and (left > 0 or not total):
+            elif left > 0 and target.asked.fetch_offset < stream.high_watermark:
                 found = self._read_one(target, stream, left)
                 if target.error:
                     at_once = True
-                    target.answer = self._error_answer(target)
-                    continue
-                if (
-                    found is not None
-                    and total
-                    and found.bytes > min(left, target.asked.partition_max_bytes)
+                elif found is not None and (
+                    not total or found.bytes <= min(left, target.asked.partition_max_bytes)
                 ):
-                    found = None
-            records: list[Buffer] | bytes = b""
-            if found is not None and found.bytes:
-                records = found.buffers
-                total += found.bytes
-                left -= found.bytes
+                    target.found = found
+                    total += found.bytes
+                    left -= found.bytes
+        return (total, at_once) if self.state is _State.RUNNING else None
+
+    def _build(self) -> None:
+        """The answer of each partition, from what was read just now."""
+        aborted: list[AbortedTransaction] | None = None
+        if self.request.isolation_level == _READ_COMMITTED:
+            aborted = []
+        for target in self.targets:
+            stream = target.stream
+            if target.error or stream is None:
+                target.answer = self._error_answer(target)
+                continue
+            found = target.found
+            high_watermark = stream.high_watermark
             target.answer = PartitionData(
                 target.asked.partition,
                 ErrorCode.NONE,
@@ -383,15 +411,10 @@ class _Poll:
                 target.diverging,
                 None,
                 None,
-                [] if request.isolation_level == _READ_COMMITTED else None,
+                aborted,
                 -1,
-                records,
+                found.buffers if found is not None and found.bytes else b"",
             )
-        if self.gates:
-            return None
-        if total > UNCOUNTED_BYTES:
-            answers.promise(total)
-        return total, at_once
 
     def _read_one(self, target: _Target, stream: LogStream, left: int) -> Slices | None:
         """Batches from memory; None when they are being read from disk, or cannot be read."""
@@ -403,8 +426,8 @@ class _Poll:
             return stream.read(offset, bytes_max)
         except NotInMemory:
             # One disk read at a time and request: its bytes must be known before more is read.
-            if not self.gates:
-                self.gates += 1
+            if self.state is _State.RUNNING:
+                self._close_gate()
                 self._read_cold(target, stream, bytes_max)
         except OffsetOutOfRange:
             target.error = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -433,7 +456,7 @@ class _Poll:
 
     def _admitted(self) -> None:
         self.admission_timer = None
-        self._through_gate()
+        self._open_gate()
 
     def _read_from_disk(
         self, target: _Target, admission: Admission, found: Slices | StorageError
@@ -448,7 +471,7 @@ class _Poll:
             found_bytes = found.bytes
         self.ctx.server.reader_pace.found(admission, found_bytes)
         if not self.later.cancelled:
-            self._through_gate()
+            self._open_gate()
 
     def _error_answer(self, target: _Target) -> PartitionData:
         answer = PartitionData(
@@ -467,15 +490,15 @@ class _Poll:
         return answer
 
     # --- waiting -----------------------------------------------------------------------------
-    def _subscribe(self) -> None:
+    def _subscribe(self, *, has_room: bool) -> None:
         """Come back when a high watermark moves, a leader changes, there is room for an answer that
         there was none for, or the time is over."""
         answers = self.ctx.connection.answers
         # Who waits builds nothing and holds nothing: it is read again.
         answers.promise(0)
         for target in self.targets:
-            target.cold = target.answer = None
-        if self.no_room:
+            target.cold = target.found = None
+        if not has_room:
             answers.wait(self._schedule)
         wake = self._wake if self.session is None else self.session.wake
         for target in self.targets:
@@ -486,6 +509,8 @@ class _Poll:
             clock = self.ctx.server.clock
             delay_ns = max(0, self.deadline_ns - clock.now_ns())
             self.timer = clock.call_later(delay_ns, self._expire)
+        if self.state is _State.RUNNING:
+            self.state = _State.WAITING
 
     def _wake(self, target: _Target) -> None:
         target.wait = None
@@ -507,8 +532,7 @@ class _Poll:
     def _expire(self) -> None:
         self.timer = None
         self.expired = True
-        if not self.gates:
-            self._schedule()
+        self._schedule()
 
     def hurry(self) -> None:
         """Others need the memory: answer with what there is."""
@@ -518,12 +542,17 @@ class _Poll:
             self._expire()
 
     def _schedule(self) -> None:
-        if not self.scheduled:
-            self.scheduled = True
-            self.ctx.server.defer(self._run)
+        """There may be something to answer."""
+        if self.state is _State.WAITING or self.state is _State.RUNNING:
+            self._schedule_now()
+
+    def _schedule_now(self) -> None:
+        self.state = _State.SCHEDULED
+        self.ctx.server.defer(self._run)
 
     def _run(self) -> None:
-        self.later.run(self.attempt)
+        if self.state is _State.SCHEDULED:
+            self.later.run(self.attempt)
 
     # --- the end -----------------------------------------------------------------------------
     def _answer(self, size: int) -> None:
@@ -569,12 +598,12 @@ class _Poll:
         )
         if session is None:
             return
-        self.opened = True
         response.session_id = session.id
         server.fetch_sessions.counted(len(by_key))
         for target in by_key.values():
             session.add(target)
             self._settle(session, target)
+        self.session = session
 
     def _tell_news(self, response: FetchResponse, session: FetchSession) -> list[NodeEndpoint]:
         """The partitions of the session about which there is something new."""
@@ -601,7 +630,8 @@ class _Poll:
     def _settle(self, session: FetchSession, target: _Target) -> bool:
         """Whether the client of the session has to be told of this partition; who has nothing more
         to say is quiet until something wakes it."""
-        answer, target.answer, target.cold = target.answer, None, None
+        answer = target.answer
+        target.answer = target.cold = target.found = None
         assert answer is not None, target.key
         if answer.error_code or answer.diverging_epoch is not None:
             target.told = None  # told again until it is over, and when it is
@@ -641,7 +671,7 @@ class _Poll:
         self.ctx.connection.answers.stop_waiting()
         for target in self.targets:
             # A session's partitions outlive the request; what was read for it must not.
-            target.cold = target.answer = target.diverging = None
+            target.cold = target.found = target.answer = target.diverging = None
             if target.admission is not None:
                 self.ctx.server.reader_pace.give_back(target.admission)
                 target.admission = None
@@ -649,8 +679,6 @@ class _Poll:
             # Its partitions go on waiting for the next request.
             if self.session.reader is self:
                 self.session.reader = None
-            return
-        if self.opened:
             return
         for target in self.targets:
             if target.wait is not None:
