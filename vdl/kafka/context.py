@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
@@ -25,6 +25,14 @@ from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.reader_pace import ReaderPace
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.log import Log
+
+if TYPE_CHECKING:
+    from vdl.kafka.answer import Encoded
+    from vdl.kafka.group_coordinator import GroupCoordinator
+    from vdl.logstream.group.state_group import Outcome, StateGroup
+    from vdl.records.batch import BatchHeader
+    from vdl.state.catalog import Catalog
+    from vdl.state.commands import Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +204,11 @@ class LogStream(Protocol):
     def append(
         self,
         batch: memoryview,
-        header: Any,  # vdl.records.batch.BatchHeader
+        header: BatchHeader,
         *,
         copies_min: int = 1,
         deadline_ns: int,
-        done: Callable[[Any], None],  # Appended
+        done: Callable[[Appended], None],
     ) -> None: ...
 
     def read(self, offset: int, bytes_max: int) -> Slices:
@@ -220,8 +228,10 @@ class LogStream(Protocol):
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """The epoch the log's start was written in; -1 when it cannot be told."""
 
-    def offset_for_time(self, timestamp_ms: int, done: Callable[[Any], None]) -> None:
-        """`done` gets a TimedOffset or a StorageError."""
+    def offset_for_time(
+        self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
+    ) -> None:
+        """The first record at or after the time (ms since 1970)."""
 
     def delete_records(
         self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
@@ -241,7 +251,7 @@ class Host(Protocol):
     @property
     def cluster_id(self) -> str: ...
     @property
-    def catalog(self) -> Any:  # vdl.state.catalog.Catalog
+    def catalog(self) -> Catalog:
         """The applied catalog of this server; read only."""
 
     @property
@@ -250,19 +260,20 @@ class Host(Protocol):
     def leader_of(self, group_id: int) -> tuple[int, int]:
         """(server id or -1, term or -1), the freshest this server knows."""
 
-    def stream(self, group_id: int) -> Any:  # LogStream | None
+    def stream(self, group_id: int) -> LogStream | None:
         """The partition replica here."""
 
-    def state_group(self, group_id: int) -> Any:  # StateGroup | None
+    def state_group(self, group_id: int) -> StateGroup | None:
         """The catalog or coordinator replica here."""
 
     def propose_catalog(
         self,
-        command: Any,
+        command: Command,
         *,
         deadline_ns: int,
-        done: Callable[[Any], None],  # Outcome
-    ) -> None: ...
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """From any server; `done` once the command is applied here, or fails."""
 
     def alive_servers(self) -> list[int]: ...
 
@@ -300,7 +311,7 @@ class Context:
     log: Log
     random_bytes: Callable[[int], bytes]
     """Luck, for ids that must not repeat: `os.urandom`, or a seeded source."""
-    groups: Any = None  # vdl.kafka.group_coordinator.GroupCoordinator
+    groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
     topics_refused: int = 0
     """Topics that were not created because servers have all the replicas they may have."""
@@ -308,8 +319,9 @@ class Context:
     """How many wait for leaders now: see `vdl.kafka.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
-    shared: dict[Hashable, Any] = field(default_factory=dict)
-    """Encoded answers that several requests of this turn may share; emptied after each."""
+    shared: dict[Hashable, tuple[int, Encoded]] = field(default_factory=dict)
+    """Answers that several requests of this turn may share, and how many bytes of records are in
+    each; emptied after each turn."""
     compute: Compute = at_once
     """Where what takes long is computed."""
     reader_pace: ReaderPace = field(init=False)

@@ -283,7 +283,7 @@ class _Poll:
     def _pass_gates(self, target: _Target) -> None:
         """What has to be true before the log may be read."""
         host = self.ctx.server.host
-        stream: LogStream | None = host.stream(target.group_id)
+        stream = host.stream(target.group_id)
         if stream is None:
             gone = target.group_id not in host.catalog.groups
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -51,7 +51,7 @@ class _Pending:
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         host = self.ctx.server.host
-        stream: LogStream | None = host.stream(partition_group(topic, index))
+        stream = host.stream(partition_group(topic, index))
         if stream is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         error = check_leader_epoch(stream, epoch)

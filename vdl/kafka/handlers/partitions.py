@@ -20,12 +20,9 @@ NO_TOPIC_ID = bytes(16)
 def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
     """The topic of that name, or (16 bytes) of that id."""
     catalog = ctx.server.host.catalog
-    topic: Topic | None
-    if type(key) is str:
-        topic = catalog.topics.get(key)
-    else:
-        topic = catalog.topics_by_id.get(key)
-    return topic
+    if isinstance(key, str):
+        return catalog.topics.get(key)
+    return catalog.topics_by_id.get(key)
 
 
 def partition_group(topic: Topic, index: int) -> int:
@@ -60,8 +57,7 @@ def endpoint(ctx: RequestContext, server_id: int) -> tuple[str, int] | None:
     server = ctx.server.host.catalog.servers.get(server_id)
     if server is None:
         return None
-    address: tuple[str, int] | None = server.listeners.get(ctx.connection.listener)
-    return address
+    return server.listeners.get(ctx.connection.listener)
 
 
 def leader_endpoints(ctx: RequestContext, server_id: int) -> list[tuple[int, str, int, str | None]]:

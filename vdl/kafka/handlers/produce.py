@@ -130,7 +130,7 @@ class _Produce:
         """Check and append one partition's batch. Raises KafkaError for what is wrong with it."""
         group_id = partition_group(topic, data.index)
         host = self.ctx.server.host
-        stream: LogStream | None = host.stream(group_id)
+        stream = host.stream(group_id)
         if stream is None or not stream.is_leader:
             self.refuse_as_follower(group_id, answer)
             return

@@ -85,7 +85,7 @@ def _leader(ctx: RequestContext, topic_name: str, index: int) -> LogStream:
     topic = find_topic(ctx, topic_name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    stream: LogStream | None = ctx.server.host.stream(partition_group(topic, index))
+    stream = ctx.server.host.stream(partition_group(topic, index))
     if stream is None or not stream.is_leader:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     return stream
