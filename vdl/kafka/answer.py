@@ -1,6 +1,7 @@
 """What a handler returns when it is not the response itself.
 
-* `Later`: the answer is not known yet; whoever learns it calls `complete`.
+* `Later`: the answer is not known yet; whoever learns it calls `complete`. `Gathering` is one for
+  a response with parts, each of which becomes known by itself.
 * `Encoded`: the same bytes answer several requests.
 * `Unbuilt`: the answer may be large, and takes no memory before there is room for it.
 * `Reply.NONE` and `Reply.CLOSE`: the protocol has no answer here.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 
 class Reply(Enum):
@@ -118,3 +119,35 @@ class Later:
         assert not self.done, "ask `done` first"
         assert self._notify is None, "one connection waits for one answer"
         self._notify = notify
+
+
+Response = TypeVar("Response")
+
+
+class Gathering(Generic[Response]):
+    """A response with parts that become known one by one, at once or later. A handler says of each
+    that it is to come (`expect`), and returns `result()`; whoever fills in a part calls `arrived`.
+    """
+
+    __slots__ = ("_missing", "later", "response")
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        self.later = Later()
+        self._missing = 1
+        """Parts to come, and the handler until it returns: nothing is complete before."""
+
+    def expect(self) -> None:
+        """One more part is to come."""
+        self._missing += 1
+
+    def arrived(self) -> None:
+        """One part is filled in. With the last, the response is complete."""
+        self._missing -= 1
+        if not self._missing:
+            self.later.complete(self.response)
+
+    def result(self) -> Response | Later:
+        """What the handler returns: the response, if all of it is known."""
+        self._missing -= 1
+        return self.later if self._missing else self.response

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.kafka.twin import World
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Later, Reply
+from vdl.kafka.answer import Gathering, Later, Reply
 from vdl.kafka.api import API, ROWS, Api, advertised
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 
@@ -163,3 +163,28 @@ def test_starting_loads_no_handler_that_was_not_asked_for() -> None:
     )
     assert "fetch" not in done.stdout
     assert "api_versions" in done.stdout
+
+
+def test_gathering_is_the_response_when_all_parts_are_there() -> None:
+    """Parts filled in at once cost no waiting; none completes it before the handler ends."""
+    at_once = Gathering("response")
+    for _ in range(2):
+        at_once.expect()
+        at_once.arrived()
+    assert not at_once.later.done
+    assert at_once.result() == "response"
+    assert Gathering("nothing asked").result() == "nothing asked"
+
+
+def test_gathering_completes_with_its_last_part() -> None:
+    """Whichever that is."""
+    parts = Gathering("response")
+    for _ in range(3):
+        parts.expect()
+    parts.arrived()
+    later = parts.result()
+    assert isinstance(later, Later)
+    parts.arrived()
+    assert not later.done
+    parts.arrived()
+    assert (later.done, later.response) == (True, "response")

@@ -18,11 +18,12 @@ Must not know: how groups are stored, what timers run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Later
+from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.handlers.partitions import endpoint
@@ -69,42 +70,59 @@ def group_coordinator(ctx: RequestContext) -> GroupCoordinator:
 
 def handle_find_coordinator(
     ctx: RequestContext, request: find_wire.FindCoordinatorRequest
-) -> Later:
+) -> find_wire.FindCoordinatorResponse | Later:
     """Where the coordinator of each key is. KIP-699 for several."""
-    single = ctx.api_version < 4
-    keys = [request.key] if single else request.coordinator_keys
-    found = [find_wire.Coordinator(key=key, node_id=-1, port=-1) for key in keys]
-    later = Later()
-    waiting = len(found) + 1
+    parts = Gathering(find_wire.FindCoordinatorResponse())
+    if ctx.api_version < 4:
+        parts.response.node_id = parts.response.port = -1
+        _find(ctx, request.key_type, request.key, parts.response, parts)
+        return parts.result()
+    for key in request.coordinator_keys:
+        coordinator = find_wire.Coordinator(key=key, node_id=-1, port=-1)
+        parts.response.coordinators.append(coordinator)
+        _find(ctx, request.key_type, key, coordinator, parts)
+    return parts.result()
 
-    def answered() -> None:
-        nonlocal waiting
-        waiting -= 1
-        if waiting:
-            return
-        response = find_wire.FindCoordinatorResponse()
-        if not single:
-            response.coordinators = found
-        else:
-            (only,) = found
-            response.error_code, response.error_message = only.error_code, only.error_message
-            response.node_id, response.host, response.port = only.node_id, only.host, only.port
-        later.complete(response)
 
-    for coordinator in found:
-        if request.key_type == GROUP_KEY:
-            _find(ctx, coordinator, answered)
-        elif request.key_type == TRANSACTION_KEY:
-            # The one error that all clients take as final at once, whatever they asked before.
-            coordinator.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            coordinator.error_message = NO_TRANSACTIONS
-            answered()
+def _find(
+    ctx: RequestContext,
+    key_type: int,
+    key: str,
+    found: find_wire.FindCoordinatorResponse | find_wire.Coordinator,
+    parts: Gathering[find_wire.FindCoordinatorResponse],
+) -> None:
+    """Fill in who coordinates the key; a server that believes it is itself makes sure."""
+    if key_type == TRANSACTION_KEY:
+        # The one error that all clients take as final at once, whatever they asked before.
+        found.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        found.error_message = NO_TRANSACTIONS
+        return
+    if key_type != GROUP_KEY:
+        found.error_code = ErrorCode.INVALID_REQUEST
+        found.error_message = f"no coordinators of key type {key_type} here"
+        return
+    host = ctx.server.host
+    number = host.coordinator_group(key)
+    server_id, _ = host.leader_of(number)
+    parts.expect()
+
+    def tell(current: bool) -> None:
+        address = endpoint(ctx, server_id) if current else None
+        if address is None:
+            found.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            found.error_message = "the coordinator is not known at the moment"
         else:
-            coordinator.error_code = ErrorCode.INVALID_REQUEST
-            coordinator.error_message = f"no coordinators of key type {request.key_type} here"
-            answered()
-    answered()
-    return later
+            found.node_id = server_id
+            found.host, found.port = address
+        parts.arrived()
+
+    if server_id != host.server_id:
+        tell(server_id >= 0)
+        return
+    state_group = host.state_group(number)
+    assert state_group is not None, number
+    deadline_ns = ctx.server.clock.now_ns() + ctx.server.config.read_timeout_ms * MS
+    state_group.read_index(deadline_ns=deadline_ns, done=tell)
 
 
 def fail_find_coordinator(
@@ -119,33 +137,6 @@ def fail_find_coordinator(
             ]
         )
     return find_wire.FindCoordinatorResponse(error_code=code, node_id=-1, port=-1)
-
-
-def _find(
-    ctx: RequestContext, coordinator: find_wire.Coordinator, answered: Callable[[], None]
-) -> None:
-    """Fill in who coordinates the group; a server that believes it is itself makes sure."""
-    host = ctx.server.host
-    number = host.coordinator_group(coordinator.key)
-    server_id, _ = host.leader_of(number)
-
-    def tell(current: bool) -> None:
-        address = endpoint(ctx, server_id) if current else None
-        if address is None:
-            coordinator.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            coordinator.error_message = "the coordinator is not known at the moment"
-        else:
-            coordinator.node_id = server_id
-            coordinator.host, coordinator.port = address
-        answered()
-
-    if server_id != host.server_id:
-        tell(server_id >= 0)
-        return
-    state_group = host.state_group(number)
-    assert state_group is not None, number
-    deadline_ns = ctx.server.clock.now_ns() + ctx.server.config.read_timeout_ms * MS
-    state_group.read_index(deadline_ns=deadline_ns, done=tell)
 
 
 # --- membership ----------------------------------------------------------------------------------
@@ -338,35 +329,28 @@ def _size(parts: Iterable[bytes | memoryview]) -> int:
 
 def handle_describe_groups(
     ctx: RequestContext, request: describe_wire.DescribeGroupsRequest
-) -> Later:
+) -> describe_wire.DescribeGroupsResponse | Later:
     """State and members of each group, after a quorum confirmed its coordinator."""
     groups = group_coordinator(ctx)
-    described = [describe_wire.DescribedGroup(group_id=group_id) for group_id in request.groups]
-    later = Later()
-    waiting = len(described) + 1
+    parts = Gathering(describe_wire.DescribeGroupsResponse())
 
-    def answered() -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting:
-            later.complete(describe_wire.DescribeGroupsResponse(groups=described))
+    def read(
+        target: describe_wire.DescribedGroup, error: ErrorCode, machine: Coordinator | None
+    ) -> None:
+        if machine is None:
+            target.error_code = error
+        else:
+            _describe(target, machine.group(target.group_id), ctx.api_version)
+            if request.include_authorized_operations:
+                target.authorized_operations = _GROUP_OPERATIONS
+        parts.arrived()
 
-    def fill(target: describe_wire.DescribedGroup) -> None:
-        def read(error: ErrorCode, machine: Coordinator | None) -> None:
-            if machine is None:
-                target.error_code = error
-            else:
-                _describe(target, machine.group(target.group_id), ctx.api_version)
-                if request.include_authorized_operations:
-                    target.authorized_operations = _GROUP_OPERATIONS
-            answered()
-
-        groups.read(target.group_id, read)
-
-    for target in described:
-        fill(target)
-    answered()
-    return later
+    for group_id in request.groups:
+        target = describe_wire.DescribedGroup(group_id=group_id)
+        parts.response.groups.append(target)
+        parts.expect()
+        groups.read(group_id, partial(read, target))
+    return parts.result()
 
 
 def fail_describe_groups(
@@ -409,27 +393,24 @@ def _describe(
     ]
 
 
-def handle_list_groups(ctx: RequestContext, request: list_wire.ListGroupsRequest) -> Later:
+def handle_list_groups(
+    ctx: RequestContext, request: list_wire.ListGroupsRequest
+) -> list_wire.ListGroupsResponse | Later:
     """The groups this server coordinates; a client asks every server."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     groups = group_coordinator(ctx)
-    response = list_wire.ListGroupsResponse()
-    later = Later()
-    here = groups.all_here()
-    waiting = len(here) + 1
+    parts = Gathering(list_wire.ListGroupsResponse())
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
-        nonlocal waiting
-        waiting -= 1
         if machine is None:
             # What it led went elsewhere as it was read. Who lists asks no coordinator it had to
             # look for: clients ask again upon 14 and 15 alone, and take 16 as final.
             if error is ErrorCode.NOT_COORDINATOR:
                 error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            response.error_code = error
+            parts.response.error_code = error
         else:
-            response.groups += [
+            parts.response.groups += [
                 list_wire.ListedGroup(
                     group_id=group_id,
                     protocol_type=group.protocol_type,
@@ -440,44 +421,36 @@ def handle_list_groups(ctx: RequestContext, request: list_wire.ListGroupsRequest
                 if (not states or _STATE_NAMES[group.state].lower() in states)
                 and (not types or "classic" in types)
             ]
-        if not waiting:
-            later.complete(response)
+        parts.arrived()
 
-    for led in here:
+    for led in groups.all_here():
+        parts.expect()
         if isinstance(led, ErrorCode):
             read(led, None)
         else:
             groups.read_led(led, read)
-    waiting -= 1
-    if not waiting:
-        later.complete(response)
-    return later
+    return parts.result()
 
 
-def handle_delete_groups(ctx: RequestContext, request: delete_wire.DeleteGroupsRequest) -> Later:
+def handle_delete_groups(
+    ctx: RequestContext, request: delete_wire.DeleteGroupsRequest
+) -> delete_wire.DeleteGroupsResponse | Later:
     """Groups without members, and their offsets (KIP-229)."""
     groups = group_coordinator(ctx)
-    results = [delete_wire.DeletableGroupResult(group_id) for group_id in request.groups_names]
-    later = Later()
-    waiting = len(results) + 1
+    parts = Gathering(delete_wire.DeleteGroupsResponse())
 
-    def answered() -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting:
-            later.complete(delete_wire.DeleteGroupsResponse(results=results))
+    def done(
+        target: delete_wire.DeletableGroupResult, error: ErrorCode, answer: GroupsDeleted | None
+    ) -> None:
+        target.error_code = error if answer is None else answer.errors[0]
+        parts.arrived()
 
-    def delete(target: delete_wire.DeletableGroupResult) -> None:
-        def done(error: ErrorCode, answer: GroupsDeleted | None) -> None:
-            target.error_code = error if answer is None else answer.errors[0]
-            answered()
-
-        groups.propose(target.group_id, commands.DeleteGroups([target.group_id]), done)
-
-    for target in results:
-        delete(target)
-    answered()
-    return later
+    for group_id in request.groups_names:
+        target = delete_wire.DeletableGroupResult(group_id)
+        parts.response.results.append(target)
+        parts.expect()
+        groups.propose(group_id, commands.DeleteGroups([group_id]), partial(done, target))
+    return parts.result()
 
 
 def fail_delete_groups(

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from segments.api import StorageError
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.answer import Later
+from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import LogStream, RequestContext, TimedOffset
 from vdl.kafka.error_map import code_of
-from vdl.kafka.handlers.partitions import check_leader_epoch, find_topic, partition_group
+from vdl.kafka.handlers.partitions import led_stream
 from vdl.kafka.wire import list_offsets as offsets_wire
 from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire
 
@@ -33,62 +33,30 @@ _NOT_A_REPLICA = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 """Replicas are fed on a port of their own; nobody becomes one by saying so here."""
 
 
-class _Pending:
-    """Partitions of one request that are not answered yet."""
+Asked = TypeVar("Asked", offsets_wire.ListOffsetsResponse, epochs_wire.OffsetForLeaderEpochResponse)
 
-    __slots__ = ("ctx", "deadline_ns", "later", "response", "waiting")
 
-    def __init__(self, ctx: RequestContext, response: Any, deadline_ns: int) -> None:
-        self.ctx = ctx
-        self.response = response
-        self.deadline_ns = deadline_ns
-        self.later = Later()
-        self.waiting = 0
-
-    def leader(self, topic_name: str, index: int, epoch: int) -> LogStream:
-        """The log of a partition this server leads. Raises KafkaError."""
-        topic = find_topic(self.ctx, topic_name)
-        if topic is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        host = self.ctx.server.host
-        stream = host.stream(partition_group(topic, index))
-        if stream is None:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        error = check_leader_epoch(stream, epoch)
-        if not error and not stream.is_leader:
-            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if error:
-            raise KafkaError(error)
-        return stream
-
-    def confirm(self, stream: LogStream, then: Callable[[bool], None]) -> None:
-        """Have a quorum confirm that `stream` leads; `then` must call `answered` in the end."""
-        self.waiting += 1
-        stream.read_index(
-            deadline_ns=self.deadline_ns,
-            done=lambda confirmed: self.later.run(lambda: then(confirmed)),
-        )
-
-    def answered(self) -> None:
-        """One partition less to wait for."""
-        self.waiting -= 1
-        if not self.waiting:
-            self.later.complete(self.response)
-
-    def result(self) -> Any:
-        """What the handler returns."""
-        return self.later if self.waiting else self.response
+def _confirm(
+    ctx: RequestContext,
+    parts: Gathering[Asked],
+    stream: LogStream,
+    then: Callable[[bool], None],
+) -> None:
+    """Have a quorum confirm that `stream` leads; in the end, `then` has a part arrive."""
+    parts.expect()
+    stream.read_index(
+        deadline_ns=ctx.deadline_ns(ctx.server.config.read_timeout_ms),
+        done=lambda confirmed: parts.later.run(lambda: then(confirmed)),
+    )
 
 
 def handle_list_offsets(
     ctx: RequestContext, request: offsets_wire.ListOffsetsRequest
 ) -> offsets_wire.ListOffsetsResponse | Later:
     """Earliest, latest, or the first at or after a time. A partition is asked for once."""
-    response = offsets_wire.ListOffsetsResponse()
-    deadline_ns = ctx.deadline_ns(ctx.server.config.read_timeout_ms)
-    pending = _Pending(ctx, response, deadline_ns)
     if request.replica_id >= 0:
         return fail_list_offsets(request, ctx.api_version, _NOT_A_REPLICA)
+    parts = Gathering(offsets_wire.ListOffsetsResponse())
     times = Counter(
         (topic.name, asked.partition_index)
         for topic in request.topics
@@ -96,21 +64,20 @@ def handle_list_offsets(
     )
     for topic in request.topics:
         answers: list[offsets_wire.ListOffsetsPartitionResponse] = []
-        response.topics.append(offsets_wire.ListOffsetsTopicResponse(topic.name, answers))
+        parts.response.topics.append(offsets_wire.ListOffsetsTopicResponse(topic.name, answers))
         for asked in topic.partitions:
             answer = offsets_wire.ListOffsetsPartitionResponse(asked.partition_index)
             answers.append(answer)
             try:
                 if times[topic.name, asked.partition_index] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
-                stream = pending.leader(
-                    topic.name, asked.partition_index, asked.current_leader_epoch
+                stream = led_stream(
+                    ctx, topic.name, asked.partition_index, asked.current_leader_epoch
                 )
-                _find_offset(pending, stream, asked.timestamp, answer)
+                _find_offset(ctx, parts, stream, asked.timestamp, answer)
             except KafkaError as error:
                 answer.error_code = error.code
-    result: offsets_wire.ListOffsetsResponse | Later = pending.result()
-    return result
+    return parts.result()
 
 
 def fail_list_offsets(
@@ -134,19 +101,22 @@ def fail_list_offsets(
 
 
 def _find_offset(
-    pending: _Pending,
+    ctx: RequestContext,
+    parts: Gathering[offsets_wire.ListOffsetsResponse],
     stream: LogStream,
     timestamp: int,
     answer: offsets_wire.ListOffsetsPartitionResponse,
 ) -> None:
     if timestamp >= EARLIEST:
-        pending.confirm(stream, partial(_confirmed_end, pending, stream, timestamp, answer))
+        then = partial(_confirmed_end, ctx, parts, stream, timestamp, answer)
+        _confirm(ctx, parts, stream, then)
     else:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
 
 
 def _confirmed_end(
-    pending: _Pending,
+    ctx: RequestContext,
+    parts: Gathering[offsets_wire.ListOffsetsResponse],
     stream: LogStream,
     timestamp: int,
     answer: offsets_wire.ListOffsetsPartitionResponse,
@@ -156,33 +126,36 @@ def _confirmed_end(
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     elif timestamp == EARLIEST:
         answer.offset = stream.log_start_offset
-        if pending.ctx.api_version >= _EPOCHS_FROM:
+        if ctx.api_version >= _EPOCHS_FROM:
             stream.earliest_epoch(
-                lambda epoch: pending.later.run(partial(_found_epoch, pending, answer, epoch))
+                lambda epoch: parts.later.run(partial(_found_epoch, parts, answer, epoch))
             )
             return
     elif timestamp == LATEST:
         answer.offset = stream.high_watermark
-        if pending.ctx.api_version >= _EPOCHS_FROM:
+        if ctx.api_version >= _EPOCHS_FROM:
             answer.leader_epoch = stream.term
     else:
         stream.offset_for_time(
             timestamp,
-            lambda found: pending.later.run(partial(_found_time, pending, answer, found)),
+            lambda found: parts.later.run(partial(_found_time, ctx, parts, answer, found)),
         )
         return
-    pending.answered()
+    parts.arrived()
 
 
 def _found_epoch(
-    pending: _Pending, answer: offsets_wire.ListOffsetsPartitionResponse, epoch: int
+    parts: Gathering[offsets_wire.ListOffsetsResponse],
+    answer: offsets_wire.ListOffsetsPartitionResponse,
+    epoch: int,
 ) -> None:
     answer.leader_epoch = epoch
-    pending.answered()
+    parts.arrived()
 
 
 def _found_time(
-    pending: _Pending,
+    ctx: RequestContext,
+    parts: Gathering[offsets_wire.ListOffsetsResponse],
     answer: offsets_wire.ListOffsetsPartitionResponse,
     found: TimedOffset | StorageError,
 ) -> None:
@@ -191,36 +164,32 @@ def _found_time(
     elif found.offset >= 0:
         answer.offset = found.offset
         answer.timestamp = found.timestamp
-        if pending.ctx.api_version >= _EPOCHS_FROM:
+        if ctx.api_version >= _EPOCHS_FROM:
             answer.leader_epoch = found.leader_epoch
-    pending.answered()
+    parts.arrived()
 
 
 def handle_offset_for_leader_epoch(
     ctx: RequestContext, request: epochs_wire.OffsetForLeaderEpochRequest
 ) -> epochs_wire.OffsetForLeaderEpochResponse | Later:
     """Where the largest epoch up to the one asked for ends: how a client finds truncation."""
-    response = epochs_wire.OffsetForLeaderEpochResponse()
-    deadline_ns = ctx.deadline_ns(ctx.server.config.read_timeout_ms)
-    pending = _Pending(ctx, response, deadline_ns)
     if request.replica_id >= 0:
         return fail_offset_for_leader_epoch(request, ctx.api_version, _NOT_A_REPLICA)
+    parts = Gathering(epochs_wire.OffsetForLeaderEpochResponse())
     for topic in request.topics:
         answers: list[epochs_wire.EpochEndOffset] = []
-        response.topics.append(epochs_wire.OffsetForLeaderTopicResult(topic.topic, answers))
+        parts.response.topics.append(epochs_wire.OffsetForLeaderTopicResult(topic.topic, answers))
         for asked in topic.partitions:
             answer = epochs_wire.EpochEndOffset(partition=asked.partition)
             answers.append(answer)
             try:
-                stream = pending.leader(topic.topic, asked.partition, asked.current_leader_epoch)
+                stream = led_stream(ctx, topic.topic, asked.partition, asked.current_leader_epoch)
             except KafkaError as error:
                 answer.error_code = error.code
             else:
-                pending.confirm(
-                    stream, partial(_confirmed_epoch, pending, stream, asked.leader_epoch, answer)
-                )
-    result: epochs_wire.OffsetForLeaderEpochResponse | Later = pending.result()
-    return result
+                then = partial(_confirmed_epoch, parts, stream, asked.leader_epoch, answer)
+                _confirm(ctx, parts, stream, then)
+    return parts.result()
 
 
 def fail_offset_for_leader_epoch(
@@ -242,7 +211,7 @@ def fail_offset_for_leader_epoch(
 
 
 def _confirmed_epoch(
-    pending: _Pending,
+    parts: Gathering[epochs_wire.OffsetForLeaderEpochResponse],
     stream: LogStream,
     epoch: int,
     answer: epochs_wire.EpochEndOffset,
@@ -252,4 +221,4 @@ def _confirmed_epoch(
         answer.leader_epoch, answer.end_offset = stream.end_offset_for_epoch(epoch)
     else:
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    pending.answered()
+    parts.arrived()

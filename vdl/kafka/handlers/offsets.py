@@ -24,9 +24,10 @@ Must not know: who may commit (the state machine decides that), group membership
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Later
+from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.partitions import find_topic
@@ -143,7 +144,9 @@ def _sort_out(
 # --- OffsetFetch ---------------------------------------------------------------------------------
 
 
-def handle_offset_fetch(ctx: RequestContext, request: fetch_wire.OffsetFetchRequest) -> Later:
+def handle_offset_fetch(
+    ctx: RequestContext, request: fetch_wire.OffsetFetchRequest
+) -> fetch_wire.OffsetFetchResponse | Later:
     """The committed positions; -1 where there is none."""
     if ctx.api_version >= 8:
         return _fetch_groups(ctx, request)
@@ -200,36 +203,30 @@ def fail_offset_fetch(
     return response
 
 
-def _fetch_groups(ctx: RequestContext, request: fetch_wire.OffsetFetchRequest) -> Later:
+def _fetch_groups(
+    ctx: RequestContext, request: fetch_wire.OffsetFetchRequest
+) -> fetch_wire.OffsetFetchResponse | Later:
     """v8+: each group from its own coordinator, here or not."""
     groups = group_coordinator(ctx)
-    response = fetch_wire.OffsetFetchResponse()
-    later = Later()
-    waiting = len(request.groups) + 1
+    parts = Gathering(fetch_wire.OffsetFetchResponse())
 
-    def answered() -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting:
-            later.complete(response)
-
-    def fill(group: fetch_wire.OffsetFetchRequestGroup) -> None:
-        target = fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id)
-        response.groups.append(target)
-        asked = _asked(group.topics)
-
-        def read(error: ErrorCode, machine: Coordinator | None) -> None:
-            target.error_code = error
-            if machine is not None:
-                _fill_group(ctx, target, machine.offsets, asked)
-            answered()
-
-        groups.read(group.group_id, read)
+    def read(
+        target: fetch_wire.OffsetFetchResponseGroup,
+        asked: list[tuple[str, list[int]]] | None,
+        error: ErrorCode,
+        machine: Coordinator | None,
+    ) -> None:
+        target.error_code = error
+        if machine is not None:
+            _fill_group(ctx, target, machine.offsets, asked)
+        parts.arrived()
 
     for group in request.groups:
-        fill(group)
-    answered()
-    return later
+        target = fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id)
+        parts.response.groups.append(target)
+        parts.expect()
+        groups.read(group.group_id, partial(read, target, _asked(group.topics)))
+    return parts.result()
 
 
 def _fill_group(

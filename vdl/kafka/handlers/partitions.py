@@ -36,6 +36,23 @@ def partition_group(topic: Topic, index: int) -> int:
     return groups[index]
 
 
+def led_stream(ctx: RequestContext, topic_name: str, index: int, epoch: int = -1) -> LogStream:
+    """The log of a partition that this server leads, in the epoch the client believes in. Raises
+    KafkaError."""
+    topic = find_topic(ctx, topic_name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    stream = ctx.server.host.stream(partition_group(topic, index))
+    if stream is None:
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    error = check_leader_epoch(stream, epoch)
+    if not error and not stream.is_leader:
+        error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if error:
+        raise KafkaError(error)
+    return stream
+
+
 def topic_setting(topic: Topic, name: str, default: int) -> int:
     """A whole-number setting of the topic; its text was checked when it was set."""
     configs = topic.configs
