@@ -123,10 +123,13 @@ class Copies:
             yield tree
 
 
-def live(tree: Path, seeds: Sequence[int], *, quiet: bool = False) -> Generator[World, None, None]:
-    """The worlds of `seeds` with the code in `tree`, as they end. Raises WorkerError."""
+def live(
+    tree: Path, seeds: Sequence[int], *, quiet: bool = False, first: bool = False
+) -> Generator[World, None, None]:
+    """The worlds of `seeds` with the code in `tree`, as they end. `quiet`: without faults; `first`:
+    up to the first violation only. Raises WorkerError."""
     command = [sys.executable, "-P", str(WORKER), str(tree)]
-    command += ["--quiet"] if quiet else []
+    command += ["--quiet"] * quiet + ["--first"] * first
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -153,16 +156,22 @@ def live(tree: Path, seeds: Sequence[int], *, quiet: bool = False) -> Generator[
 
 
 def hunt(
-    copies: Copies, mutation: Mutation, seeds: Sequence[int], *, enough: int = 1, calm: bool = False
+    copies: Copies,
+    mutation: Mutation,
+    seeds: Sequence[int],
+    *,
+    enough: int = 1,
+    calm: bool = False,
+    first: bool = False,
 ) -> Hunt:
     """Look for one mutation in the worlds of `seeds`, in this order; `calm`: and in one without
-    faults."""
+    faults; `first`: end each world at its first violation."""
     result = Hunt(mutation)
     try:
         with copies.mutated(mutation) as tree:
             if calm:
                 (result.calm,) = live(tree, [QUIET_SEED], quiet=True)
-            with closing(live(tree, seeds)) as worlds:
+            with closing(live(tree, seeds, first=first)) as worlds:
                 _look_at(worlds, copies, result, enough)
     except (PatchError, WorkerError) as error:
         result.problem = str(error)

@@ -32,7 +32,9 @@ def hunts(copies):
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         yield {
-            mutation.name: pool.submit(hunt, copies, mutation, known_first(SEEDS[mutation.name]))
+            mutation.name: pool.submit(
+                hunt, copies, mutation, known_first(SEEDS[mutation.name]), first=True
+            )
             for mutation in MUTATIONS
         }
     finally:

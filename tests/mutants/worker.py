@@ -1,11 +1,12 @@
 """Runs worlds with the code of one copy: a process of its own, so that nothing is shared.
 
-    echo 1 2 3 | PYTHONPATH=COPY python -P worker.py COPY [--quiet]
+    echo 1 2 3 | PYTHONPATH=COPY python -P worker.py COPY [--quiet] [--first]
 
 Reads seeds and prints one line of JSON for each, until whoever reads those has seen enough and ends
-it. With `--quiet` the worlds are without faults and without luck in their options. A world that
-does not come to an end within its processor time is reported as such; it is no finding. A world is
-`happy` when clients wrote, everything could be read at the end, and the history has no anomaly.
+it. With `--quiet` the worlds are without faults and have fixed options. With `--first` a world ends
+at its first violation: what follows one takes long and tells nothing new. A world that does not end
+within its processor time is reported as such; it is no finding. A world is `happy` when clients
+wrote, everything could be read at the end, and the history has no anomaly.
 
 Must not know: what is planted in the copy.
 """
@@ -30,10 +31,15 @@ def _expire(number: int, frame: object) -> None:
     raise _TooLong
 
 
+class _Violated(BaseException):
+    """The first violation of a world."""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("copy", type=Path)
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--first", action="store_true")
     arguments = parser.parse_args()
 
     from vdl.check import report
@@ -42,6 +48,8 @@ def main() -> int:
 
     check_origin(arguments.copy)
     signal.signal(signal.SIGVTALRM, _expire)
+    if arguments.first:
+        end_at_first_violation()
     options = Options(seconds=6) if arguments.quiet else None
     for seed in map(int, sys.stdin.read().split()):
         line = {"seed": seed, "violations": [], "ended": True, "happy": False}
@@ -57,11 +65,23 @@ def main() -> int:
             )
         except _TooLong:
             line["ended"] = False
+        except _Violated as violated:
+            line["violations"] = [str(violated)]
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
     return 0
+
+
+def end_at_first_violation() -> None:
+    """Whatever the simulator notes as a violation ends its world from now on."""
+    from vdl.sim.invariants import Violation, Watch
+
+    def violate(watch: Watch, name: str, detail: str) -> None:
+        raise _Violated(Violation(name, detail))
+
+    Watch.violate = violate
 
 
 def check_origin(copy: Path) -> None:
