@@ -1,4 +1,8 @@
-"""Runs the test stages of budgets.toml, one after the other, each within its budget.
+"""Runs the test stages of budgets.toml, each within its budget.
+
+Stages run in the order of the file, one after the other. Stages marked `beside` need one processor
+and no quiet machine: those that follow one another run two at a time. What they print appears when
+they end.
 
 Budgets are for a quiet machine. A shared one may be half as fast for hours: what a fixed piece of
 work takes then, in processor time, stretches them, at most to twice.
@@ -17,12 +21,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "test-results"
@@ -30,6 +38,8 @@ LOOPS = 1_000_000
 LOOPS_SECONDS = 0.02
 """What so many empty loops take on the machine that the budgets are for."""
 STRETCH_MAX = 2.0
+BESIDE = min(2, os.cpu_count() or 1)
+"""Stages that run at one time, of those that may."""
 GRACE_SECONDS = 10
 """Between the request to end (SIGINT, so that fixtures stop their servers) and SIGKILL."""
 
@@ -44,11 +54,14 @@ class Stage:
     make: str = ""
     env: dict[str, str] = field(default_factory=dict)
     ci: bool = False
+    beside: bool = False
 
     def command(self, report: Path) -> list[str]:
         if self.make:
             return ["make", "--no-print-directory", self.make]
-        return [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *self.pytest]
+        # Without the cache of last failures: stages that run at one time would share its files.
+        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        return [sys.executable, "-m", "pytest", *options, *self.pytest]
 
 
 @dataclass
@@ -77,11 +90,14 @@ def main() -> int:
         for stage in stages
         if (stage.name in arguments.names if arguments.names else arguments.ci or not stage.ci)
     ]
+    began = time.monotonic()
     outcomes: list[Outcome] = []
-    for stage in wanted:
-        stage.seconds = round(stage.seconds * stretch())
-        outcomes.append(run_stage(stage))
-    return report(outcomes)
+    for beside, group in groupby(wanted, key=lambda stage: stage.beside):
+        if beside:
+            outcomes += run_beside(list(group))
+        else:
+            outcomes += [run_alone(stage) for stage in group]
+    return report(outcomes, time.monotonic() - began)
 
 
 def stretch() -> float:
@@ -101,9 +117,50 @@ def load_stages() -> list[Stage]:
     return [Stage(**row) for row in rows]
 
 
-def run_stage(stage: Stage) -> Outcome:
-    """Run one stage in a process group of its own, so that nothing it started outlives it."""
-    print(f"\n=== {stage.name} (at most {stage.seconds} s)", flush=True)
+def run_alone(stage: Stage) -> Outcome:
+    """Run one stage, which prints as it goes."""
+    stage.seconds = round(stage.seconds * stretch())
+    print(head(stage), flush=True)
+    return run_stage(stage, [])
+
+
+def run_beside(stages: Sequence[Stage]) -> list[Outcome]:
+    """Run stages as many at a time as may; the outcomes in the order of `stages`."""
+    stretched = stretch()
+    for stage in stages:
+        stage.seconds = round(stage.seconds * stretched)
+    print(f"\n=== {BESIDE} at a time: {', '.join(stage.name for stage in stages)}", flush=True)
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run(stage: Stage) -> Outcome:
+        with tempfile.TemporaryFile() as output:
+            outcome = run_stage(stage, processes, output)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        print(f"{head(stage)}\n{text}", end="", flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(BESIDE) as pool:
+        futures = [pool.submit(run, stage) for stage in stages]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            # ^C: what runs is ended, what waits does not begin.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                end_group(process)
+            raise
+
+
+def head(stage: Stage) -> str:
+    return f"\n=== {stage.name} (at most {stage.seconds} s)"
+
+
+def run_stage(
+    stage: Stage, processes: list[subprocess.Popen[bytes]], output: IO[bytes] | None = None
+) -> Outcome:
+    """Run one stage in a process group of its own, so that nothing it started outlives it. Its
+    process is added to `processes`. It prints to `output` if given."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     results = RESULTS / f"{stage.name.replace(' ', '-')}.xml"
     results.unlink(missing_ok=True)
@@ -114,8 +171,11 @@ def run_stage(stage: Stage) -> Outcome:
         cwd=ROOT,
         env={**os.environ, **stage.env},
         stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
         start_new_session=True,
     )
+    processes.append(process)
     try:
         code = process.wait(timeout=stage.seconds)
     except subprocess.TimeoutExpired:
@@ -160,8 +220,8 @@ def read_counts(results: Path, outcome: Outcome) -> None:
         outcome.passed += total - failures - errors - skipped
 
 
-def report(outcomes: list[Outcome]) -> int:
-    """Print one line a stage and the closing line; the exit code."""
+def report(outcomes: list[Outcome], seconds: float) -> int:
+    """Print one line a stage and the closing line; the exit code. `seconds`: all of it took."""
     print(f"\n{'stage':<20}{'seconds':>9}{'budget':>8}{'passed':>8}{'failed':>8}{'skipped':>9}")
     for outcome in outcomes:
         stage = outcome.stage
@@ -173,8 +233,7 @@ def report(outcomes: list[Outcome]) -> int:
     # A stage that broke down without a failed test is one failure of its own.
     failed = sum(outcome.failed or bool(outcome.problem) for outcome in outcomes)
     skipped = sum(outcome.skipped for outcome in outcomes)
-    total_seconds = sum(outcome.seconds for outcome in outcomes)
-    print(f"{'all':<20}{total_seconds:>9.1f}\n")
+    print(f"{'all':<20}{seconds:>9.1f}\n")
     if passed + failed == 0:
         print("no test ran")
         return 1
