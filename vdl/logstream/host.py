@@ -49,7 +49,7 @@ from vdl.logstream.group.durable_responses import Answers
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import Turn, server_of
+from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.producer_expiry import ProducerExpiry
 from vdl.logstream.group.state_group import Outcome, StateGroup
 from vdl.logstream.membership.bootstrap import BirthRecord, encode_record
@@ -106,8 +106,6 @@ class Host:
         self.store = store
         self.options = options
         self.stats = HostStats()
-        self.on_leader_news: Callable[[], None] = _nothing
-        """Called at the end of a turn in which some group's leader changed."""
         self.on_answers: Callable[[], None] = _nothing
         """Called within a turn when clients' appends may have been answered."""
         self.on_catalog_change: Callable[[], None] = _nothing
@@ -122,18 +120,12 @@ class Host:
         self._groups: dict[int, Group] = {}
         self._streams: dict[int, LogStream] = {}
         self._state_groups: dict[int, StateGroup] = {}
-        self._dirty: list[Group] = []
-        self._scheduled = False
-        self._closed = False
         disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
-        self._turn = Turn(self.mark_dirty)
+        self._outbox = Outbox(clock)
+        self._outbox.run_turn = self.run_once
         self._answers = Answers(store, deliver=self._deliver, on_urgent=disk_watch.staged)
-        self._commit_news = CommitNews(
-            self._groups, clock=clock, turn=self._turn, send_soon=self._schedule_turn
-        )
+        self._commit_news = CommitNews(self._groups, clock=clock, outbox=self._outbox)
         self._renumbered = 0
-        self._catalog_changed = False
-        self._to_wake: dict[int, LogStream] = {}
         self.loop_time = LoopTime(clock)
         self._due = DueGroups(clock, self.loop_time, self._fall_due)
         self._gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
@@ -161,8 +153,8 @@ class Host:
             server_id=server_id,
             boot=self._boot,
             machine=self.catalog,
-            now_ms=self.time.now_ms,
-            mark_dirty=self.mark_dirty,
+            time=self.time,
+            outbox=self._outbox,
             is_essential=True,
         )
         self._state_groups_made: dict[int, StateGroup] = {CATALOG_GROUP: catalog_group}
@@ -171,8 +163,8 @@ class Host:
                 server_id=server_id,
                 boot=self._boot,
                 machine=Coordinator(),
-                now_ms=self.time.now_ms,
-                mark_dirty=self.mark_dirty,
+                time=self.time,
+                outbox=self._outbox,
             )
         self._opening = Opening(
             server_id=server_id,
@@ -207,7 +199,7 @@ class Host:
             clock=clock,
             log=log,
             healed=self._healed,
-            staged=self._staged,
+            staged=self._outbox.note_staged,
             damage=self._conditions.note_damage,
         )
         self.in_sync = InSyncReplicas(
@@ -222,7 +214,7 @@ class Host:
             led_by=self.leadership.count,
             has_damage=self._conditions.has_damage,
             tick=self._due.tick,
-            mark_dirty=self.mark_dirty,
+            mark_dirty=self._outbox.mark_dirty,
         )
         self._replacement = Replacement(
             server_id=server_id,
@@ -235,7 +227,7 @@ class Host:
             transport=transport,
             clock=clock,
             propose=self.propose_catalog,
-            mark_dirty=self.mark_dirty,
+            mark_dirty=self._outbox.mark_dirty,
             leader_of=self.leader_of,
             log=log,
             patience_ns=options.patience_ns,
@@ -277,10 +269,10 @@ class Host:
             rest=self.rest,
             alive=self._alive,
             log=log,
-            staged=self._staged,
+            staged=self._outbox.note_staged,
             retry=self._healed,
         )
-        catalog_group.observers.append(CatalogObserver(self._catalog_commands))
+        catalog_group.observers.append(CatalogObserver(self._outbox))
         store.on_durable = self._answers.durable
         store.collect_meta = self._collect_meta
 
@@ -309,7 +301,7 @@ class Host:
 
     def close(self) -> None:
         """Answer everyone who waits; nothing is sent or applied afterwards."""
-        self._closed = True
+        self._outbox.is_closed = True
         self.upkeep.close()
         self._due.close()
         self.loop_time.close()
@@ -394,75 +386,60 @@ class Host:
     # --- the turn -------------------------------------------------------------------------
     def mark_dirty(self, group: Group) -> None:
         """Have `group` pumped this turn."""
-        if not group.dirty and not self._closed:
-            group.dirty = True
-            self._dirty.append(group)
-            if not self._scheduled:
-                self._schedule_turn()
+        self._outbox.mark_dirty(group)
 
     def _stepped(self, group: Group) -> None:
         """A message was stepped into `group`: often it says nothing new."""
         if group.has_news:
-            self.mark_dirty(group)
+            self._outbox.mark_dirty(group)
         elif group.node.raft.commit_news_due:
             self._commit_news.due(group)
-
-    def _schedule_turn(self) -> None:
-        """Have what is dirty or ready to be sent dealt with soon."""
-        if not self._scheduled and not self._closed:
-            self._scheduled = True
-            self.clock.call_soon(self.run_once)
-
-    def _staged(self, group: Group) -> None:
-        """Something of the group was staged outside its pump: it leaves with this turn."""
-        self._turn.staged = True
-        self.mark_dirty(group)
 
     def _healed(self, group: Group) -> None:
         """What could not be read may be tried again."""
         group.retry_apply()
-        self.mark_dirty(group)
+        self._outbox.mark_dirty(group)
 
     def run_once(self) -> None:
         """One pass over everything that is dirty."""
-        if self._closed:
+        outbox = self._outbox
+        if outbox.is_closed:
             return
-        self._scheduled = True  # what becomes dirty from here on is part of this pass
+        outbox.is_scheduled = True  # what becomes dirty from here on is part of this pass
         self.stats.turns += 1
-        turn = self._turn
         tick = self._due.tick()
         touched: dict[int, Group] = {}
-        while self._dirty or self._catalog_changed:
-            dirty, self._dirty = self._dirty, []
+        while outbox.dirty or outbox.catalog_changed:
+            dirty, outbox.dirty = outbox.dirty, []
             for group in dirty:
                 group.dirty = False
                 if self._groups.get(group.group_id) is group:
                     if tick > group.last_tick:
                         group.catch_up(tick)
-                    group.pump(turn)
+                    group.pump(outbox)
                     touched[group.group_id] = group
-            if self._catalog_changed:
+            if outbox.catalog_changed:
                 self.catalog_applied()
             # In the order of how long it is waited for: peers, clients, the disk, the machines.
-            self._send(turn)
+            self._send()
             self.on_answers()
-            self._answers.submit(turn)
-            self._apply(turn)
-        self._scheduled = False
-        self._send(turn)
+            self._answers.submit(outbox)
+            self._apply()
+        outbox.is_scheduled = False
+        self._send()
         self.upkeep.watch(touched)
         for group in touched.values():
             if self._groups.get(group.group_id) is group:  # else it was deleted in this turn
                 self._after_pump(group, tick)
         self.elections.turn_ended(self.clock.now_ns())
-        if self._to_wake:
-            to_wake, self._to_wake = self._to_wake, {}
+        if outbox.to_wake:
+            to_wake, outbox.to_wake = outbox.to_wake, {}
             for stream in to_wake.values():
                 stream.wake()
         self._due.arm()
 
-    def _apply(self, turn: Turn) -> None:
-        for group, message in turn.take_applies():
+    def _apply(self) -> None:
+        for group, message in self._outbox.take_applies():
             if self._groups.get(group.group_id) is group:
                 group.apply(message)
                 self._stepped(group)
@@ -477,17 +454,17 @@ class Host:
             if message.to == group.replica_id:
                 group.node.step(message)
             elif isinstance(message, MsgStorageApply):
-                self._apply(self._turn)
+                self._apply()
                 group.apply_held(message)
             else:
-                self._turn.send(group.group_id, message)
+                self._outbox.send(group.group_id, message)
         self._stepped(group)
-        if self._turn.out:
-            self._schedule_turn()
+        if self._outbox.out:
+            self._outbox.schedule()
 
-    def _send(self, turn: Turn) -> None:
+    def _send(self) -> None:
         """One frame a peer and lane, or a few where there is much to say."""
-        out, turn.out = turn.out, {}
+        out, self._outbox.out = self._outbox.out, {}
         for server, messages in out.items():
             assert server != self.server_id, messages
             self.stats.messages_out += len(messages)
@@ -512,7 +489,7 @@ class Host:
             if group is not None and type(message) in (MsgApp, MsgSnap, MsgTimeoutNow):
                 group.node.report_unreachable(message.to)
                 if type(message) is MsgTimeoutNow:
-                    self.mark_dirty(group)  # it may hold proposals
+                    self._outbox.mark_dirty(group)  # it may hold proposals
 
     def _after_pump(self, group: Group, tick: int) -> None:
         """Leadership news and the next due tick."""
@@ -527,10 +504,8 @@ class Host:
             if self.leadership.lead(group.group_id, raft.term, group.replica_id, only):
                 self.in_sync.lead(group, self.clock.now_ns())
                 self.stats.elections += 1
-                self.on_leader_news()
         elif self.leadership.resign(group.group_id):
             self.in_sync.resign(group.group_id)
-            self.on_leader_news()
         self._schedule(group, tick, node.ticks_until_due())
 
     def _schedule(self, group: Group, tick: int, due: int) -> None:
@@ -547,11 +522,6 @@ class Host:
         """Whether an entry of a led group can be expected to get so many copies."""
         return self.in_sync.may_reach(group, copies, self.clock.now_ns())
 
-    def wake(self, stream: LogStream) -> None:
-        """Run the stream's long polls once, at the end of the turn."""
-        self._to_wake[stream.group_id] = stream
-        self._schedule_turn()
-
     def _in_sync_changed(self, group: Group) -> None:
         """Other replicas of a led group are in sync: tell peers, and whoever waits for copies."""
         in_sync = self.in_sync[group.group_id]
@@ -559,7 +529,7 @@ class Host:
             group.group_id, in_sync.term, group.replica_id, in_sync.servers
         )
         if group.awaits_copies:
-            self.mark_dirty(group)
+            self._outbox.mark_dirty(group)
 
     # --- time -----------------------------------------------------------------------------
     def _fall_due(self, group: Group, tick: int) -> None:
@@ -580,12 +550,12 @@ class Host:
             may_have_news = self._proofs.tell_follower(group)
             if node.lead and node.commit < node.last_index:
                 # Quiet for an election timeout, yet not all is committed here.
-                self._turn.send(group.group_id, group.asks_for_news())
-                self.mark_dirty(group)
+                self._outbox.send(group.group_id, group.asks_for_news())
+                self._outbox.mark_dirty(group)
             due = node.ticks_until_due()
             if due <= 1:
                 if may_have_news and group.has_news:
-                    self.mark_dirty(group)
+                    self._outbox.mark_dirty(group)
                 self.elections.ask(group, self.clock.now_ns())
                 return
             is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
@@ -593,7 +563,7 @@ class Host:
             is_idle = node.commit == node.last_index and server_of(node.lead) in self._alive
             may_rest = is_heard and is_idle and node.raft.is_voter
         if may_have_news and group.has_news:
-            self.mark_dirty(group)
+            self._outbox.mark_dirty(group)
         elif group.dirty:
             pass
         elif may_rest and self.rest.is_calm:
@@ -625,7 +595,7 @@ class Host:
         self._proofs.tell_follower(group)
         due, _ = group.fall_due(tick)
         if group.has_news:
-            self.mark_dirty(group)
+            self._outbox.mark_dirty(group)
         elif not group.dirty:
             self._schedule(group, tick, due)
             self._due.arm()
@@ -690,15 +660,14 @@ class Host:
                 for replica in group.members:
                     if server_of(replica) == server_id:
                         node.report_unreachable(replica)
-                        self.mark_dirty(group)
+                        self._outbox.mark_dirty(group)
             elif server_of(node.lead or node.vote) == server_id:
                 if node.lead:
                     group.leader_lost_ns = self.clock.now_ns()
                 if refused:
                     alive = {self.server_id, *self._alive}
                     group.stand_in_turn(alive, self._due.tick(), standing=len(lost))
-                    self.mark_dirty(group)
-        self.on_leader_news()
+                    self._outbox.mark_dirty(group)
 
     def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
@@ -727,7 +696,7 @@ class Host:
 
     def beat(self) -> None:
         """Send the list heartbeats, and let leaders speak to peers that are out of step."""
-        if self._closed:
+        if self._outbox.is_closed:
             return
         for server in sorted(self._alive):
             for frame_type, buffers in self.leadership.beat(server):
@@ -744,14 +713,12 @@ class Host:
             if group is not None and change.replica and not group.node.is_leader:
                 group.catch_up(tick)
                 self._proofs.tell_follower(group)
-                self.mark_dirty(group)
+                self._outbox.mark_dirty(group)
             elif group is not None and not group.node.is_leader:
                 # Nobody leads it, as far as that server is concerned, from now on.
                 group.leader_resigned(tick)
                 self._schedule(group, tick, group.node.ticks_until_due())
                 self._due.arm()
-        if changed:
-            self.on_leader_news()
 
     # --- Hosting: what `Replicas` makes ---------------------------------------------------
     def replica_lost(self, log: storage.Log) -> None:
@@ -781,8 +748,7 @@ class Host:
             partition=info.partition,
             state=PartitionState(),
             options=self.options,
-            mark_dirty=self.mark_dirty,
-            wake=self.wake,
+            outbox=self._outbox,
             may_reach=self._may_reach,
             gaps=self._gaps,
         )
@@ -805,7 +771,7 @@ class Host:
         """`whole`: the replica's state is not one of the past; later, if its log has a hole."""
 
         def wanted() -> bool:
-            return not self._closed and self._replicas.holds(log)
+            return not self._outbox.is_closed and self._replicas.holds(log)
 
         def opened(group: Group) -> None:
             then(group)
@@ -818,7 +784,7 @@ class Host:
             self._run_group(group)
 
         def now_whole(group: Group) -> None:
-            if not self._closed and self._groups.get(group.group_id) is group:
+            if not self._outbox.is_closed and self._groups.get(group.group_id) is group:
                 self._log.info("state_complete", group=group.group_id, applied=group.applied)
                 whole()
 
@@ -831,7 +797,7 @@ class Host:
         self._proofs.tell_follower(group)
         self._incoming.begin(group, self._due.tick())
         self._campaign_if_preferred(group)
-        self.mark_dirty(group)
+        self._outbox.mark_dirty(group)
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
@@ -862,14 +828,9 @@ class Host:
             group.owner.stopped()
             group.serving = False
 
-    def _catalog_commands(self) -> None:
-        """The applied catalog changed: looked at once a turn, however many commands did it."""
-        self._catalog_changed = True
-        self._schedule_turn()
-
     def catalog_applied(self) -> None:
         """The applied catalog changed."""
-        self._catalog_changed = False
+        self._outbox.catalog_changed = False
         self.time.remember(self.catalog.noted_ms)
         self._replicas.reconcile()
         if self._renumbered != self.catalog.renumbered:

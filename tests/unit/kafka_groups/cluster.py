@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from raft.errors import DropReason, ProposalDropped
@@ -119,12 +120,10 @@ class TwinServer:
             host=self, clock=self.clock, rng=random.Random(server_id), config=cluster.options
         )
         for log in cluster.logs.values():
+            time: Any = SimpleNamespace(now_ms=self.clock.wall_ms)
+            outbox: Any = SimpleNamespace(mark_dirty=lambda _: None)
             state_group = StateGroup(
-                server_id=server_id,
-                boot=server_id,
-                machine=Coordinator(),
-                now_ms=self.clock.wall_ms,
-                mark_dirty=lambda _: None,
+                server_id=server_id, boot=server_id, machine=Coordinator(), time=time, outbox=outbox
             )
             state_group.group = TwinGroup(log, server_id)  # type: ignore[assignment]
             self.groups.attach(state_group)

@@ -19,7 +19,7 @@ from rpc.ranges import (
 )
 from segments.api import Compacted, CorruptRecord, StoredEntry
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import replica_id_of
+from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.options import HostOptions
 from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, Healing
 from vdl.logstream.time.loop_gap import LoopGaps
@@ -142,7 +142,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     owner = LogStream(
         topic="events", partition=3, state=PartitionState(), options=HostOptions(),
-        mark_dirty=lambda _: None, wake=lambda _: None, may_reach=lambda group, copies: True,
+        outbox=Outbox(NodeClock(VirtualTime())), may_reach=lambda group, copies: True,
         gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1),
     )  # fmt: skip
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
@@ -244,7 +244,7 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
 
     owner = LogStream(
         topic="aged", partition=0, state=PartitionState(), options=HostOptions(),
-        mark_dirty=lambda _: None, wake=lambda _: None, may_reach=lambda group, copies: True,
+        outbox=Outbox(NodeClock(VirtualTime())), may_reach=lambda group, copies: True,
         gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1),
     )  # fmt: skip
     owner.state.log_start_offset = log_start_offset

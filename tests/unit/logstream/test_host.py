@@ -14,7 +14,7 @@ from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import Turn, server_of
+from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS
@@ -83,14 +83,14 @@ def test_group_that_rested_sends_no_heartbeats_after_its_entry(
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     beats: list[int] = []
-    send = Turn.send
+    send = Outbox.send
 
-    def watched(self: Turn, of: int, message: Any) -> None:
+    def watched(self: Outbox, of: int, message: Any) -> None:
         if of == group_id and isinstance(message, MsgHeartbeat):
             beats.append(cluster.time.now_ns)
         send(self, of, message)
 
-    monkeypatch.setattr(Turn, "send", watched)
+    monkeypatch.setattr(Outbox, "send", watched)
     for rest_ms in (300, 395, 403, 500):
         cluster.run(rest_ms)
         for node in cluster.nodes.values():
@@ -392,16 +392,16 @@ def test_command_nobody_knows_is_refused_before_it_is_appended(cluster: Any) -> 
 def test_group_deleted_in_the_turn_that_pumps_it_leaves_the_leader_list(cluster: Any) -> None:
     group_id = cluster.create_topic()
     host = cluster.nodes[cluster.leader(group_id).leader_server].host
-    pump = host.run_once
+    pump = host._outbox.run_turn
 
     def busy_turn() -> None:
         group = host.groups.get(group_id)
         if group is not None and not group.dirty:
             group.dirty = True
-            host._dirty.insert(0, group)
+            host._outbox.dirty.insert(0, group)
         pump()
 
-    host.run_once = busy_turn
+    host._outbox.run_turn = busy_turn
     cluster.delete_topic()
     cluster.run(500)
     leaders = {node.host.leader_of(group_id)[0] for node in cluster.nodes.values()}

@@ -799,7 +799,7 @@ def test_state_of_the_past_that_was_taken_is_not_acted_on(
     group = host.groups[CATALOG_GROUP]
     assert not group.is_whole
     assert group.take_state(past, lambda: host._healed(group))
-    host._staged(group)
+    host._outbox.note_staged(group)
     cluster.run(300)
     patch.undo()
     assert not group.is_whole
@@ -858,7 +858,7 @@ def test_state_that_was_taken_is_acted_on_once_its_commit_index_is_durable(
     group = host.groups[CATALOG_GROUP]
     assert not group.is_whole
     assert group.take_state(present, lambda: None)
-    host._staged(group)
+    host._outbox.note_staged(group)
     while not group.is_whole:
         cluster.run(0.05)
     node.crash()

@@ -331,7 +331,7 @@ def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring:
     look()
     assert (world.start, appended(3)) == (0, 1)
     progress.match = 3
-    stream._mark_dirty(stream.group)
+    stream._outbox.mark_dirty(stream.group)
     expiring.run(50)
     assert stream.end_offset == 7
     expiring.run(1_500)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import segments.api as storage
 from raft.messages import Message
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import Turn
+from vdl.logstream.group.outbox import Outbox
 
 
 class Answers:
@@ -36,17 +36,17 @@ class Answers:
         self._waiting: dict[int, list[tuple[Group, Sequence[Message]]]] = {}
         """By the journal token that must be durable first."""
 
-    def submit(self, turn: Turn) -> None:
+    def submit(self, outbox: Outbox) -> None:
         """Close the turn's block and line up the answers that wait for it."""
         store = self._store
         token = 0
-        if turn.staged:
-            token = store.submit(urgent=turn.urgent)
-            if turn.urgent:
+        if outbox.staged:
+            token = store.submit(urgent=outbox.urgent)
+            if outbox.urgent:
                 self._on_urgent(token)
-            turn.staged = False
-            turn.urgent = False
-        after, turn.after_append = turn.after_append, []
+            outbox.staged = False
+            outbox.urgent = False
+        after, outbox.after_append = outbox.after_append, []
         for group, must_sync, responses in after:
             if must_sync:
                 group.last_token = token

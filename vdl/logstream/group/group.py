@@ -36,7 +36,7 @@ from raft.types import (
     StateType,
 )
 from vdl.clock import MS
-from vdl.logstream.group.outbox import Turn, server_of
+from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.read_index import ReadRounds
 from vdl.logstream.group.recovery_throttle import Gain, Pace
 from vdl.logstream.group.snapshot_cache import Encodings
@@ -431,7 +431,7 @@ class Group:
         self.node.propose([entry])
 
     # --- the turn ----------------------------------------------------------------------------
-    def pump(self, turn: Turn) -> None:
+    def pump(self, outbox: Outbox) -> None:
         """Do what the core wants done, until it wants nothing more without a disk or a peer."""
         node, log = self.node, self.node.raft.log
         self.reads.begin(node)
@@ -440,47 +440,47 @@ class Group:
             applies: list[MsgStorageApply] = []
             for message in ready.messages:
                 if isinstance(message, MsgStorageAppend):
-                    self._stage(message, turn)
+                    self._stage(message, outbox)
                 elif isinstance(message, MsgStorageApply):
                     applies.append(message)
                 else:
-                    turn.send(self.group_id, message)
+                    outbox.send(self.group_id, message)
             if log.committed != self.commit:
                 self._note_commit(log.committed)
             for apply in applies:
                 if self._held or self.owner.is_remembered or self._changes_members(apply):
-                    self._hold(apply, turn)
+                    self._hold(apply, outbox)
                 else:
-                    turn.applies.append((self, apply))
+                    outbox.applies.append((self, apply))
             if ready.read_states:
                 self.reads.confirmed(ready.read_states)
                 self.reads.applied(self.applied)
             for want in ready.cold_reads:
-                self._read_cold(want, turn)
+                self._read_cold(want, outbox)
         if self._coming is not None and not self._held:
-            self._await_state(turn)
+            self._await_state(outbox)
         if self._cold_first:
             self._withdraw_unwanted()
         if self.awaits_copies:
             self.owner.committed(self.commit)
         self._note_role()
 
-    def _stage(self, message: MsgStorageAppend, turn: Turn) -> None:
+    def _stage(self, message: MsgStorageAppend, outbox: Outbox) -> None:
         store = self.store
         if message.snapshot is not None:
             self._note_role()  # it may have led at the turn's beginning: an owner stops first
             self._install(message.snapshot)
-            turn.urgent = True
+            outbox.urgent = True
         if message.entries:
             store.append(self.log, message.entries)
-            turn.urgent = True
+            outbox.urgent = True
         if message.term:
             state = storage.HardState(message.term, message.vote, message.commit)
             store.set_hard_state(self.log, state)
-        turn.staged = True
+        outbox.staged = True
         if message.must_sync:
-            turn.urgent = True
-        turn.after_append.append((self, message.must_sync, message.responses))
+            outbox.urgent = True
+        outbox.after_append.append((self, message.must_sync, message.responses))
 
     def _install(self, snapshot: Snapshot) -> None:
         """Replace log and state by what a leader sent (§7). Both are in one journal record."""
@@ -528,7 +528,7 @@ class Group:
             return False
         return state.members.reflects >= self.reflects
 
-    def _await_state(self, turn: Turn) -> None:
+    def _await_state(self, outbox: Outbox) -> None:
         """Have the commit index that a coming state stands on made durable. Members may reflect
         more than the state's index: the news of that comes by itself."""
         coming = self._coming
@@ -538,7 +538,7 @@ class Group:
         if not self._may_take(coming.snapshot, coming.state):
             self._coming = None  # the entries could be read after all, or a snapshot came
         elif is_same or self.commit >= members.reflects:
-            self._hold(MsgStorageApply(LOCAL_APPLY_THREAD, self.replica_id, 0, [], []), turn)
+            self._hold(MsgStorageApply(LOCAL_APPLY_THREAD, self.replica_id, 0, [], []), outbox)
 
     def _take_coming(self) -> None:
         coming, self._coming = self._coming, None
@@ -631,14 +631,14 @@ class Group:
                 return True
         return False
 
-    def _hold(self, message: MsgStorageApply, turn: Turn) -> None:
+    def _hold(self, message: MsgStorageApply, outbox: Outbox) -> None:
         """Wait until the commit index is durable here, and have what follows wait too. Members
         change only then: a quorum counted with new members must not be forgotten in a crash, or the
         old ones would be asked again, of whom one may be gone for good."""
         self._held += 1
-        turn.staged = True
-        turn.urgent = True
-        turn.after_append.append((self, True, [message]))
+        outbox.staged = True
+        outbox.urgent = True
+        outbox.after_append.append((self, True, [message]))
 
     def apply_held(self, message: MsgStorageApply) -> None:
         """`apply` what waited for the disk; without entries it is a state from elsewhere."""
@@ -674,11 +674,10 @@ class Group:
         if self.on_whole is not None:
             self._note_whole()
 
-    def _read_cold(self, want: ColdRead, turn: Turn) -> None:
+    def _read_cold(self, want: ColdRead, outbox: Outbox) -> None:
         """Entries a peer, or this replica's own applier, needs that left memory."""
-        wake = turn.wake
         if want.peer != self.replica_id:
-            self._feed(want, wake)
+            self._feed(want, outbox)
             return
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
@@ -687,11 +686,11 @@ class Group:
                 self.apply_stalled = True
                 return
             self.node.entries_ready(want.peer, [as_entry(stored) for stored in found])
-            wake(self)
+            outbox.mark_dirty(self)
 
         self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
 
-    def _feed(self, want: ColdRead, wake: Callable[[Group], None]) -> None:
+    def _feed(self, want: ColdRead, outbox: Outbox) -> None:
         """Read what a peer needs, when it is its turn, if it needs it then."""
         peer = want.peer
         key = (self, peer)
@@ -705,7 +704,7 @@ class Group:
             self.node.entries_ready(peer, [as_entry(stored) for stored in found])
             self._withdraw_unwanted()
             pace.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
-            wake(self)
+            outbox.mark_dirty(self)
 
         def read() -> None:
             nonlocal began_ns

@@ -27,7 +27,7 @@ from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import copied
 from vdl.logstream.group.offset_for_time import TimedOffset, find_offset_for_time
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.producer_expiry import ProducerMarks
 from vdl.logstream.group.push_back import PushBack
 from vdl.logstream.group.retention import (
@@ -161,9 +161,9 @@ class LogStream:
         "_expiry_index",
         "_gaps",
         "_held",
-        "_mark_dirty",
         "_may_reach",
         "_options",
+        "_outbox",
         "_overlay",
         "_producer_marks",
         "_proved",
@@ -173,7 +173,6 @@ class LogStream:
         "_untimed",
         "_waiters",
         "_waits",
-        "_wake",
         "group",
         "high_watermark",
         "partition",
@@ -190,8 +189,7 @@ class LogStream:
         partition: int,
         state: PartitionState,
         options: HostOptions,
-        mark_dirty: Callable[[Group], None],
-        wake: Callable[[LogStream], None],
+        outbox: Outbox,
         may_reach: Callable[[Group, int], bool],
         gaps: LoopGaps,
     ) -> None:
@@ -202,8 +200,7 @@ class LogStream:
         self.state = state
         self.high_watermark = 0
         self._options = options
-        self._mark_dirty = mark_dirty
-        self._wake = wake
+        self._outbox = outbox
         self._may_reach = may_reach
         self._gaps = gaps
         self._proved = gaps.count
@@ -377,7 +374,7 @@ class LogStream:
             )
         )
         if not group.dirty:
-            self._mark_dirty(group)
+            self._outbox.mark_dirty(group)
         return True
 
     def _refuse(
@@ -429,7 +426,7 @@ class LogStream:
         if original.index <= self.group.commit:
             self._uncopied.append(waiter)
             self.group.awaits_copies = True
-            self._mark_dirty(self.group)
+            self._outbox.mark_dirty(self.group)
             return
         # Waiters are kept in index order: the duplicate goes right behind its original.
         position = len(self._waiters)
@@ -467,7 +464,7 @@ class LogStream:
             done(False)
             return
         self.group.reads.ask(deadline_ns, done)
-        self._mark_dirty(self.group)
+        self._outbox.mark_dirty(self.group)
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
         """True now or as soon as this leader may serve; False when it is not the leader."""
@@ -596,7 +593,7 @@ class LogStream:
     def _end_push_back(self) -> None:
         if self._push_back is not None:
             self._push_back = None
-            self._mark_dirty(self.group)
+            self._outbox.mark_dirty(self.group)
 
     def expire_producers(self, now_ns: int, *, may_append: bool) -> None:
         """Have producers forgotten that have been idle for long enough. Called on every replica, so
@@ -622,7 +619,7 @@ class LogStream:
             self.group.propose(entry)
         except ProposalDropped:
             return False
-        self._mark_dirty(self.group)
+        self._outbox.mark_dirty(self.group)
         return True
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
@@ -719,7 +716,7 @@ class LogStream:
         if self._uncopied:
             self._answer_copied()
         if self._waits:
-            self._wake(self)
+            self._outbox.wake(self)
 
     def _answer_copied(self) -> None:
         """Complete committed waiters by how many voters' disks have their entries."""

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 from raft.errors import ProposalDropped
 from raft.types import Entry, EntryKind
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.snapshots import Items
+from vdl.logstream.time.cluster_time import ClusterTime
 from vdl.state import commands
 
 COMMAND_BYTES_MAX = 8 << 20
@@ -89,11 +90,11 @@ class StateGroup:
     __slots__ = (
         "_boot",
         "_group",
-        "_mark_dirty",
-        "_now_ms",
+        "_outbox",
         "_pending",
         "_seq",
         "_server_id",
+        "_time",
         "is_essential",
         "machine",
         "observers",
@@ -105,11 +106,11 @@ class StateGroup:
         server_id: int,
         boot: int,
         machine: Machine,
-        now_ms: Callable[[], int],
-        mark_dirty: Callable[[Group], None],
+        time: ClusterTime,
+        outbox: Outbox,
         is_essential: bool = False,
     ) -> None:
-        """`now_ms`: the time commands are stamped with, the cluster's (`AgreedTime.now_ms`).
+        """`time`: what commands are stamped with, see `AgreedTime.now_ms`.
         `is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
         also when the disk is full, and applied only when they cannot be forgotten."""
         self.machine = machine
@@ -120,8 +121,8 @@ class StateGroup:
         self._boot = boot
         """Drawn at start: tells this run's commands from those of the run before."""
         self._seq = 0
-        self._now_ms = now_ms
-        self._mark_dirty = mark_dirty
+        self._time = time
+        self._outbox = outbox
         self._pending: dict[int, Pending] = {}
 
     @property
@@ -185,7 +186,7 @@ class StateGroup:
                 server_id=self._server_id,
                 boot=self._boot,
                 seq=self._seq,
-                now_ms=self._now_ms(),
+                now_ms=self._time.now_ms(),
                 command=command,
             )
         )
@@ -211,7 +212,7 @@ class StateGroup:
             self.group.propose(Entry(data=data))
         except ProposalDropped:
             return False
-        self._mark_dirty(self.group)
+        self._outbox.mark_dirty(self.group)
         return True
 
     def expect(
@@ -230,7 +231,7 @@ class StateGroup:
             done(False)
             return
         self.group.reads.ask(deadline_ns, done)
-        self._mark_dirty(self.group)
+        self._outbox.mark_dirty(self.group)
 
     # --- the group's owner -------------------------------------------------------------------
     @property

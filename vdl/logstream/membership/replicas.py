@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import segments.api as storage
 from raft.types import NodeId
-from vdl.logstream.group.outbox import replica_id_of
+from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership.bootstrap import BirthRecord
 from vdl.state.catalog import FIRST_REPLICA, Catalog, GroupInfo, ReplicaInfo
@@ -249,18 +249,18 @@ class Replicas:
 
 
 class CatalogObserver:
-    """Tells of every command that the catalog here has applied, or of a snapshot."""
+    """Notes every command that the catalog here has applied, or a snapshot, for the next turn."""
 
-    __slots__ = ("_changed",)
+    __slots__ = ("_outbox",)
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
 
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
-        self._changed()
+        self._outbox.note_catalog()
 
     def on_installed(self, group: StateGroup) -> None:
-        self._changed()
+        self._outbox.note_catalog()
 
     def on_serving(self, group: StateGroup) -> None:
         """Nothing to do: what the catalog's leader does it does when time passes."""

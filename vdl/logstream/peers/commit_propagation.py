@@ -13,11 +13,11 @@ Must not know: what a commit means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import Turn
+from vdl.logstream.group.outbox import Outbox
 
 PATIENCE_NS = 50 * MS
 """How long the news may wait for entries to travel with."""
@@ -26,21 +26,12 @@ PATIENCE_NS = 50 * MS
 class CommitNews:
     """Groups that have news, and the one timer for all of them. `groups` is the host's own."""
 
-    __slots__ = ("_clock", "_due", "_groups", "_send_soon", "_turn")
+    __slots__ = ("_clock", "_due", "_groups", "_outbox")
 
-    def __init__(
-        self,
-        groups: Mapping[int, Group],
-        *,
-        clock: Clock,
-        turn: Turn,
-        send_soon: Callable[[], None],
-    ) -> None:
-        """`send_soon`: have what is in `turn` leave."""
+    def __init__(self, groups: Mapping[int, Group], *, clock: Clock, outbox: Outbox) -> None:
         self._groups = groups
         self._clock = clock
-        self._turn = turn
-        self._send_soon = send_soon
+        self._outbox = outbox
         self._due: dict[int, Group] = {}
 
     def due(self, group: Group) -> None:
@@ -54,6 +45,6 @@ class CommitNews:
         for group_id, group in due.items():
             if self._groups.get(group_id) is group:  # else it was deleted meanwhile
                 for message in group.node.tell_commit():
-                    self._turn.send(group_id, message)
-        if self._turn.out:
-            self._send_soon()
+                    self._outbox.send(group_id, message)
+        if self._outbox.out:
+            self._outbox.schedule()
