@@ -9,7 +9,7 @@ from random import Random
 from tests.sim.test_stories import CALM, S, tell
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.sim.machine import Machine
 from vdl.sim.world import World
 

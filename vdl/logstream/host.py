@@ -16,7 +16,6 @@ Must not know: the Kafka protocol, sockets, files.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
@@ -31,15 +30,12 @@ from raft.messages import (
     PeerMessage,
 )
 from raft.node import NEVER_DUE
-from raft.types import NodeId, StateType
+from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
-from rpc.streams import Transport
-from vdl.clock import Clock
-from vdl.log import Log
 from vdl.logstream.elections.campaigns import Elections
 from vdl.logstream.elections.disk_watch import DiskWatch
 from vdl.logstream.elections.overload import Overload
@@ -49,23 +45,21 @@ from vdl.logstream.group.durable_responses import Answers
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.producer_expiry import ProducerExpiry
 from vdl.logstream.group.state_group import Outcome, StateGroup
-from vdl.logstream.membership.bootstrap import BirthRecord, encode_record
+from vdl.logstream.membership.bootstrap import encode_record
 from vdl.logstream.membership.open_replica import Opening
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.replicas import (
-    CATALOG_GROUP,
     CatalogObserver,
     Placement,
     Replicas,
     replica_ids,
 )
 from vdl.logstream.membership.transfers import Transfers
-from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.commit_propagation import CommitNews
-from vdl.logstream.peers.early_messages import EarlyMessages
 from vdl.logstream.peers.entry_repair import Healing
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.inbox import Incoming
@@ -73,183 +67,73 @@ from vdl.logstream.peers.leader_proofs import Proofs
 from vdl.logstream.peers.liveness import Leadership
 from vdl.logstream.peers.server_status import Conditions
 from vdl.logstream.periodic import Upkeep
-from vdl.logstream.stats import HostStats
-from vdl.logstream.time.cluster_time import ClusterTime
-from vdl.logstream.time.loop_gap import LoopGaps
-from vdl.logstream.time.loop_time import LoopTime
-from vdl.state.catalog import Catalog, GroupInfo
-from vdl.state.coordinator import Coordinator
+from vdl.logstream.state import HostState
+from vdl.state.catalog import GroupInfo
 from vdl.state.partition import PartitionState
 
 
 class Host:
     """One server's log streams and state groups. Implements `rpc.streams.PeerHandler`."""
 
-    def __init__(
-        self,
-        *,
-        server_id: int,
-        record: BirthRecord,
-        store: storage.Store,
-        transport: Transport,
-        clock: Clock,
-        rng: random.Random,
-        options: HostOptions,
-        log: Log,
-        cache_bytes_max: int,
-    ) -> None:
-        self.server_id = server_id
-        self._itself = (server_id,)
-        self.cluster_id = record.cluster_id
-        self.coordinator_count = record.coordinator_groups
+    def __init__(self, state: HostState) -> None:
+        options, clock = state.options, state.clock
+        self.state = state
+        self.server_id = state.server_id
+        self._itself = (state.server_id,)
+        self.cluster_id = state.record.cluster_id
+        self.coordinator_count = state.record.coordinator_groups
         self.clock = clock
-        self.store = store
+        self.store = state.store
         self.options = options
-        self.stats = HostStats()
+        self.stats = state.stats
+        self.catalog = state.catalog
+        self.time = state.time
+        self.loop_time = state.loop_time
         self.on_answers: Callable[[], None] = _nothing
         """Called within a turn when clients' appends may have been answered."""
         self.on_catalog_change: Callable[[], None] = _nothing
         """Called after the applied catalog changed."""
-        self._record = record
-        self._transport = transport
-        self._log = log
-        self._cache_bytes_max = cache_bytes_max
-        self.unflushed_bytes_max = cache_bytes_max * 3 // 4
-        """What no segment holds yet, of all groups together, before followers take no more records;
-        producers wait earlier, at half of the cache."""
-        self._groups: dict[int, Group] = {}
-        self._streams: dict[int, LogStream] = {}
-        self._state_groups: dict[int, StateGroup] = {}
-        disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
-        self._outbox = Outbox(clock)
-        self._outbox.run_turn = self.run_once
-        self._answers = Answers(store, deliver=self._deliver, on_urgent=disk_watch.staged)
-        self._commit_news = CommitNews(self._groups, clock=clock, outbox=self._outbox)
+        self._groups = state.groups
+        self._alive = state.alive
+        self._outbox = state.outbox
         self._renumbered = 0
-        self.loop_time = LoopTime(clock)
+        disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
+        self._answers = Answers(state.store, deliver=self._deliver, on_urgent=disk_watch.staged)
         self._due = DueGroups(clock, self.loop_time, self._fall_due)
-        self._gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
         self.elections = Elections(
             stand=self._stand,
-            system_last=record.coordinator_groups,
+            system_last=self.coordinator_count,
             elections_max=options.elections_max,
             timeout_ns=options.election_ticks * TICK_NS,
             loop_time=self.loop_time,
         )
-        self.overload = Overload(clock, loop_time=self.loop_time, elections=self.elections, log=log)
-        self._alive: dict[int, Hello] = {}
-        self._boot = rng.getrandbits(62)
-        self.catalog = Catalog(
-            record.cluster_id,
-            coordinator_groups=record.coordinator_groups,
-            founders=dict(record.founders),
+        self.overload = Overload(
+            clock, loop_time=self.loop_time, elections=self.elections, log=state.log
         )
-        self.leadership = Leadership(clock, self.catalog, age_ns=self.loop_time.age_ns)
+        self.leadership = Leadership(state)
         self.rest = Rest(age_ns=self.leadership.silent_ns, wake=self._wake_from_rest)
-        self.time = ClusterTime(
-            clock, servers=len(record.founders), hold_ms=options.clock_hold_ms, log=log
-        )
-        catalog_group = StateGroup(
-            server_id=server_id,
-            boot=self._boot,
-            machine=self.catalog,
-            time=self.time,
-            outbox=self._outbox,
-            is_essential=True,
-        )
-        self._state_groups_made: dict[int, StateGroup] = {CATALOG_GROUP: catalog_group}
-        for group_id in range(1, 1 + record.coordinator_groups):
-            self._state_groups_made[group_id] = StateGroup(
-                server_id=server_id,
-                boot=self._boot,
-                machine=Coordinator(),
-                time=self.time,
-                outbox=self._outbox,
-            )
-        self._opening = Opening(
-            server_id=server_id,
-            store=store,
-            options=options,
-            clock=clock,
-            rng=rng,
-            tick=self._due.tick,
-            is_linked=self._is_linked,
-        )
-        self._forwarding = Forwarding(
-            server_id, catalog_group, transport, lambda: self.leader_of(CATALOG_GROUP)[0]
-        )
-        self._replicas = Replicas(
-            server_id=server_id, record=record, store=store, catalog=self.catalog, hosting=self
-        )
-        self._proofs = Proofs(
-            self.leadership,
-            alive=self._alive,
-            catalog=self.catalog,
-            transport=transport,
-            clock=clock,
-            election_ticks=options.election_ticks,
-        )
-        self._conditions = Conditions(store=store, alive=self._alive, transport=transport, log=log)
-        self._healing = Healing(
-            server_id=server_id,
-            groups=self._groups,
-            alive=self._alive,
-            store=store,
-            transport=transport,
-            clock=clock,
-            log=log,
-            healed=self._healed,
-            staged=self._outbox.note_staged,
-            damage=self._conditions.note_damage,
-        )
+        self._commit_news = CommitNews(state)
+        self._proofs = Proofs(state, self.leadership)
+        self._conditions = Conditions(state)
+        self._forwarding = Forwarding(state, self.leadership)
+        self._healing = Healing(state, self._conditions)
+        self._incoming = Incoming(state, self._conditions, self._proofs, self._commit_news)
+        self._opening = Opening(state)
+        self._replicas = Replicas(state, hosting=self)
+        self._transfers = Transfers(state, self._conditions, self.leadership)
+        self._replacement = Replacement(state, self._replicas, self.leadership, self._forwarding)
         self.in_sync = InSyncReplicas(
             options,
             is_heard=self._proofs.is_heard,
             is_linked=self._alive.__contains__,
             changed=self._in_sync_changed,
         )
-        self._transfers = Transfers(
-            groups=self._groups,
-            can_lead=self._conditions.can_lead,
-            led_by=self.leadership.count,
-            has_damage=self._conditions.has_damage,
-            tick=self._due.tick,
-            mark_dirty=self._outbox.mark_dirty,
-        )
-        self._replacement = Replacement(
-            server_id=server_id,
-            directory_id=store.directory_id,
-            groups=self._groups,
-            alive=self._alive,
-            catalog=self.catalog,
-            catalog_group=catalog_group,
-            replicas=self._replicas,
-            transport=transport,
-            clock=clock,
-            propose=self.propose_catalog,
-            mark_dirty=self._outbox.mark_dirty,
-            leader_of=self.leader_of,
-            log=log,
-            patience_ns=options.patience_ns,
-        )
-        self._incoming = Incoming(
-            groups=self._groups,
-            catalog=self.catalog,
-            lost=self._replacement.lost,
-            conditions=self._conditions,
-            proofs=self._proofs,
-            stats=self.stats,
-            stepped=self._stepped,
-            early=EarlyMessages(options.early_messages_max, options.early_snapshot_bytes_max),
-            store=store,
-            unflushed_bytes_max=self.unflushed_bytes_max,
-        )
         self.upkeep = Upkeep(
             groups=self._groups,
-            streams=self._streams,
-            state_groups=self._state_groups,
-            catalog_group=catalog_group,
-            store=store,
+            streams=state.streams,
+            state_groups=state.state_groups,
+            catalog_group=state.catalog_group,
+            store=state.store,
             disk_watch=disk_watch,
             conditions=self._conditions,
             healing=self._healing,
@@ -258,23 +142,23 @@ class Host:
             replacement=self._replacement,
             forwarding=self._forwarding,
             producer_expiry=ProducerExpiry(
-                self._streams, alive=self._alive, server_id=server_id, options=options
+                state.streams, alive=self._alive, server_id=self.server_id, options=options
             ),
             options=options,
             clock=clock,
             time=self.time,
-            gaps=self._gaps,
+            gaps=state.gaps,
             elections=self.elections,
             overload=self.overload,
             rest=self.rest,
             alive=self._alive,
-            log=log,
-            staged=self._outbox.note_staged,
-            retry=self._healed,
+            log=state.log,
+            outbox=self._outbox,
         )
-        catalog_group.observers.append(CatalogObserver(self._outbox))
-        store.on_durable = self._answers.durable
-        store.collect_meta = self._collect_meta
+        state.outbox.run_turn = self.run_once
+        state.catalog_group.observers.append(CatalogObserver(state.outbox))
+        state.store.on_durable = self._answers.durable
+        state.store.collect_meta = self._collect_meta
 
     # --- life -----------------------------------------------------------------------------
     def start(self) -> None:
@@ -287,7 +171,7 @@ class Host:
     def is_known(self) -> bool:
         """Whether the cluster, as far as it is applied here, knows this server by its present data
         directory. One that it does not know waits for its replicas to be replaced."""
-        return self._replicas.is_known and self._state_groups_made[CATALOG_GROUP].is_running
+        return self._replicas.is_known and self.state.catalog_group.is_running
 
     @property
     def lost_groups(self) -> list[int]:
@@ -306,26 +190,15 @@ class Host:
         self._due.close()
         self.loop_time.close()
         self._forwarding.close()
-        for stream in self._streams.values():
+        for stream in self.state.streams.values():
             stream.close()
-        for state_group in self._state_groups.values():
+        for state_group in self.state.state_groups.values():
             state_group.close()
 
     # --- what the front end uses ----------------------------------------------------------
     def leader_of(self, group_id: int) -> tuple[int, int]:
         """(server id, term) of a group's leader, the freshest known; (-1, -1) for none alive."""
-        group = self._groups.get(group_id)
-        listed = self.leadership.leader_of(group_id)
-        if group is not None:
-            node = group.node
-            if node.lead and node.term >= listed[1]:
-                listed = (server_of(node.lead), node.term)
-            elif node.term > listed[1]:
-                return -1, -1
-        server, term = listed
-        if server == self.server_id or server in self._alive:
-            return server, term
-        return -1, -1
+        return self.leadership.leader_of(group_id)
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas of a group are in sync, as its leader last said; empty when
@@ -341,16 +214,16 @@ class Host:
 
     def stream(self, group_id: int) -> LogStream | None:
         """The partition replica here, None when this server holds none."""
-        return self._streams.get(group_id)
+        return self.state.streams.get(group_id)
 
     def state_group(self, group_id: int) -> StateGroup | None:
         """The catalog or coordinator replica here."""
-        return self._state_groups.get(group_id)
+        return self.state.state_groups.get(group_id)
 
     @property
     def coordinators(self) -> list[StateGroup]:
         """The coordinator replicas of this server, running or not yet."""
-        return [self._state_groups_made[g] for g in range(1, 1 + self.coordinator_count)]
+        return [self.state.system_groups[g] for g in range(1, 1 + self.coordinator_count)]
 
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
@@ -386,18 +259,6 @@ class Host:
     # --- the turn -------------------------------------------------------------------------
     def mark_dirty(self, group: Group) -> None:
         """Have `group` pumped this turn."""
-        self._outbox.mark_dirty(group)
-
-    def _stepped(self, group: Group) -> None:
-        """A message was stepped into `group`: often it says nothing new."""
-        if group.has_news:
-            self._outbox.mark_dirty(group)
-        elif group.node.raft.commit_news_due:
-            self._commit_news.due(group)
-
-    def _healed(self, group: Group) -> None:
-        """What could not be read may be tried again."""
-        group.retry_apply()
         self._outbox.mark_dirty(group)
 
     def run_once(self) -> None:
@@ -442,7 +303,7 @@ class Host:
         for group, message in self._outbox.take_applies():
             if self._groups.get(group.group_id) is group:
                 group.apply(message)
-                self._stepped(group)
+                self._commit_news.stepped(group)
 
     def _deliver(self, group: Group, responses: Sequence[Message]) -> None:
         """What waited for the disk may be said now: to this node itself, or to its peers."""
@@ -458,7 +319,7 @@ class Host:
                 group.apply_held(message)
             else:
                 self._outbox.send(group.group_id, message)
-        self._stepped(group)
+        self._commit_news.stepped(group)
         if self._outbox.out:
             self._outbox.schedule()
 
@@ -479,7 +340,7 @@ class Host:
     ) -> None:
         for start, end, buffers in encode_frames(messages):
             self.stats.frames_out += 1
-            if not self._transport.send(server, FrameType.RAFT, buffers, urgent=urgent):
+            if not self.state.transport.send(server, FrameType.RAFT, buffers, urgent=urgent):
                 self._unreachable(messages[start:end])
 
     def _unreachable(self, messages: Sequence[tuple[int, Message]]) -> None:
@@ -583,7 +444,7 @@ class Host:
             group.catch_up(tick)
             self._proofs.tell_follower(group)
             self._schedule(group, tick, group.node.ticks_until_due())
-            self._stepped(group)
+            self._commit_news.stepped(group)
         self._due.arm()
 
     def _stand(self, group: Group) -> None:
@@ -614,7 +475,7 @@ class Host:
             return False
         if not hello.cluster_id:
             return True
-        is_founder = self._record.directory_of(hello.server_id) is not None
+        is_founder = self.state.record.directory_of(hello.server_id) is not None
         return is_founder and hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
@@ -625,7 +486,7 @@ class Host:
         self._alive[server] = hello
         self.time.linked(server)
         for frame_type, buffers in self.leadership.link_up(server):
-            self._transport.send(server, frame_type, buffers)
+            self.state.transport.send(server, frame_type, buffers)
         tick = self._due.tick()
         for group in list(self._groups.values()):
             if group.node.is_leader:
@@ -637,9 +498,6 @@ class Host:
         self._conditions.link_up(server)
         self._replacement.ask(server)
         self._forwarding.retry(self.clock.now_ns())
-
-    def _is_linked(self, replica: NodeId) -> bool:
-        return server_of(replica) in self._alive
 
     def link_down(self, server_id: int, *, refused: bool) -> None:
         """The session is over. A refused link is proof that the process is gone: its followers
@@ -689,8 +547,8 @@ class Host:
             self._healing.answered(payload)
         elif frame_type is FrameType.ASK:
             number = self._replacement.number_for(server_id)
-            answer = encode_answer(encode_record(self._record), catalog_replica=number)
-            self._transport.send(server_id, FrameType.ANSWER, answer)
+            answer = encode_answer(encode_record(self.state.record), catalog_replica=number)
+            self.state.transport.send(server_id, FrameType.ANSWER, answer)
         elif frame_type is FrameType.ANSWER:
             self._replacement.invited(decode_answer(payload)[1])
 
@@ -700,7 +558,7 @@ class Host:
             return
         for server in sorted(self._alive):
             for frame_type, buffers in self.leadership.beat(server):
-                self._transport.send(server, frame_type, buffers)
+                self.state.transport.send(server, frame_type, buffers)
 
     def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
@@ -730,13 +588,13 @@ class Host:
         self, log: storage.Log, placement: Placement, then: Callable[[], None]
     ) -> None:
         """See `Hosting`."""
-        state_group = self._state_groups_made[log.group_id]
+        state_group = self.state.system_groups[log.group_id]
 
         def opened(group: Group) -> None:
             state_group.group = group
 
         def whole() -> None:
-            self._state_groups[log.group_id] = state_group
+            self.state.state_groups[log.group_id] = state_group
             then()
 
         self._open(log, placement, state_group, opened, whole)
@@ -750,13 +608,13 @@ class Host:
             options=self.options,
             outbox=self._outbox,
             may_reach=self._may_reach,
-            gaps=self._gaps,
+            gaps=self.state.gaps,
         )
 
         def opened(group: Group) -> None:
             stream.group = group
             stream.start()
-            self._streams[log.group_id] = stream
+            self.state.streams[log.group_id] = stream
 
         self._open(log, placement, stream, opened, _nothing)
 
@@ -780,12 +638,14 @@ class Host:
             else:
                 group.on_whole = lambda: self.clock.call_soon(lambda: now_whole(group))
                 self._conditions.note_incomplete(group.group_id)
-                self._log.warning("state_incomplete", group=group.group_id, applied=group.applied)
+                self.state.log.warning(
+                    "state_incomplete", group=group.group_id, applied=group.applied
+                )
             self._run_group(group)
 
         def now_whole(group: Group) -> None:
             if not self._outbox.is_closed and self._groups.get(group.group_id) is group:
-                self._log.info("state_complete", group=group.group_id, applied=group.applied)
+                self.state.log.info("state_complete", group=group.group_id, applied=group.applied)
                 whole()
 
         self._opening.open(log, placement, owner, opened, lost=self.replica_lost, wanted=wanted)
@@ -809,7 +669,7 @@ class Host:
     def stop_group(self, group_id: int, *, deleted: bool) -> None:
         """See `Hosting`."""
         group = self._groups.pop(group_id, None)
-        stream = self._streams.pop(group_id, None)
+        stream = self.state.streams.pop(group_id, None)
         self._incoming.forget(group_id)
         self._replacement.has_successor(group_id)
         self.in_sync.resign(group_id)
@@ -817,7 +677,7 @@ class Host:
             self.leadership.forget(group_id)
         else:
             self.leadership.resign(group_id)  # who leads the group is still to be known
-        self._state_groups.pop(group_id, None)
+        self.state.state_groups.pop(group_id, None)
         if stream is not None:
             stream.close()
         if group is not None:
@@ -857,14 +717,19 @@ class Host:
 
     # --- for people -----------------------------------------------------------------------
     @property
+    def unflushed_bytes_max(self) -> int:
+        """See `HostState.unflushed_bytes_max`."""
+        return self.state.unflushed_bytes_max
+
+    @property
     def overloaded(self) -> bool:
         """Whether appends should wait: more is in memory than the disk keeps up with."""
-        return self.store.unflushed_bytes * 2 > self._cache_bytes_max
+        return self.store.unflushed_bytes * 2 > self.state.cache_bytes_max
 
     @property
     def partition_count(self) -> int:
         """How many replicas of partitions run here."""
-        return len(self._streams)
+        return len(self.state.streams)
 
     @property
     def groups(self) -> dict[int, Group]:

@@ -24,6 +24,7 @@ from vdl.logstream.elections.quiescence import Rest
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import LOOK_NS, InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.producer_expiry import ProducerExpiry
 from vdl.logstream.group.raft_compaction import find_deleted, trim_commands, trim_records
 from vdl.logstream.group.retention import KEEP, RetentionPolicy
@@ -77,11 +78,8 @@ class Upkeep:
         rest: Rest,
         alive: Collection[int],
         log: Log,
-        staged: Callable[[Group], None],
-        retry: Callable[[Group], None],
+        outbox: Outbox,
     ) -> None:
-        """`staged`: something of this group was staged, outside its own pump; `retry`: what it
-        could not read may be tried again."""
         self._groups = groups
         self._streams = streams
         self._state_groups = state_groups
@@ -106,8 +104,7 @@ class Upkeep:
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._log = log
-        self._staged = staged
-        self._retry = retry
+        self._outbox = outbox
         self._members_due_ns = 0
         self._watched: dict[int, Group] = {}
         self._searching: set[int] = set()
@@ -183,7 +180,7 @@ class Upkeep:
         self._healing.look_around()
         for group in self._groups.values():
             if group.apply_stalled:
-                self._retry(group)
+                group.retry_apply(self._outbox)
         kept = self._options.command_entries_kept
         for state_group in self._state_groups.values():
             self._cut(state_group.group, partial(trim_commands, entries_kept=kept))
@@ -227,7 +224,7 @@ class Upkeep:
     def _cut(self, group: Group, trim: Callable[[Group], bool]) -> None:
         try:
             if trim(group):
-                self._staged(group)
+                self._outbox.note_staged(group)
         except storage.CorruptRecord as error:
             # The index says where to cut, and is damaged there: a read from disk rebuilds it.
             self._log.warning("index_damaged", group=group.group_id, error=str(error))

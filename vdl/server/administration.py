@@ -22,7 +22,7 @@ from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.host import Host
-from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.server.server import Server, ServerState
 
 TRANSFER_PATIENCE_MS = 2_000

@@ -46,6 +46,7 @@ from vdl.logstream.membership.bootstrap import (
     decode_record,
     encode_record,
 )
+from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.state.commands import RegisterServer
 
@@ -264,15 +265,17 @@ class Server:
         is_founding = record.directory_of(config.server_id) == self.store.directory_id
         self.state = ServerState.STARTING if is_founding else ServerState.WAITING
         host = Host(
-            server_id=config.server_id,
-            record=record,
-            store=self.store,
-            transport=self.links,
-            clock=self.clock,
-            rng=self._rng,
-            options=config.host,
-            log=self._log,
-            cache_bytes_max=config.store.cache_bytes_max,
+            HostState(
+                server_id=config.server_id,
+                record=record,
+                store=self.store,
+                transport=self.links,
+                clock=self.clock,
+                rng=self._rng,
+                options=config.host,
+                log=self._log,
+                cache_bytes_max=config.store.cache_bytes_max,
+            )
         )
         self.host = host
         context = Context(

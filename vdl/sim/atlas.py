@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vdl.logstream.host import Host
-from vdl.logstream.membership.replicas import CATALOG_GROUP, replica_ids
+from vdl.logstream.membership.replicas import replica_ids
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.server.server import ServerState
 from vdl.sim.machine import Machine
 from vdl.sim.raft_watch import RaftWatch

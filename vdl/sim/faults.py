@@ -22,7 +22,7 @@ from typing import Protocol
 
 from segments.io import failpoint
 from vdl.clock import MS
-from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.sim.clock import VirtualTime
 from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather

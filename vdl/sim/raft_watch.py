@@ -43,7 +43,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import replica_id_of, server_of
 from vdl.logstream.group.read_index import ReadRounds
 from vdl.logstream.group.snapshots import decode_snapshot
-from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.sim.durable import DurableLog, DurableLogs
 from vdl.sim.machine import Life, Machine
 from vdl.sim.store_watch import StoreWatch

@@ -15,7 +15,7 @@ from vdl.kafka.wire.describe_topic_partitions import (
 )
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.logstream.group.state_group import OutcomeKind
-from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.state import CATALOG_GROUP
 
 PRODUCE, METADATA = 0, 3
 DESCRIBE_CLUSTER = 60

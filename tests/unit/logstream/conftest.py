@@ -21,6 +21,7 @@ from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
 from vdl.logstream.membership.bootstrap import BirthRecord
 from vdl.logstream.options import HostOptions
+from vdl.logstream.state import HostState
 from vdl.records.batch import BatchFields, Record, build_batch, read_header
 from vdl.sim.clock import NodeClock, SimTimer, VirtualTime
 from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer
@@ -143,15 +144,17 @@ class Node:
             hello, cluster.network.dialer(self.id), self.clock, random.Random(self.id), Relay()
         )
         self.host = Host(
-            server_id=self.id,
-            record=cluster.record,
-            store=self.store,
-            transport=self.links,
-            clock=self.clock,
-            rng=random.Random(self.id + 100),
-            options=cluster.options,
-            log=self.log,
-            cache_bytes_max=128 << 20,
+            HostState(
+                server_id=self.id,
+                record=cluster.record,
+                store=self.store,
+                transport=self.links,
+                clock=self.clock,
+                rng=random.Random(self.id + 100),
+                options=cluster.options,
+                log=self.log,
+                cache_bytes_max=128 << 20,
+            )
         )
         cluster.network.listen(self.id, ("node", self.id), self.links.accepted)
         self.host.start()
@@ -170,6 +173,30 @@ class Node:
         self.clock.stop()
         self.cluster.network.crash(self.id)
         self.cluster.network.stop_listening(("node", self.id))
+
+
+def make_state(
+    server_id: int = 1,
+    *,
+    record: BirthRecord | None = None,
+    store: Any = None,
+    transport: Any = None,
+    clock: Any = None,
+    log: Any = None,
+    options: HostOptions | None = None,
+) -> HostState:
+    """The state of a server of which a test needs only some parts."""
+    return HostState(
+        server_id=server_id,
+        record=record or BirthRecord("cluster", ((1, b"1"), (2, b"2")), 3),
+        store=store,
+        transport=transport,
+        clock=clock or NodeClock(VirtualTime()),
+        rng=random.Random(server_id),
+        options=options or HostOptions(),
+        log=log,
+        cache_bytes_max=128 << 20,
+    )
 
 
 def directory_of(server_id: int) -> bytes:

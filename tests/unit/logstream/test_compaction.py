@@ -160,7 +160,7 @@ def test_refused_snapshot_is_sent_again_not_made_again(forgetful: Any, encoded: 
     node = leader(cluster)
     replica = node.host.groups[0]
     assert replica.log.first_index > 10
-    node.host._transport = links = Choked(node.links)
+    node.host.state.transport = links = Choked(node.links)
     cluster.nodes[3].start()
     before = encoded(node)
     cluster.run(10_000)

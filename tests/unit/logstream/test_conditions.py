@@ -10,6 +10,7 @@ from rpc.condition import Condition, decode_condition
 from rpc.hello import Hello
 from rpc.peer import FrameType
 from rpc.reader import Buffer
+from tests.unit.logstream.conftest import make_state
 from vdl.logstream.peers.server_status import Conditions
 
 
@@ -33,8 +34,9 @@ def test_servers_of_older_versions_are_told_the_flags_alone() -> None:
         version: Hello(server_id=version, directory_id=bytes(16), incarnation=1, version=version)
         for version in (3, 4, 5)
     }
-    log: Any = None
-    conditions = Conditions(store=store, alive=alive, transport=wire, log=log)
+    state = make_state(store=store, transport=wire)
+    state.alive.update(alive)
+    conditions = Conditions(state)
     conditions.note_damage([7], [8])
     conditions.stopping()
     assert wire.sent[3] == wire.sent[4] == b"\x02"

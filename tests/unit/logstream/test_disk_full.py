@@ -7,7 +7,7 @@ import pytest
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome
-from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.state.commands import AllocateProducerIds, CompleteJoin
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from raft.node import RawNode
 from raft.types import StateType
+from tests.unit.logstream.conftest import make_state
 from vdl.clock import MS
 from vdl.logstream.elections.campaigns import (
     DISK_WAITS,
@@ -24,6 +24,7 @@ from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership import open_replica as opening
 from vdl.logstream.membership.open_replica import Opening
 from vdl.logstream.options import HostOptions
+from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.commands import CreateTopics, NewTopic
 
 TIMEOUT_NS = 600 * MS
@@ -305,10 +306,11 @@ def test_timer_is_always_set_for_the_group_that_is_due_first(
 # --- coming to life -------------------------------------------------------------------------------
 
 
-class Steps:
+class Steps(NodeClock):
     """A clock that keeps what is to be done later until a test does it."""
 
     def __init__(self) -> None:
+        super().__init__(VirtualTime())
         self.later: list[Callable[[], None]] = []
 
     def call_later(self, _delay_ns: int, fn: Callable[[], None]) -> None:
@@ -325,17 +327,8 @@ def test_partitions_are_opened_a_few_in_a_turn_and_the_catalog_at_once(
 ) -> None:
     monkeypatch.setattr(opening, "load_state", lambda *_: None)
     clock: Any = Steps()
-    store: Any = None
     opened: list[int] = []
-    made = Opening(
-        server_id=1,
-        store=store,
-        options=HostOptions(openings_per_turn=3),
-        clock=clock,
-        rng=random.Random(1),
-        tick=lambda: 0,
-        is_linked=lambda replica: True,
-    )
+    made = Opening(make_state(clock=clock, options=HostOptions(openings_per_turn=3)))
 
     def begin(group_id: int, kind: type, *, is_wanted: bool = True) -> None:
         log: Any = SimpleNamespace(group_id=group_id)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.state_group import NOT_APPENDED, Outcome
 from vdl.logstream.peers import forwarding
 from vdl.logstream.peers.forwarding import Forwarding
+from vdl.logstream.peers.liveness import Leadership
 
 
 class FollowingCatalog:
@@ -47,7 +49,9 @@ def test_commands_beyond_the_limit_are_refused(
     catalog: Any = FollowingCatalog()
     catalog.leader_server = leader
     wire: Any = Wire()
-    commands = Forwarding(1, catalog, wire, lambda: leader)
+    state = make_state(transport=wire)
+    commands = Forwarding(state, Leadership(state))
+    commands._catalog = catalog
     outcomes: list[Outcome] = []
 
     def propose() -> None:

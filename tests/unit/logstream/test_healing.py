@@ -18,10 +18,12 @@ from rpc.ranges import (
     encode_range,
 )
 from segments.api import Compacted, CorruptRecord, StoredEntry
+from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.options import HostOptions
 from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, Healing
+from vdl.logstream.peers.server_status import Conditions
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.partition import PartitionState
@@ -54,6 +56,7 @@ class Replica:
     members: Sequence[int] = (replica_id_of(1, 1), replica_id_of(2, 1), replica_id_of(3, 1))
     placement: Sequence[int] = ()
     is_whole: bool = True
+    dirty: bool = False
 
 
 @dataclass
@@ -79,11 +82,13 @@ class Refusing:
     def error(self, _event: str, **_fields: Any) -> None: ...
 
 
-def healing_of(group: Any, wire: Any, **parts: Any) -> Healing:
-    nobody: Any = None
-    made = {"alive": {}, "store": nobody, "clock": nobody, "log": nobody, "groups": {GROUP: group}}
-    calls = {"healed": lambda _: None, "staged": lambda _: None, "damage": lambda *_: None}
-    return Healing(server_id=1, transport=wire, **(made | calls | parts))
+def healing_of(
+    group: Any, wire: Any, *, groups: Any = None, alive: Any = (), **parts: Any
+) -> Healing:
+    state = make_state(transport=wire, **parts)
+    state.groups.update(groups or {GROUP: group})
+    state.alive.update(alive)
+    return Healing(state, Conditions(state))
 
 
 class Told(Refusing):
@@ -126,7 +131,6 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
     replica.log.holes = ((4, 5),)
     healing = healing_of(
         replica, wire, alive={2: None, 3: None}, store=refusing, log=refusing,
-        clock=NodeClock(VirtualTime()),
     )  # fmt: skip
     for _ in range(3):
         healing.look_around()
@@ -148,8 +152,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
     log.error = lambda event, **fields: told.append((event, fields))  # type: ignore[method-assign]
     replica.log.holes = ((4, 5),)
-    clock = NodeClock(VirtualTime())
-    healing = healing_of(replica, wire, alive={2: None}, store=log, log=log, clock=clock)
+    healing = healing_of(replica, wire, alive={2: None}, store=log, log=log)
     for _ in range(HOPELESS_REFUSALS + 3):
         healing.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
@@ -172,7 +175,6 @@ def test_a_range_nobody_can_be_asked_for_does_not_keep_the_others_waiting(
     replica.log.holes = ((4, 5),)
     healing = healing_of(
         replica, wire, groups={6: stuck, GROUP: replica}, alive={2: None}, log=told,
-        clock=NodeClock(VirtualTime()),
     )  # fmt: skip
     for _ in range(2):
         healing.look_around()
@@ -185,7 +187,7 @@ def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
     there are to be deleted, and then the next is."""
     replica, wire, told = Replica(members=[replica_id_of(1, 1)]), Wire(), Told()
     replica.log.holes = ((4, 5), (6, 7))
-    healing = healing_of(replica, wire, log=told, clock=NodeClock(VirtualTime()))
+    healing = healing_of(replica, wire, log=told)
     for _ in range(HOPELESS_REFUSALS - 1):
         healing.look_around()
     assert not told.errors
@@ -202,11 +204,11 @@ def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_
     """A server that is away for an hour has what it had: nobody should delete records for that."""
     replica, wire, told = Replica(), Wire(), Told()
     replica.log.holes = ((4, 5),)
-    alive: dict[int, Any] = {}
-    healing = healing_of(replica, wire, alive=alive, log=told, clock=NodeClock(VirtualTime()))
+    healing = healing_of(replica, wire, log=told)
+    hello: Any = None
     for _ in range(3_600):
         healing.look_around()
-    alive[3] = None
+    healing._state.alive[3] = hello
     healing.look_around()
     assert wire.servers == [3]
     assert not told.errors
@@ -218,7 +220,7 @@ def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> No
     replica.log.holes = ((4, 9),)
     replica.log.installed_state = b""  # type: ignore[attr-defined]
     replica.log.applied_index = 3  # type: ignore[attr-defined]
-    healing = healing_of(replica, wire, alive={2: None}, log=told, clock=NodeClock(VirtualTime()))
+    healing = healing_of(replica, wire, alive={2: None}, log=told)
     wanted = []
     for _ in range(3):
         healing.look_around()
@@ -255,9 +257,7 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     log.log_start_offset = 0
     replica.store = store  # type: ignore[attr-defined]
     owner.group = replica  # type: ignore[assignment]
-    healing = healing_of(
-        replica, wire, alive={2: None}, store=store, log=store, clock=NodeClock(VirtualTime())
-    )
+    healing = healing_of(replica, wire, alive={2: None}, store=store, log=store)
     healing.look_around()
     request = decode_range(memoryview(wire.frames[-1])).request
     regrets = encode_answer(GROUP, RangeAnswer(request, 6))

@@ -334,7 +334,7 @@ def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
             transfers._hand_out([group])
             assert offers == [other]
             with monkeypatch.context() as patched:
-                patched.delitem(transfers._can_lead.__self__._alive, server_of(other))
+                patched.delitem(transfers._conditions._alive, server_of(other))
                 offers.clear()
                 transfers._hand_out([group])
             assert offers == ([damaged] if is_whole else [])

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rpc.leaders import LeaderLists
+from tests.unit.logstream.conftest import make_state
 from vdl.logstream.peers.liveness import Leadership
-from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.catalog import Catalog
 from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer
 
@@ -25,8 +25,7 @@ def topic(name: str, *partitions: list[int]) -> CreateTopics:
     return CreateTopics([NewTopic(name, name.encode().ljust(16), assignments=list(partitions))])
 
 
-def empty_catalog() -> Catalog:
-    catalog = Catalog("cluster", coordinator_groups=3, founders={1: b"1", 2: b"2"})
+def registered(catalog: Catalog) -> Catalog:
     for server, directory in catalog.founders.items():
         catalog.apply(RegisterServer(server, directory, "", {}, True), 0, 1)
     return catalog
@@ -36,11 +35,9 @@ class Pair:
     """A server's leadership, and the lists of the one peer that leads something."""
 
     def __init__(self) -> None:
-        self.catalog = empty_catalog()
-        clock = NodeClock(VirtualTime())
-        self.leadership = Leadership(
-            clock, self.catalog, age_ns=lambda then_ns: clock.now_ns() - then_ns
-        )
+        state = make_state()
+        self.catalog = registered(state.catalog)
+        self.leadership = Leadership(state)
         self.peer = LeaderLists()
         self.connect()
 
@@ -80,7 +77,7 @@ def test_leaders_of_deleted_groups_are_forgotten_without_a_replica_here(pair: Pa
     assert known(pair.leadership) == {6}
     pair.peer.sender.drop(6)
     assert pair.hear() == [6]
-    assert pair.leadership.leader_of(6) == (-1, 1)
+    assert pair.leadership.listed_leader(6) == (-1, 1)
     pair.catalog.apply(DeleteTopics(["new"]), 0, 4)
     pair.leadership.catalog_changed()
     assert known(pair.leadership) == set()
@@ -107,7 +104,7 @@ def test_leader_of_a_group_the_catalog_has_not_heard_of_is_known(pair: Pair) -> 
     assert pair.hear() == [7]
     pair.catalog.apply(topic("newest", [2]), 0, 4)
     pair.leadership.catalog_changed()
-    assert pair.leadership.leader_of(7) == (PEER, 1)
+    assert pair.leadership.listed_leader(7) == (PEER, 1)
 
 
 def test_deletions_that_come_in_a_snapshot_are_noticed() -> None:
@@ -116,7 +113,7 @@ def test_deletions_that_come_in_a_snapshot_are_noticed() -> None:
     for group in (4, 5, 6):
         pair.peer.sender.set(group, 1, ON_PEER)
     assert pair.hear() == [4, 5, 6]
-    other = empty_catalog()
+    other = registered(make_state().catalog)
     other.apply(topic("old", [2], [2]), 0, 1)
     other.apply(topic("new", [2]), 0, 2)
     other.apply(DeleteTopics(["old"]), 0, 3)

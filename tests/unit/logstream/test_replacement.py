@@ -1,6 +1,7 @@
 """Replicas that are gone are replaced: removed, added under a new number, caught up, promoted."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from vdl.logstream.membership.replacement import (
     SMALL_GROUPS_PATIENCE,
     groups_that_halt,
 )
-from vdl.logstream.membership.replicas import CATALOG_GROUP
 from vdl.logstream.peers.inbox import Incoming
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
 from vdl.state.commands import (
     CreateTopics,
@@ -496,9 +497,11 @@ def test_directory_is_not_given_up_while_nobody_else_leads_its_groups() -> None:
     for index, command in enumerate([*commands, CreateTopics(topics)], 1):
         catalog.apply(command, 0, index)
     leaders = {0: 1, 1: 2, 2: 1, 3: -1, 4: 1, 5: 4}
-    assert groups_that_halt(catalog, 4, leaders.__getitem__) == [3, 5]
-    assert groups_that_halt(catalog, 5, leaders.__getitem__) == [3]
-    assert groups_that_halt(catalog, 3, {**leaders, 3: 4}.__getitem__) == []
+    leadership: Any = SimpleNamespace(leader_of=lambda group_id: (leaders[group_id], 1))
+    assert groups_that_halt(catalog, 4, leadership) == [3, 5]
+    assert groups_that_halt(catalog, 5, leadership) == [3]
+    leaders[3] = 4
+    assert groups_that_halt(catalog, 3, leadership) == []
 
 
 def test_second_directory_waits_until_the_first_is_made_good(cluster: Any) -> None:
@@ -719,7 +722,7 @@ def test_replica_whose_replay_meets_a_hole_votes_and_does_not_campaign(
         assert group.applied < group.commit
     # Two that cannot lead, and one that can: they elect it, and acknowledge what it appends.
     patch.undo()
-    monkeypatch.setattr(Group, "retry_apply", lambda _group: False)
+    monkeypatch.setattr(Group, "retry_apply", lambda _group, _outbox: None)
     assert all(group.apply_stalled for group in groups)
     cluster.nodes[1].start()
     cluster.run(3_000)
@@ -798,7 +801,7 @@ def test_state_of_the_past_that_was_taken_is_not_acted_on(
     host = cluster.nodes[3].host
     group = host.groups[CATALOG_GROUP]
     assert not group.is_whole
-    assert group.take_state(past, lambda: host._healed(group))
+    assert group.take_state(past, lambda: group.retry_apply(host._outbox))
     host._outbox.note_staged(group)
     cluster.run(300)
     patch.undo()

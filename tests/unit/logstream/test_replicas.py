@@ -5,9 +5,9 @@ from typing import Any
 from segments.api import Log
 from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
+from tests.unit.logstream.conftest import make_state
 from vdl.logstream.membership.bootstrap import BirthRecord
 from vdl.logstream.membership.replicas import Replicas
-from vdl.state.catalog import Catalog
 from vdl.state.commands import (
     CreateTopics,
     DeleteTopics,
@@ -51,15 +51,10 @@ class Directory:
         image = store.image if store is not None else None
         self.store = MemoryStore(self.workers, image=image)
         record = BirthRecord("c", ((3, founder or self.store.directory_id),), 0)
-        self.catalog = Catalog("c", coordinator_groups=0, founders=dict(record.founders))
+        state = make_state(3, record=record, store=self.store)
+        self.catalog = state.catalog
         self.hosted = Hosted()
-        self.replicas = Replicas(
-            server_id=3,
-            record=record,
-            store=self.store,
-            catalog=self.catalog,
-            hosting=self.hosted,
-        )
+        self.replicas = Replicas(state, self.hosted)
         self.replicas.open_system(lambda: None)
         self.workers.pump()
 

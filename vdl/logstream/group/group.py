@@ -550,14 +550,13 @@ class Group:
         self._take_items(coming.state.items)
         coming.taken()
 
-    def retry_apply(self) -> bool:
+    def retry_apply(self, outbox: Outbox) -> None:
         """Read again what is to be applied next, if that failed: a hole may have been healed, or
-        the disk have room. Whether it did."""
-        if not self.apply_stalled:
-            return False
-        self.apply_stalled = False
-        self.node.entries_ready(self.replica_id, [])
-        return True
+        the disk have room."""
+        if self.apply_stalled:
+            self.apply_stalled = False
+            self.node.entries_ready(self.replica_id, [])
+        outbox.mark_dirty(self)
 
     def _note_whole(self) -> None:
         on_whole = self.on_whole

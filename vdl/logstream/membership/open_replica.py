@@ -26,7 +26,6 @@ from typing import Protocol
 import segments.api as storage
 from raft.membership import Membership, changed, decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, Entry, NodeId
-from vdl.clock import Clock
 from vdl.logstream.group import snapshots
 from vdl.logstream.group.group import Group, Owner
 from vdl.logstream.group.log_stream import LogStream
@@ -36,7 +35,7 @@ from vdl.logstream.group.snapshots import Items, Members, for_the_owner, members
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.group.storage import as_entry
 from vdl.logstream.membership.replicas import Placement
-from vdl.logstream.options import HostOptions
+from vdl.logstream.state import HostState
 
 REFUSED_RETRY_MS = 1_000
 """How long a read waits that found no descriptor or no memory."""
@@ -55,30 +54,13 @@ class Openable(Owner, Protocol):
 class Opening:
     """Opens the replicas of one server."""
 
-    def __init__(
-        self,
-        *,
-        server_id: int,
-        store: storage.Store,
-        options: HostOptions,
-        clock: Clock,
-        rng: random.Random,
-        tick: Callable[[], int],
-        is_linked: Callable[[NodeId], bool],
-    ) -> None:
-        """`is_linked`: whether a replica's server can be sent to."""
-        self._server_id = server_id
-        self._store = store
-        self._options = options
-        self._clock = clock
+    def __init__(self, state: HostState) -> None:
+        self._state = state
         self._in_line: deque[Callable[[], None]] = deque()
-        self._left = options.openings_per_turn
+        self._left = state.options.openings_per_turn
         """How many partitions may still be opened in this turn."""
         self._is_armed = False
-        self._pace = Pace(clock, options.catch_up_bytes_per_second)
-        self._rng = rng
-        self._tick = tick
-        self._is_linked = is_linked
+        self._pace = Pace(state.clock, state.options.catch_up_bytes_per_second)
 
     def open(
         self,
@@ -94,40 +76,42 @@ class Opening:
         from this disk. Once it is not wanted `owner` is left alone, it may be its successor's, and
         nobody is called."""
 
+        state = self._state
+
         def make(applied: int, members: Members) -> None:
             opened(
                 Group(
                     group_id=log.group_id,
-                    replica_id=replica_id_of(self._server_id, log.replica_number),
+                    replica_id=replica_id_of(state.server_id, log.replica_number),
                     placement=placement.present,
                     log=log,
-                    store=self._store,
+                    store=state.store,
                     owner=owner,
                     applied=applied,
                     members=members,
-                    tick=self._tick,
-                    options=self._options,
+                    tick=state.loop_time.tick,
+                    options=state.options,
                     pace=self._pace,
-                    rng=random.Random(self._rng.getrandbits(64)),
-                    is_linked=self._is_linked,
+                    rng=random.Random(state.rng.getrandbits(64)),
+                    is_linked=state.is_linked,
                 )
             )
 
         def begin() -> None:
             if not wanted():
                 return
-            found = load_state(self._store, log, placement.founding)
+            found = load_state(state.store, log, placement.founding)
             if found is None:
                 lost(log)
                 return
             applied, members, items = found
             owner.load(items)
             Replay(
-                self._store,
+                state.store,
                 log,
                 owner,
                 members,
-                bytes_max=self._options.cold_read_bytes,
+                bytes_max=state.options.cold_read_bytes,
                 then=make,
                 wanted=wanted,
             ).run(applied)
@@ -144,15 +128,15 @@ class Opening:
     def _arm(self) -> None:
         if not self._is_armed:
             self._is_armed = True
-            self._clock.call_later(0, self._next_turn)
+            self._state.clock.call_later(0, self._next_turn)
 
     def _next_turn(self) -> None:
         self._is_armed = False
-        self._left = self._options.openings_per_turn
+        self._left = self._state.options.openings_per_turn
         while self._in_line and self._left > 0:
             self._left -= 1
             self._in_line.popleft()()
-        if self._left < self._options.openings_per_turn:
+        if self._left < self._state.options.openings_per_turn:
             self._arm()
 
 

@@ -23,7 +23,6 @@ Must not know: how entries travel, what happens when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -32,16 +31,16 @@ import segments.api as storage
 from raft.errors import ProposalDropped
 from raft.types import ConfChangeType, NodeId
 from rpc.birth import encode_ask
-from rpc.hello import Hello
 from rpc.peer import FrameType
-from rpc.streams import Transport
-from vdl.clock import MS, Clock
-from vdl.log import Log
+from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
-from vdl.logstream.group.state_group import Outcome, StateGroup
+from vdl.logstream.group.state_group import Outcome
 from vdl.logstream.membership.conf_changes import as_change, next_change
-from vdl.logstream.membership.replicas import CATALOG_GROUP, Replicas
+from vdl.logstream.membership.replicas import Replicas
+from vdl.logstream.peers.forwarding import Forwarding
+from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.catalog import Catalog
 from vdl.state.commands import LostReplica, ReplaceReplicas, ReplaceServer
 
@@ -71,59 +70,32 @@ class Stranger:
     """That its server's old directory cannot be given up yet."""
 
 
-def groups_that_halt(
-    catalog: Catalog, server_id: int, leader_of: Callable[[int], int]
-) -> list[int]:
-    """The groups with a replica on a server that no other server leads, to whom `leader_of` gives
-    the leader's server, -1 for none alive: they may need what that server had for their majority.
-    Which servers run does not tell, for a new replica there may be no member yet."""
+def groups_that_halt(catalog: Catalog, server_id: int, leadership: Leadership) -> list[int]:
+    """The groups with a replica on a server that no other server leads: they may need what that
+    server had for their majority. Which servers run does not tell, for a new replica there may be
+    no member yet."""
     system = range(1 + catalog.coordinator_groups)
     return [
         group_id
         for group_id in (*system, *catalog.groups)
-        if catalog.replica_number(group_id, server_id) and leader_of(group_id) in (-1, server_id)
+        if catalog.replica_number(group_id, server_id)
+        and leadership.leader_of(group_id)[0] in (-1, server_id)
     ]
 
 
 class Replacement:
-    """One server's part in it. `groups` and `alive` are the host's own, read only."""
+    """One server's part in it."""
 
     def __init__(
-        self,
-        *,
-        server_id: int,
-        directory_id: bytes,
-        groups: Mapping[int, Group],
-        alive: Mapping[int, Hello],
-        catalog: Catalog,
-        catalog_group: StateGroup,
-        replicas: Replicas,
-        transport: Transport,
-        clock: Clock,
-        propose: Callable[..., None],
-        mark_dirty: Callable[[Group], None],
-        leader_of: Callable[[int], tuple[int, int]],
-        log: Log,
-        patience_ns: int,
+        self, state: HostState, replicas: Replicas, leadership: Leadership, forwarding: Forwarding
     ) -> None:
-        """`leader_of`: the host's. `patience_ns`: how long a server must have been back with a new
-        directory; long enough for a leader that hears no majority to have noticed."""
-        self._patience_ns = patience_ns
-        self._server_id = server_id
-        self._directory_id = directory_id
-        self._groups = groups
-        self._alive = alive
-        self._catalog = catalog
-        self._catalog_group = catalog_group
+        self._state = state
         self._replicas = replicas
-        self._transport = transport
-        self._clock = clock
-        self._propose_catalog = propose
-        self._mark_dirty = mark_dirty
-        self._leader_of = leader_of
-        self._log = log
-        self.lost: dict[int, storage.Log] = {}
-        """Replicas here that lost durable data and have no successor here yet, by group."""
+        self._leadership = leadership
+        self._forwarding = forwarding
+        self._patience_ns = state.options.patience_ns
+        """How long a server must have been back with a new directory; long enough for a leader that
+        hears no majority to have noticed."""
         self._strangers: dict[int, Stranger] = {}
         """Servers that are back with another directory, while the catalog is led here."""
         self._unfed: dict[int, int] = {}
@@ -136,7 +108,7 @@ class Replacement:
         """Take the next step in every led group whose members are not what they are to be; whether
         there is any."""
         unsettled = [
-            group for group in self._groups.values() if group.serving and not group.is_settled
+            group for group in self._state.groups.values() if group.serving and not group.is_settled
         ]
         learners = sum(self._catching_up(group) for group in unsettled)
         for group in unsettled:
@@ -154,13 +126,13 @@ class Replacement:
                 group.node.propose_conf_change(as_change(change))
             except ProposalDropped:
                 continue
-            self._log.info(
+            self._state.log.info(
                 "member_change",
                 group=group.group_id,
                 change=change.type.name,
                 replica=change.node_id,
             )
-            self._mark_dirty(group)
+            self._state.outbox.mark_dirty(group)
         return bool(unsettled)
 
     def _catching_up(self, group: Group) -> int:
@@ -171,48 +143,51 @@ class Replacement:
 
     def _is_there(self, replica: NodeId) -> bool:
         """Whether the replica's server runs, in the directory that the catalog knows."""
-        hello = self._alive.get(server_of(replica))
-        return hello is not None and hello.directory_id == self._catalog.directory_of(
+        hello = self._state.alive.get(server_of(replica))
+        return hello is not None and hello.directory_id == self._state.catalog.directory_of(
             hello.server_id
         )
 
     # --- now and then --------------------------------------------------------------------------
     def look_around(self) -> None:
         """Begin what has to be begun here."""
-        if not self._catalog_group.is_running:
-            for server in sorted(self._alive):
+        if not self._state.catalog_group.is_running:
+            for server in sorted(self._state.alive):
                 self.ask(server)
-        elif self._catalog_group.serving:
+        elif self._state.catalog_group.serving:
             self._replace_wiped()
-        if self.lost:
+        if self._state.lost:
             self._replace_lost()
         if self._replicas.predecessors or self._unfed:
             self._end_predecessors()
 
     def ask(self, server_id: int) -> None:
         """Ask a peer which number this directory has in the catalog group."""
-        if not self._catalog_group.is_running:
-            self._transport.send(server_id, FrameType.ASK, encode_ask())
+        if not self._state.catalog_group.is_running:
+            self._state.transport.send(server_id, FrameType.ASK, encode_ask())
 
     def number_for(self, server_id: int) -> int:
         """The catalog replica number of a peer in the directory it has now; 0 while the catalog
         applied here does not know that directory."""
-        hello = self._alive.get(server_id)
-        if hello is None or not self._catalog_group.is_running:
+        hello = self._state.alive.get(server_id)
+        if hello is None or not self._state.catalog_group.is_running:
             return 0
-        if self._catalog.directory_of(server_id) != hello.directory_id:
+        if self._state.catalog.directory_of(server_id) != hello.directory_id:
             return 0
-        return self._catalog.replica_number(CATALOG_GROUP, server_id)
+        return self._state.catalog.replica_number(CATALOG_GROUP, server_id)
 
     def _replace_wiped(self) -> None:
         """The catalog is led here: give up directories whose server has been back with another one
         for a while. Not at once: a volume may have been mounted late, or the wrong process been
         started, and a directory that is given up is never taken back. Nor while a group needs it
         for its majority."""
-        now_ns = self._clock.now_ns()
-        for server_id, hello in sorted(self._alive.items()):
-            old = self._catalog.directory_of(server_id)
-            if old in (None, hello.directory_id) or hello.directory_id in self._catalog.retired:
+        now_ns = self._state.clock.now_ns()
+        for server_id, hello in sorted(self._state.alive.items()):
+            old = self._state.catalog.directory_of(server_id)
+            if (
+                old in (None, hello.directory_id)
+                or hello.directory_id in self._state.catalog.retired
+            ):
                 self._strangers.pop(server_id, None)
                 continue
             stranger = self._strangers.get(server_id)
@@ -221,11 +196,11 @@ class Replacement:
             waited_ns = now_ns - stranger.since_ns
             if waited_ns < self._patience_ns:
                 continue
-            halted = groups_that_halt(self._catalog, server_id, lambda g: self._leader_of(g)[0])
+            halted = groups_that_halt(self._state.catalog, server_id, self._leadership)
             if waited_ns < self._patience_for(halted):
                 self._tell_awaited(stranger, server_id, len(halted))
                 continue
-            self._log.warning(
+            self._state.log.warning(
                 "server_replaced",
                 server=server_id,
                 old_directory=old.hex(),
@@ -236,7 +211,9 @@ class Replacement:
     def _patience_for(self, halted: list[int]) -> float:
         """Nanoseconds. Groups of three that have no majority now may have one when another server
         is back; those of one or two never will, so at some time they are given up."""
-        largest = max((len(self._catalog.replicas(group_id)) for group_id in halted), default=0)
+        largest = max(
+            (len(self._state.catalog.replicas(group_id)) for group_id in halted), default=0
+        )
         if not largest:
             return self._patience_ns
         return inf if largest > 2 else SMALL_GROUPS_PATIENCE * self._patience_ns
@@ -244,7 +221,7 @@ class Replacement:
     def _tell_awaited(self, stranger: Stranger, server_id: int, groups: int) -> None:
         if not stranger.is_told:
             stranger.is_told = True
-            self._log.warning(
+            self._state.log.warning(
                 "directory_awaited",
                 server=server_id,
                 groups=groups,
@@ -254,15 +231,15 @@ class Replacement:
     @property
     def halted_groups(self) -> list[int]:
         """Groups whose replica here lost durable data, until a majority has fed its successor."""
-        return sorted(self.lost.keys() | self._replicas.predecessors.keys())
+        return sorted(self._state.lost.keys() | self._replicas.predecessors.keys())
 
     def _end_predecessors(self) -> None:
         """Delete what a majority has made good, and tell of what it has not."""
-        now_ns, kept = self._clock.now_ns(), self._replicas.predecessors
+        now_ns, kept = self._state.clock.now_ns(), self._replicas.predecessors
         for group_id in self._unfed.keys() - kept.keys():
             del self._unfed[group_id]  # its topic is deleted
         for group_id in list(kept):
-            group = self._groups.get(group_id)
+            group = self._state.groups.get(group_id)
             # Not who leads: the peers' lists tell that of one whom no majority follows any more.
             if group is not None and group.node.last_index:
                 self._unfed.pop(group_id, None)
@@ -274,7 +251,7 @@ class Replacement:
                 self._tell_halted(kept[group_id][-1], "no majority of its replicas is in one piece")
 
     def _tell_halted(self, log: storage.Log, why: str) -> None:
-        self._log.error(
+        self._state.log.error(
             "group_halted",
             group=log.group_id,
             log=log.log_id,
@@ -286,16 +263,17 @@ class Replacement:
         could feed them."""
         lost = [
             LostReplica(group_id, log.replica_number)
-            for group_id, log in sorted(self.lost.items())
-            if not self._catalog_group.is_running
+            for group_id, log in sorted(self._state.lost.items())
+            if not self._state.catalog_group.is_running
             or (
-                self._catalog.replica_number(group_id, self._server_id) <= log.replica_number
-                and not self._catalog.is_sole(group_id)
+                self._state.catalog.replica_number(group_id, self._state.server_id)
+                <= log.replica_number
+                and not self._state.catalog.is_sole(group_id)
             )
         ]
         if lost:
             command = ReplaceReplicas(
-                self._server_id, self._directory_id, lost[:LOST_PER_COMMAND_MAX]
+                self._state.server_id, self._state.store.directory_id, lost[:LOST_PER_COMMAND_MAX]
             )
             self._propose(0, command)
 
@@ -308,7 +286,9 @@ class Replacement:
             del outcome  # what counts is what the applied catalog says next time
             self._proposed.discard(key)
 
-        self._propose_catalog(command, deadline_ns=self._clock.now_ns() + DEADLINE_NS, done=done)
+        self._forwarding.propose(
+            command, deadline_ns=self._state.clock.now_ns() + DEADLINE_NS, done=done
+        )
 
     def link_down(self, server_id: int) -> None:
         """Whoever comes next on that link begins anew."""
@@ -317,19 +297,19 @@ class Replacement:
     # --- successors ----------------------------------------------------------------------------
     def replica_lost(self, log: storage.Log) -> bool:
         """A replica here can take no part any more; True when that is news."""
-        if self.lost.get(log.group_id) is log:
+        if self._state.lost.get(log.group_id) is log:
             return False
-        self.lost[log.group_id] = log
-        self._log.error("replica_lost", group=log.group_id, log=log.log_id)
-        if self._catalog.is_sole(log.group_id):
+        self._state.lost[log.group_id] = log
+        self._state.log.error("replica_lost", group=log.group_id, log=log.log_id)
+        if self._state.catalog.is_sole(log.group_id):
             self._tell_halted(log, "it has no other replica")
         return True
 
     def has_successor(self, group_id: int) -> None:
         """A newer replica of the group is about to run here, or the group is gone."""
-        self.lost.pop(group_id, None)
+        self._state.lost.pop(group_id, None)
 
     def invited(self, number: int) -> None:
         """A peer answered `ask`."""
-        if number and not self._catalog_group.is_running:
+        if number and not self._state.catalog_group.is_running:
             self._replicas.invited(number)

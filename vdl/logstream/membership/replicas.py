@@ -32,10 +32,8 @@ import segments.api as storage
 from raft.types import NodeId
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.group.state_group import StateGroup
-from vdl.logstream.membership.bootstrap import BirthRecord
-from vdl.state.catalog import FIRST_REPLICA, Catalog, GroupInfo, ReplicaInfo
-
-CATALOG_GROUP = 0
+from vdl.logstream.state import CATALOG_GROUP, HostState
+from vdl.state.catalog import FIRST_REPLICA, GroupInfo, ReplicaInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +73,17 @@ def replica_ids(replicas: Sequence[ReplicaInfo]) -> list[NodeId]:
 class Replicas:
     """The replicas of one server's data directory."""
 
-    def __init__(
-        self,
-        *,
-        server_id: int,
-        record: BirthRecord,
-        store: storage.Store,
-        catalog: Catalog,
-        hosting: Hosting,
-    ) -> None:
-        self._server_id = server_id
-        self._record = record
-        self._store = store
-        self._catalog = catalog
+    def __init__(self, state: HostState, hosting: Hosting) -> None:
+        self._server_id = state.server_id
+        self._record = state.record
+        self._store = state.store
+        self._catalog = state.catalog
         self._hosting = hosting
         self._logs: dict[int, storage.Log] = {}
         """The newest replica of each group here."""
         self.predecessors: dict[int, list[storage.Log]] = {}
         """By group: replicas that have a successor here and are kept; read only."""
-        for found in sorted(store.logs.values(), key=lambda log: log.replica_number):
+        for found in sorted(state.store.logs.values(), key=lambda log: log.replica_number):
             self._take(found)
         self._catalog_runs: Callable[[], None] = _nothing
         self._creating: set[int] = set()

@@ -24,9 +24,9 @@ from raft.types import NodeId
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.membership.conf_changes import is_caught_up
-
-Known = Callable[[int, int], bool]
-"""(server, group id) -> what is known of that server's replica of the group."""
+from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.state import HostState
 
 RETURN_ROUNDS_MAX = 32
 """Seconds between attempts to give back one leadership that does not go."""
@@ -45,32 +45,15 @@ class _Attempt(NamedTuple):
 
 
 class Transfers:
-    """The leaderships of one server. `groups` are the host's own, read only."""
+    """The leaderships of one server."""
 
-    __slots__ = (
-        "_can_lead", "_groups", "_has_damage", "_led_by", "_mark_dirty", "_returned", "_round",
-        "_tick",
-    )  # fmt: skip
+    __slots__ = ("_conditions", "_groups", "_leadership", "_returned", "_round", "_state")
 
-    def __init__(
-        self,
-        *,
-        groups: Mapping[int, Group],
-        can_lead: Known,
-        has_damage: Known,
-        led_by: Callable[[int], int],
-        tick: Callable[[], int],
-        mark_dirty: Callable[[Group], None],
-    ) -> None:
-        """`can_lead`: whether a server is there and able to lead a group; `has_damage`: whether its
-        replica has damaged entries; `led_by`: how many groups another server leads, as far as it is
-        known here."""
-        self._groups = groups
-        self._can_lead = can_lead
-        self._has_damage = has_damage
-        self._led_by = led_by
-        self._tick = tick
-        self._mark_dirty = mark_dirty
+    def __init__(self, state: HostState, conditions: Conditions, leadership: Leadership) -> None:
+        self._state = state
+        self._groups = state.groups
+        self._conditions = conditions
+        self._leadership = leadership
         self._round = 0
         """How often `return_some` was called."""
         self._returned: dict[int, _Attempt] = {}
@@ -116,7 +99,9 @@ class Transfers:
         is_due = attempt is None or attempt.due <= self._round
         server, group_id = server_of(group.placement[0]), group.group_id
         return (
-            is_due and self._can_lead(server, group_id) and not self._has_damage(server, group_id)
+            is_due
+            and self._conditions.can_lead(server, group_id)
+            and not self._conditions.has_damage(server, group_id)
         )
 
     def _hand_out(self, groups: Collection[Group]) -> int:
@@ -140,16 +125,16 @@ class Transfers:
         best, best_rank = 0, (False, False, False, 0, 0)
         for replica in sorted(group.node.membership.incoming):
             server = server_of(replica)
-            if replica == group.replica_id or not self._can_lead(server, group.group_id):
+            if replica == group.replica_id or not self._conditions.can_lead(server, group.group_id):
                 continue
             progress = group.node.progress(replica)
             if progress is None or progress.state is not ProgressState.REPLICATE:
                 # It has not shown what it has since this leader came, or since it came back.
                 continue
-            is_whole = not self._has_damage(server, group.group_id)
+            is_whole = not self._conditions.has_damage(server, group.group_id)
             is_near = is_caught_up(group.node, replica)
             is_first = is_near and replica == group.placement[0]
-            load = given.get(server, 0) + self._led_by(server) if is_near else 0
+            load = given.get(server, 0) + self._leadership.count(server) if is_near else 0
             rank = (is_whole, is_near, is_first, -load, progress.match)
             if not best or rank > best_rank:
                 best, best_rank = replica, rank
@@ -157,9 +142,9 @@ class Transfers:
 
     def _hand_over(self, group: Group, heir: NodeId) -> None:
         if not group.node.transferring:
-            group.catch_up(self._tick())
+            group.catch_up(self._state.loop_time.tick())
             group.node.transfer_leader(heir)
-            self._mark_dirty(group)
+            self._state.outbox.mark_dirty(group)
 
 
 def to_return(groups: Mapping[int, Group], may_return: Callable[[Group], bool]) -> list[Group]:

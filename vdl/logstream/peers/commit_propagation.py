@@ -13,31 +13,37 @@ Must not know: what a commit means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from vdl.clock import MS, Clock
+from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import Outbox
+from vdl.logstream.state import HostState
 
 PATIENCE_NS = 50 * MS
 """How long the news may wait for entries to travel with."""
 
 
 class CommitNews:
-    """Groups that have news, and the one timer for all of them. `groups` is the host's own."""
+    """Groups that have news, and the one timer for all of them."""
 
-    __slots__ = ("_clock", "_due", "_groups", "_outbox")
+    __slots__ = ("_due", "_groups", "_outbox", "_state")
 
-    def __init__(self, groups: Mapping[int, Group], *, clock: Clock, outbox: Outbox) -> None:
-        self._groups = groups
-        self._clock = clock
-        self._outbox = outbox
+    def __init__(self, state: HostState) -> None:
+        self._state = state
+        self._groups = state.groups
+        self._outbox = state.outbox
         self._due: dict[int, Group] = {}
+
+    def stepped(self, group: Group) -> None:
+        """A message was stepped into `group`, or it has applied something: it is pumped if it has
+        news. Often it has none; or none but a commit index, which has time."""
+        if group.has_news:
+            self._outbox.mark_dirty(group)
+        elif group.node.raft.commit_news_due:
+            self.due(group)
 
     def due(self, group: Group) -> None:
         """The group leads, and its followers may have to be told."""
         if not self._due:
-            self._clock.call_later(PATIENCE_NS, self._tell)
+            self._state.clock.call_later(PATIENCE_NS, self._tell)
         self._due[group.group_id] = group
 
     def _tell(self) -> None:

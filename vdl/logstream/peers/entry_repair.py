@@ -17,11 +17,10 @@ Must not know: how holes are found or filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import segments.api as storage
 from raft.types import Entry, Snapshot
-from rpc.hello import Hello
 from rpc.peer import FrameType
 from rpc.ranges import (
     RangeAnswer,
@@ -31,14 +30,14 @@ from rpc.ranges import (
     encode_answer,
     encode_range,
 )
-from rpc.streams import Transport
-from vdl.clock import MS, Clock
-from vdl.log import Log
+from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.snapshots import DecodeError
 from vdl.logstream.group.storage import as_entry
+from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.state import HostState
 
 ANSWER_BYTES_MAX = 1 << 20
 """Most that one answer carries, unless one entry is larger."""
@@ -72,35 +71,11 @@ class Asked:
 
 
 class Healing:
-    """One server's part. `groups` and `alive` are the host's own, read only."""
+    """One server's part."""
 
-    def __init__(
-        self,
-        *,
-        server_id: int,
-        groups: Mapping[int, Group],
-        alive: Mapping[int, Hello],
-        store: storage.Store,
-        transport: Transport,
-        clock: Clock,
-        log: Log,
-        healed: Callable[[Group], None],
-        staged: Callable[[Group], None],
-        damage: Callable[[Sequence[int], Sequence[int]], None],
-    ) -> None:
-        """`healed`: what waited for entries of this group may be tried again; `staged`: something
-        of this group was staged; `damage` is told which groups' replicas cannot lead, for their
-        state waits for a damaged entry, and which others have damaged entries."""
-        self._server_id = server_id
-        self._groups = groups
-        self._alive = alive
-        self._store = store
-        self._transport = transport
-        self._clock = clock
-        self._log = log
-        self._healed = healed
-        self._staged = staged
-        self._damage = damage
+    def __init__(self, state: HostState, conditions: Conditions) -> None:
+        self._state = state
+        self._conditions = conditions
         self._requests = 0
         self._asked: Asked | None = None
         self._answering = 0
@@ -117,10 +92,12 @@ class Healing:
     def look_around(self) -> None:
         """Ask for a damaged range, unless an answer is waited for. Ranges and peers take turns:
         what nobody has, or nobody can be asked for, must not keep the others waiting."""
-        damaged = [group for group in self._groups.values() if group.log.holes]
-        incomplete = [group.group_id for group in self._groups.values() if not group.is_whole]
-        self._damage(incomplete, [group.group_id for group in damaged if group.is_whole])
-        asked, now_ns = self._asked, self._clock.now_ns()
+        damaged = [group for group in self._state.groups.values() if group.log.holes]
+        incomplete = [group.group_id for group in self._state.groups.values() if not group.is_whole]
+        self._conditions.note_damage(
+            incomplete, [group.group_id for group in damaged if group.is_whole]
+        )
+        asked, now_ns = self._asked, self._state.clock.now_ns()
         if asked is not None and now_ns < asked.until_ns:
             return
         self._asked = None
@@ -130,8 +107,8 @@ class Healing:
             self._note_damaged(group, holes[0])
             # A state of the past may know members of the past.
             replicas = {*group.members, *group.placement}
-            others = {server_of(replica) for replica in replicas} - {self._server_id}
-            if peers := sorted(others & self._alive.keys()):
+            others = {server_of(replica) for replica in replicas} - {self._state.server_id}
+            if peers := sorted(others & self._state.alive.keys()):
                 reachable += [(group, hole, peers) for hole in holes]
             elif not others:
                 # There is nobody who could have a copy. A peer that is down may: it is waited for.
@@ -158,7 +135,7 @@ class Healing:
         if start >= end:
             start = first
         request = RangeRequest(self._requests, group.group_id, start, end, wants_state)
-        if self._transport.send(peer, FrameType.RANGE, encode_range(request)):
+        if self._state.transport.send(peer, FrameType.RANGE, encode_range(request)):
             until_ns = now_ns + PATIENCE_NS
             self._asked = Asked(self._requests, group, first, start, end, until_ns)
 
@@ -169,7 +146,7 @@ class Healing:
         if asked is None or asked.request != answer.request:
             return
         group = asked.group
-        if self._groups.get(group.group_id) is not group:
+        if self._state.groups.get(group.group_id) is not group:
             self._asked = None
             return
         entries = answer.entries
@@ -186,12 +163,12 @@ class Healing:
         def repaired(error: storage.StorageError | None) -> None:
             self._asked = None
             if error is not None:
-                self._log.warning("repair_refused", **_named(group), error=str(error))
+                self._state.log.warning("repair_refused", **_named(group), error=str(error))
                 self._note_refusal(group, asked.first)
-            elif self._groups.get(group.group_id) is group:
+            elif self._state.groups.get(group.group_id) is group:
                 self._note_healed(group)
 
-        self._store.repair(group.log, entries, repaired)
+        self._state.store.repair(group.log, entries, repaired)
 
     def _does_without(self, group: Group, asked: Asked, answer: RangeAnswer) -> bool:
         """Whether what was asked for, which the asked replica has cut off, is needed here no more
@@ -204,22 +181,22 @@ class Healing:
             try:
                 if not _holds_records(group, end):
                     group.store.trim_log(log, first_index=end)
-                    self._staged(group)
+                    self._state.outbox.note_staged(group)
             except storage.CorruptRecord:
                 return True  # of the index: a read there, as the hole's own, rebuilds it
         return True
 
     def _takes_state(self, group: Group, state: Snapshot) -> bool:
         def taken() -> None:
-            self._log.info("state_taken", **_named(group), applied=group.applied)
-            self._healed(group)
+            self._state.log.info("state_taken", **_named(group), applied=group.applied)
+            group.retry_apply(self._state.outbox)
 
         try:
             is_coming = group.take_state(state, taken)
         except DecodeError:  # of another version
             return False
         if is_coming:
-            self._staged(group)
+            self._state.outbox.note_staged(group)
         return is_coming
 
     def _note_damaged(self, group: Group, hole: tuple[int, int]) -> None:
@@ -227,14 +204,14 @@ class Healing:
         if group.group_id not in self._known:
             self._known.add(group.group_id)
             first, end = hole
-            self._log.warning("entries_damaged", **_named(group), first=first, end=end)
+            self._state.log.warning("entries_damaged", **_named(group), first=first, end=end)
 
     def _note_refusal(self, group: Group, first: int) -> None:
         """A vain request, or nobody to ask. Another peer is asked at the next look."""
         key = (group.group_id, first)
         self._refusals[key] = refusals = self._refusals.get(key, 0) + 1
         if refusals == HOPELESS_REFUSALS:
-            self._log.error(
+            self._state.log.error(
                 "entries_unrecoverable",
                 **_named(group),
                 index=first,
@@ -246,8 +223,8 @@ class Healing:
         self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
         if not group.log.holes:
             self._known.discard(group.group_id)
-            self._log.info("entries_repaired", **_named(group))
-        self._healed(group)
+            self._state.log.info("entries_repaired", **_named(group))
+        group.retry_apply(self._state.outbox)
         self.look_around()
 
     # --- answering -----------------------------------------------------------------------------
@@ -255,13 +232,13 @@ class Healing:
         """A peer needs entries. Raises MalformedFrame."""
         wanted = decode_range(payload)
 
-        group = self._groups.get(wanted.group)
+        group = self._state.groups.get(wanted.group)
 
         def answer(entries: Sequence[Entry], state: Snapshot | None = None) -> None:
             log_start = 0 if group is None else group.log.first_index
             found = RangeAnswer(wanted.request, log_start, entries, state)
             frame = encode_answer(wanted.group, found)
-            self._transport.send(from_server, FrameType.ENTRIES, frame)
+            self._state.transport.send(from_server, FrameType.ENTRIES, frame)
 
         if group is None or self._answering >= ANSWERS_AT_ONCE_MAX:
             answer([])
@@ -286,7 +263,7 @@ class Healing:
                 else:
                     answer([as_entry(entry) for entry in entries])
 
-            self._store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
+            self._state.store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
         except storage.StorageError:
             answer([])
 

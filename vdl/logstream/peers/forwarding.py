@@ -23,15 +23,14 @@ from rpc.proposals import (
     encode_propose,
     encode_proposed,
 )
-from rpc.streams import Transport
 from vdl.logstream.group.state_group import (
     COMMAND_BYTES_MAX,
     NOT_APPENDED,
     TOO_LARGE,
     Outcome,
-    StateGroup,
 )
-from vdl.logstream.membership.replicas import CATALOG_GROUP
+from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.state import CATALOG_GROUP, HostState
 
 WAITING_MAX = 10_000
 """Commands of this server that wait for a catalog leader, or for what it made of them."""
@@ -54,21 +53,13 @@ class Forwarded:
 class Forwarding:
     """The catalog commands of one server."""
 
-    __slots__ = ("_catalog", "_find_leader", "_sent", "_server_id", "_transport", "_waiting")
+    __slots__ = ("_catalog", "_leadership", "_sent", "_server_id", "_transport", "_waiting")
 
-    def __init__(
-        self,
-        server_id: int,
-        catalog: StateGroup,
-        transport: Transport,
-        find_leader: Callable[[], int],
-    ) -> None:
-        """`find_leader`: the server that leads the catalog, -1 for none, as a server knows that
-        has no catalog replica of its own (yet)."""
-        self._server_id = server_id
-        self._catalog = catalog
-        self._find_leader = find_leader
-        self._transport = transport
+    def __init__(self, state: HostState, leadership: Leadership) -> None:
+        self._server_id = state.server_id
+        self._catalog = state.catalog_group
+        self._transport = state.transport
+        self._leadership = leadership
         self._waiting: list[Forwarded] = []
         """Not sent to anybody, or definitely refused."""
         self._sent: dict[int, Forwarded] = {}
@@ -85,7 +76,12 @@ class Forwarding:
     def _try(self, forwarded: Forwarded) -> bool:
         """Append here or send to the leader; False when neither is possible now."""
         catalog = self._catalog
-        leader = catalog.leader_server if catalog.is_running else self._find_leader()
+        # A server without a catalog replica of its own (yet) goes by what the others say.
+        leader = (
+            catalog.leader_server
+            if catalog.is_running
+            else self._leadership.leader_of(CATALOG_GROUP)[0]
+        )
         if leader <= 0 or (leader == self._server_id and not catalog.serving):
             return False
         seq, data = catalog.envelope(forwarded.command)

@@ -17,10 +17,8 @@ Must not know: frames, what messages say beyond their kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final
 
-import segments.api as storage
 from raft.errors import StepPeerNotFound
 from raft.log import payload_bytes
 from raft.messages import (
@@ -43,11 +41,11 @@ from raft.types import Entry
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
+from vdl.logstream.peers.commit_propagation import CommitNews
 from vdl.logstream.peers.early_messages import EarlyMessages
 from vdl.logstream.peers.leader_proofs import Proofs
 from vdl.logstream.peers.server_status import Conditions
-from vdl.logstream.stats import HostStats
-from vdl.state.catalog import Catalog
+from vdl.logstream.state import HostState
 
 FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
@@ -76,20 +74,19 @@ only leaders hand over."""
 
 
 class Incoming:
-    """See the module. `groups`, `catalog` and `lost` are the host's own, read only."""
+    """See the module."""
 
     __slots__ = (
-        "_catalog",
+        "_commit_news",
         "_conditions",
         "_early",
         "_flushable_bytes",
         "_granted_bytes",
         "_granted_turn",
         "_groups",
-        "_lost",
         "_proofs",
+        "_state",
         "_stats",
-        "_stepped",
         "_store",
         "_taken_bytes",
         "_taken_turn",
@@ -97,34 +94,22 @@ class Incoming:
     )
 
     def __init__(
-        self,
-        *,
-        groups: Mapping[int, Group],
-        catalog: Catalog,
-        lost: Mapping[int, object],
-        conditions: Conditions,
-        proofs: Proofs,
-        stats: HostStats,
-        stepped: Callable[[Group], None],
-        early: EarlyMessages,
-        store: storage.Store,
-        unflushed_bytes_max: int,
+        self, state: HostState, conditions: Conditions, proofs: Proofs, commit_news: CommitNews
     ) -> None:
-        """`lost`: groups whose replica here never takes part again; `stepped`: called for a group
-        that took a message; `unflushed_bytes_max`: from where on followers take no more records."""
-        self._groups = groups
-        self._catalog = catalog
-        self._lost = lost
+        self._state = state
+        self._groups = state.groups
+        self._stats = state.stats
         self._conditions = conditions
         self._proofs = proofs
-        self._stats = stats
-        self._stepped = stepped
-        self._early = early
+        self._commit_news = commit_news
+        self._early = EarlyMessages(
+            state.options.early_messages_max, state.options.early_snapshot_bytes_max
+        )
         self._granted_bytes = 0
         """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
         self._granted_turn = 0
-        self._store = store
-        self._unflushed_max = unflushed_bytes_max
+        self._store = state.store
+        self._unflushed_max = state.unflushed_bytes_max
         self._taken_bytes = 0
         """Of entries that are not staged yet: since turn `_taken_turn`."""
         self._taken_turn = -1
@@ -164,7 +149,7 @@ class Incoming:
         except StepPeerNotFound:
             stats.messages_dropped += 1
             return
-        self._stepped(group)
+        self._commit_news.stepped(group)
 
     def begin(self, group: Group, tick: int) -> None:
         """The group runs from now on: it gets what its peers have already said."""
@@ -177,7 +162,7 @@ class Incoming:
 
     def catalog_changed(self) -> None:
         """What is kept for groups that turned out not to be for this server goes."""
-        next_group_id = self._catalog.next_group_id
+        next_group_id = self._state.catalog.next_group_id
         self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
 
     def _may_take(self, message: PeerMessage, group: Group) -> bool:
@@ -268,7 +253,7 @@ class Incoming:
         return True
 
     def _keep_early(self, group_id: int, message: PeerMessage) -> None:
-        expected = group_id >= self._catalog.next_group_id or self._is_expected(group_id)
+        expected = group_id >= self._state.catalog.next_group_id or self._is_expected(group_id)
         if expected and self._early.keep(group_id, message):
             self._stats.early_messages += 1
         else:
@@ -277,7 +262,7 @@ class Incoming:
     def _is_expected(self, group_id: int) -> bool:
         """Whether the group exists, as far as this server knows, and has a replica here that may
         run."""
-        return group_id not in self._lost and bool(self._catalog.replicas(group_id))
+        return group_id not in self._state.lost and bool(self._state.catalog.replicas(group_id))
 
 
 def _is_readable(message: MsgSnap) -> bool:

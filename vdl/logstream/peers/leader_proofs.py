@@ -9,48 +9,34 @@ Must not know: when that is, how lists travel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from raft.messages import MsgHeartbeat
 from raft.types import NodeId
-from rpc.hello import Hello
-from rpc.streams import Transport
-from vdl.clock import Clock
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.liveness import Leadership
-from vdl.state.catalog import Catalog
+from vdl.logstream.state import HostState
 
 
 class Proofs:
-    """See the module. `alive` and `catalog` are the host's own, read only."""
+    """See the module."""
 
-    __slots__ = ("_alive", "_catalog", "_clock", "_leadership", "_transport", "_within_ns")
+    __slots__ = ("_leadership", "_state", "_within_ns")
 
-    def __init__(
-        self,
-        leadership: Leadership,
-        *,
-        alive: Mapping[int, Hello],
-        catalog: Catalog,
-        transport: Transport,
-        clock: Clock,
-        election_ticks: int,
-    ) -> None:
+    def __init__(self, state: HostState, leadership: Leadership) -> None:
+        self._state = state
         self._leadership = leadership
-        self._alive = alive
-        self._catalog = catalog
-        self._transport = transport
-        self._clock = clock
-        self._within_ns = election_ticks * TICK_NS
+        self._within_ns = state.options.election_ticks * TICK_NS
 
     def confirm(self, done: Callable[[bool], None]) -> None:
         """Call `done` when it is certain again who is alive: a client that has just lost its
         server asks another one at once, before that one has noticed. Not from within this call.
         True: a majority of the cluster's servers answered just now, this one among them."""
-        waiting = 1 + len(self._alive)
+        state = self._state
+        waiting = 1 + len(state.alive)
         heard = 0
 
         def confirmed(answered: bool) -> None:
@@ -58,11 +44,11 @@ class Proofs:
             waiting -= 1
             heard += answered
             if not waiting:
-                done(2 * heard > len(self._catalog.servers))
+                done(2 * heard > len(state.catalog.servers))
 
-        for server in sorted(self._alive):
-            self._transport.confirm(server, confirmed)
-        self._clock.call_soon(partial(confirmed, True))
+        for server in sorted(state.alive):
+            state.transport.confirm(server, confirmed)
+        state.clock.call_soon(partial(confirmed, True))
 
     def tell_leader(self, group: Group) -> bool:
         """Tell a node that leads which peers are there; whether they are most, with itself.
@@ -80,10 +66,10 @@ class Proofs:
         """Whether a group's leader heard from the server of that replica, in the directory the
         replica is in, within an election timeout."""
         server = server_of(replica)
-        hello = self._alive.get(server)
+        hello = self._state.alive.get(server)
         return (
             hello is not None
-            and hello.directory_id == self._catalog.directory_of(server)
+            and hello.directory_id == self._state.catalog.directory_of(server)
             and self._leadership.is_peer_heard(server, group.group_id, within_ns=self._within_ns)
         )
 

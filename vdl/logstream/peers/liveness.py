@@ -8,31 +8,25 @@ groups.
 Who led a group is known until the group is deleted, and then to nobody: a server without a replica
 of it is told of its leaders like any other, and a peer that lags may name one once more.
 
-Must not know: Raft nodes, sockets.
+Must not know: timers, sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
-from vdl.clock import Clock
-from vdl.state.catalog import Catalog
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.state import HostState
 
 
 class Leadership:
-    """The leader lists of one server, both directions, on the server's clock. `catalog` is the
-    host's own, read only."""
+    """The leader lists of one server, both directions, on the server's clock."""
 
-    __slots__ = ("_age_ns", "_catalog", "_clock", "_deletions", "_led", "_lists")
+    __slots__ = ("_deletions", "_led", "_lists", "_loop_time", "_state")
 
-    def __init__(self, clock: Clock, catalog: Catalog, *, age_ns: Callable[[int], int]) -> None:
-        """`age_ns`: how long ago a moment of the clock was, by the time that timers go by: what a
-        loop that was late did not hear is not all silence."""
-        self._clock = clock
-        self._age_ns = age_ns
-        self._catalog = catalog
+    def __init__(self, state: HostState) -> None:
+        self._state = state
+        self._loop_time = state.loop_time
         self._deletions = 0
         """Grows by one with each group that the applied catalog deletes."""
         self._lists = LeaderLists()
@@ -71,7 +65,7 @@ class Leadership:
 
     def catalog_changed(self) -> None:
         """The applied catalog may have deleted groups, whether they had a replica here or not."""
-        catalog = self._catalog
+        catalog = self._state.catalog
         deletions = catalog.next_group_id - len(catalog.groups)
         if deletions != self._deletions:
             self._deletions = deletions
@@ -88,17 +82,17 @@ class Leadership:
 
     def beat(self, server_id: int) -> list[OutFrame]:
         """What to send at a heartbeat."""
-        clock = self._clock
+        clock = self._state.clock
         return self._lists.frames(server_id, clock.now_ns(), wall_ms=clock.wall_ms())
 
     def received(
         self, server_id: int, frame_type: FrameType, payload: memoryview
     ) -> list[LeaderChange]:
         """A HEARTBEAT or LEADERS frame; returns what is news. Raises RemoteError."""
-        changes = self._lists.received(server_id, frame_type, payload, self._clock.now_ns())
+        changes = self._lists.received(server_id, frame_type, payload, self._state.clock.now_ns())
         news: list[LeaderChange] = []
         for change in changes:
-            if self._catalog.has_deleted(change.group):
+            if self._state.catalog.has_deleted(change.group):
                 self._lists.receiver.forget_group(change.group)
             else:
                 news.append(change)
@@ -115,7 +109,7 @@ class Leadership:
         that it acknowledged, the longer of both; since the clock began, if one never was."""
         lists = self._lists
         confirmed_ns = lists.receiver.confirmed_ns(server_id)
-        return self._age_ns(max(0, min(confirmed_ns, lists.sender.acked_ns(server_id))))
+        return self._loop_time.age_ns(max(0, min(confirmed_ns, lists.sender.acked_ns(server_id))))
 
     # --- proofs ---------------------------------------------------------------------------
     def leader_heard(self, group_id: int) -> tuple[int, int, int] | None:
@@ -125,12 +119,12 @@ class Leadership:
         if found is None:
             return None
         leader, confirmed_ns = found
-        return leader.term, leader.replica, self._age_ns(confirmed_ns)
+        return leader.term, leader.replica, self._loop_time.age_ns(confirmed_ns)
 
     def is_peer_heard(self, server_id: int, group_id: int, *, within_ns: int) -> bool:
         """Whether the peer has acknowledged, within that time, that this server leads the group."""
         sent_ns = self._lists.sender.heard_ns(server_id, group_id)
-        return sent_ns >= 0 and self._age_ns(sent_ns) < within_ns
+        return sent_ns >= 0 and self._loop_time.age_ns(sent_ns) < within_ns
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas are in sync, as the freshest leader that the other servers'
@@ -142,10 +136,27 @@ class Leadership:
         """How many groups another server leads, as its list says."""
         return self._lists.receiver.count(server_id)
 
-    def leader_of(self, group_id: int) -> tuple[int, int]:
+    def listed_leader(self, group_id: int) -> tuple[int, int]:
         """(server id, term) as the other servers' lists have it; (-1, term) when it is known that
         the term's leader gave up, (-1, -1) when nothing is known."""
         leader = self._lists.receiver.leader(group_id)
         if leader is None:
             return -1, -1
         return (leader.server_id or -1), leader.term
+
+    def leader_of(self, group_id: int) -> tuple[int, int]:
+        """(server id, term) of a group's leader, the freshest known: by the lists, and by the
+        replica here, if there is one; (-1, -1) for none alive."""
+        state = self._state
+        group = state.groups.get(group_id)
+        listed = self.listed_leader(group_id)
+        if group is not None:
+            node = group.node
+            if node.lead and node.term >= listed[1]:
+                listed = (server_of(node.lead), node.term)
+            elif node.term > listed[1]:
+                return -1, -1
+        server, term = listed
+        if server == state.server_id or server in state.alive:
+            return server, term
+        return -1, -1

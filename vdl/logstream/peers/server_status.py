@@ -12,19 +12,17 @@ Must not know: what a disk is, who leads what.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
-import segments.api as storage
 from rpc.condition import Condition, decode_condition, encode_condition
-from rpc.hello import VERSION_OF_DAMAGE, Hello
+from rpc.hello import VERSION_OF_DAMAGE
 from rpc.peer import FrameType
-from rpc.streams import Transport
-from vdl.log import Log
+from vdl.logstream.state import HostState
 
 
 class Conditions:
-    """This server's condition and its peers'. `alive` is the host's own, read only."""
+    """This server's condition and its peers'."""
 
     __slots__ = (
         "_alive",
@@ -41,13 +39,11 @@ class Conditions:
         "_untold",
     )
 
-    def __init__(
-        self, *, store: storage.Store, alive: Mapping[int, Hello], transport: Transport, log: Log
-    ) -> None:
-        self._store = store
-        self._alive = alive
-        self._transport = transport
-        self._log = log
+    def __init__(self, state: HostState) -> None:
+        self._alive = state.alive
+        self._store = state.store
+        self._transport = state.transport
+        self._log = state.log
         self._stopping = False
         self._stalled = False
         self._incomplete: tuple[int, ...] = ()

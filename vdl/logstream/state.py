@@ -1,0 +1,128 @@
+"""The state of one server's log streams, shared by all who look after them.
+
+`HostState` is to a server what `raft.state` is to one replica: plain data with a few invariants. It
+has no opinion and calls nobody. Who works on it takes it as an argument (`peers/`, `membership/`,
+`timers.py`, `periodic.py`) and besides it only those collaborators that it calls itself, which are
+always on the same or a lower floor. What has to go up is left in `outbox`, for the turn.
+
+Must not know: who works on it.
+"""
+
+from __future__ import annotations
+
+import random
+
+import segments.api as storage
+from raft.types import NodeId
+from rpc.hello import Hello
+from rpc.streams import Transport
+from vdl.clock import Clock
+from vdl.log import Log
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.state_group import StateGroup
+from vdl.logstream.membership.bootstrap import BirthRecord
+from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.logstream.stats import HostStats
+from vdl.logstream.time.cluster_time import ClusterTime
+from vdl.logstream.time.loop_gap import LoopGaps
+from vdl.logstream.time.loop_time import LoopTime
+from vdl.state.catalog import Catalog
+from vdl.state.coordinator import Coordinator
+
+CATALOG_GROUP = 0
+"""The group id of the catalog; those of the coordinators follow."""
+
+
+class HostState:
+    """See the module. Invariant: no field is ever set to another object, only changed in place."""
+
+    __slots__ = (
+        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "gaps", "groups", "log",
+        "loop_time", "lost", "options", "outbox", "record", "rng", "server_id", "state_groups",
+        "stats", "store", "streams", "system_groups", "time", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        server_id: int,
+        record: BirthRecord,
+        store: storage.Store,
+        transport: Transport,
+        clock: Clock,
+        rng: random.Random,
+        options: HostOptions,
+        log: Log,
+        cache_bytes_max: int,
+    ) -> None:
+        self.server_id = server_id
+        self.record = record
+        self.store = store
+        self.transport = transport
+        self.clock = clock
+        self.rng = rng
+        self.options = options
+        self.log = log
+        self.cache_bytes_max = cache_bytes_max
+        self.stats = HostStats()
+        self.outbox = Outbox(clock)
+        # --- time ---
+        self.loop_time = LoopTime(clock)
+        """What the timers of groups go by."""
+        self.gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
+        self.time = ClusterTime(
+            clock, servers=len(record.founders), hold_ms=options.clock_hold_ms, log=log
+        )
+        # --- groups ---
+        self.catalog = Catalog(
+            record.cluster_id,
+            coordinator_groups=record.coordinator_groups,
+            founders=dict(record.founders),
+        )
+        """As it is applied here; it may lag behind, and is empty before its replica has opened."""
+        self.system_groups = self._make_system_groups()
+        """The catalog and the coordinators, by group id, whether they run here or not."""
+        self.catalog_group = self.system_groups[CATALOG_GROUP]
+        self.groups: dict[int, Group] = {}
+        """The replicas that take part, by group id. A group that was looked up before a disk or a
+        timer was waited for may have gone since: see `is_here`."""
+        self.streams: dict[int, LogStream] = {}
+        """Those of them that are partitions. Invariant: each is the owner of its group."""
+        self.state_groups: dict[int, StateGroup] = {}
+        """Those of them that are the catalog or coordinators, once their state is whole."""
+        self.lost: dict[int, storage.Log] = {}
+        """Replicas here that lost durable data, take no part, and have no successor here yet; by
+        group id. Invariant: none of their groups is in `groups`."""
+        # --- peers ---
+        self.alive: dict[int, Hello] = {}
+        """The other servers that there is a link to, by server id, and what they said first."""
+
+    def _make_system_groups(self) -> dict[int, StateGroup]:
+        boot = self.rng.getrandbits(62)
+        return {
+            group_id: StateGroup(
+                server_id=self.server_id,
+                boot=boot,
+                machine=self.catalog if group_id == CATALOG_GROUP else Coordinator(),
+                time=self.time,
+                outbox=self.outbox,
+                is_essential=group_id == CATALOG_GROUP,
+            )
+            for group_id in range(1 + self.record.coordinator_groups)
+        }
+
+    @property
+    def unflushed_bytes_max(self) -> int:
+        """What no segment holds yet, of all groups together, before followers take no more records;
+        producers wait earlier, at half of the cache."""
+        return self.cache_bytes_max * 3 // 4
+
+    def is_here(self, group: Group) -> bool:
+        """Whether this replica still takes part: it may have been stopped, or replaced."""
+        return self.groups.get(group.group_id) is group
+
+    def is_linked(self, replica: NodeId) -> bool:
+        """Whether a replica's server can be sent to."""
+        return server_of(replica) in self.alive
