@@ -29,24 +29,17 @@ from raft.messages import (
     MsgTimeoutNow,
     PeerMessage,
 )
-from raft.node import NEVER_DUE
 from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
-from vdl.logstream.elections.campaigns import Elections
-from vdl.logstream.elections.disk_watch import DiskWatch
-from vdl.logstream.elections.overload import Overload
-from vdl.logstream.elections.quiescence import REST_TICKS, SILENT_NS, Rest
-from vdl.logstream.elections.tick_wheel import DueGroups
+from vdl.logstream.elections.timers import Timers
 from vdl.logstream.group.durable_responses import Answers
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
-from vdl.logstream.group.producer_expiry import ProducerExpiry
 from vdl.logstream.group.state_group import Outcome, StateGroup
 from vdl.logstream.membership.bootstrap import encode_record
 from vdl.logstream.membership.open_replica import Opening
@@ -58,7 +51,6 @@ from vdl.logstream.membership.replicas import (
     replica_ids,
 )
 from vdl.logstream.membership.transfers import Transfers
-from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.commit_propagation import CommitNews
 from vdl.logstream.peers.entry_repair import Healing
 from vdl.logstream.peers.forwarding import Forwarding
@@ -76,15 +68,14 @@ class Host:
     """One server's log streams and state groups. Implements `rpc.streams.PeerHandler`."""
 
     def __init__(self, state: HostState) -> None:
-        options, clock = state.options, state.clock
         self.state = state
         self.server_id = state.server_id
         self._itself = (state.server_id,)
         self.cluster_id = state.record.cluster_id
         self.coordinator_count = state.record.coordinator_groups
-        self.clock = clock
+        self.clock = state.clock
         self.store = state.store
-        self.options = options
+        self.options = state.options
         self.stats = state.stats
         self.catalog = state.catalog
         self.time = state.time
@@ -97,23 +88,12 @@ class Host:
         self._alive = state.alive
         self._outbox = state.outbox
         self._renumbered = 0
-        disk_watch = DiskWatch(options.disk_patience_ms, clock.now_ns())
-        self._answers = Answers(state.store, deliver=self._deliver, on_urgent=disk_watch.staged)
-        self._due = DueGroups(clock, self.loop_time, self._fall_due)
-        self.elections = Elections(
-            stand=self._stand,
-            system_last=self.coordinator_count,
-            elections_max=options.elections_max,
-            timeout_ns=options.election_ticks * TICK_NS,
-            loop_time=self.loop_time,
-        )
-        self.overload = Overload(
-            clock, loop_time=self.loop_time, elections=self.elections, log=state.log
-        )
+        self._answers = Answers(state.store, deliver=self._deliver)
         self.leadership = Leadership(state)
-        self.rest = Rest(age_ns=self.leadership.silent_ns, wake=self._wake_from_rest)
         self._commit_news = CommitNews(state)
         self._proofs = Proofs(state, self.leadership)
+        self.timers = Timers(state, self.leadership, self._proofs, self._commit_news)
+        self.campaigns = self.timers.campaigns
         self._conditions = Conditions(state)
         self._forwarding = Forwarding(state, self.leadership)
         self._healing = Healing(state, self._conditions)
@@ -122,39 +102,19 @@ class Host:
         self._replicas = Replicas(state, hosting=self)
         self._transfers = Transfers(state, self._conditions, self.leadership)
         self._replacement = Replacement(state, self._replicas, self.leadership, self._forwarding)
-        self.in_sync = InSyncReplicas(
-            options,
-            is_heard=self._proofs.is_heard,
-            is_linked=self._alive.__contains__,
-            changed=self._in_sync_changed,
-        )
+        self.in_sync = state.in_sync
         self.upkeep = Upkeep(
-            groups=self._groups,
-            streams=state.streams,
-            state_groups=state.state_groups,
-            catalog_group=state.catalog_group,
-            store=state.store,
-            disk_watch=disk_watch,
-            conditions=self._conditions,
-            healing=self._healing,
-            in_sync=self.in_sync,
-            transfers=self._transfers,
-            replacement=self._replacement,
-            forwarding=self._forwarding,
-            producer_expiry=ProducerExpiry(
-                state.streams, alive=self._alive, server_id=self.server_id, options=options
-            ),
-            options=options,
-            clock=clock,
-            time=self.time,
-            gaps=state.gaps,
-            elections=self.elections,
-            overload=self.overload,
-            rest=self.rest,
-            alive=self._alive,
-            log=state.log,
-            outbox=self._outbox,
+            state,
+            self.timers,
+            self._proofs,
+            self._conditions,
+            self._healing,
+            self._transfers,
+            self._replacement,
+            self._forwarding,
         )
+        self.overload = self.upkeep.overload
+        self.trimming = self.upkeep.trimming
         state.outbox.run_turn = self.run_once
         state.catalog_group.observers.append(CatalogObserver(state.outbox))
         state.store.on_durable = self._answers.durable
@@ -186,8 +146,6 @@ class Host:
     def close(self) -> None:
         """Answer everyone who waits; nothing is sent or applied afterwards."""
         self._outbox.is_closed = True
-        self.upkeep.close()
-        self._due.close()
         self.loop_time.close()
         self._forwarding.close()
         for stream in self.state.streams.values():
@@ -268,7 +226,7 @@ class Host:
             return
         outbox.is_scheduled = True  # what becomes dirty from here on is part of this pass
         self.stats.turns += 1
-        tick = self._due.tick()
+        tick = self.loop_time.tick()
         touched: dict[int, Group] = {}
         while outbox.dirty or outbox.catalog_changed:
             dirty, outbox.dirty = outbox.dirty, []
@@ -292,12 +250,13 @@ class Host:
         for group in touched.values():
             if self._groups.get(group.group_id) is group:  # else it was deleted in this turn
                 self._after_pump(group, tick)
-        self.elections.turn_ended(self.clock.now_ns())
+        if self.campaigns.turn_ended():
+            self.timers.admit()
         if outbox.to_wake:
             to_wake, outbox.to_wake = outbox.to_wake, {}
             for stream in to_wake.values():
                 stream.wake()
-        self._due.arm()
+        self.timers.arm()
 
     def _apply(self) -> None:
         for group, message in self._outbox.take_applies():
@@ -310,7 +269,7 @@ class Host:
         if self._groups.get(group.group_id) is not group:
             return
         if group.node.raft.vote_pending:
-            group.catch_up(self._due.tick())  # it is told how long the disk took
+            group.catch_up(self.loop_time.tick())  # it is told how long the disk took
         for message in responses:
             if message.to == group.replica_id:
                 group.node.step(message)
@@ -355,7 +314,7 @@ class Host:
     def _after_pump(self, group: Group, tick: int) -> None:
         """Leadership news and the next due tick."""
         node = group.node
-        self.elections.noted(group)
+        self.campaigns.noted(group)
         raft = node.raft
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
@@ -367,99 +326,7 @@ class Host:
                 self.stats.elections += 1
         elif self.leadership.resign(group.group_id):
             self.in_sync.resign(group.group_id)
-        self._schedule(group, tick, node.ticks_until_due())
-
-    def _schedule(self, group: Group, tick: int, due: int) -> None:
-        raft = group.node.raft
-        log = raft.log
-        if raft.state is not StateType.LEADER and (
-            due == NEVER_DUE or log.committed < log.last_index
-        ):
-            # A learner may be a voter soon. Whoever waits for a commit asks: news may be lost.
-            due = min(due, self.options.election_ticks)
-        self._due.schedule(group, tick + max(1, due))
-
-    def _may_reach(self, group: Group, copies: int) -> bool:
-        """Whether an entry of a led group can be expected to get so many copies."""
-        return self.in_sync.may_reach(group, copies, self.clock.now_ns())
-
-    def _in_sync_changed(self, group: Group) -> None:
-        """Other replicas of a led group are in sync: tell peers, and whoever waits for copies."""
-        in_sync = self.in_sync[group.group_id]
-        self.leadership.in_sync_changed(
-            group.group_id, in_sync.term, group.replica_id, in_sync.servers
-        )
-        if group.awaits_copies:
-            self._outbox.mark_dirty(group)
-
-    # --- time -----------------------------------------------------------------------------
-    def _fall_due(self, group: Group, tick: int) -> None:
-        """Let what is due happen, after saying what the links know: who is alive."""
-        if self._groups.get(group.group_id) is not group:
-            return
-        node = group.node
-        if node.is_leader:
-            has_quorum = self._proofs.tell_leader(group)
-            due, _ = group.fall_due(tick)
-            may_have_news = True
-            # Not one that has heartbeats to send, or waits for its transferee.
-            is_quiet = due > self.options.heartbeat_ticks and not node.transferring
-            may_rest = has_quorum and is_quiet and group.is_settled
-        else:
-            group.catch_up(tick)
-            # One that is told nothing new and waits on has none: most of them, most of the time.
-            may_have_news = self._proofs.tell_follower(group)
-            if node.lead and node.commit < node.last_index:
-                # Quiet for an election timeout, yet not all is committed here.
-                self._outbox.send(group.group_id, group.asks_for_news())
-                self._outbox.mark_dirty(group)
-            due = node.ticks_until_due()
-            if due <= 1:
-                if may_have_news and group.has_news:
-                    self._outbox.mark_dirty(group)
-                self.elections.ask(group, self.clock.now_ns())
-                return
-            is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
-            # Not a learner: it has no timer to go by, and may be a voter soon.
-            is_idle = node.commit == node.last_index and server_of(node.lead) in self._alive
-            may_rest = is_heard and is_idle and node.raft.is_voter
-        if may_have_news and group.has_news:
-            self._outbox.mark_dirty(group)
-        elif group.dirty:
-            pass
-        elif may_rest and self.rest.is_calm:
-            self.rest.begin(group)
-            self._due.schedule(group, tick + REST_TICKS)
-        else:
-            self._schedule(group, tick, due)  # the common case of a group at rest
-
-    def _wake_from_rest(self, group: Group) -> None:
-        """Its timers run again, from when its leader was last heard."""
-        if self._groups.get(group.group_id) is not group:
-            return
-        tick = self._due.tick()
-        if group.node.is_leader:
-            self._schedule(group, tick, 1)
-        else:
-            group.catch_up(tick)
-            self._proofs.tell_follower(group)
-            self._schedule(group, tick, group.node.ticks_until_due())
-            self._commit_news.stepped(group)
-        self._due.arm()
-
-    def _stand(self, group: Group) -> None:
-        """It is the group's turn to campaign: if nobody leads it by now, nor was given its vote."""
-        if self._groups.get(group.group_id) is not group or group.node.is_leader:
-            return
-        tick = self._due.tick()
-        group.catch_up(tick)
-        self._proofs.tell_follower(group)
-        due, _ = group.fall_due(tick)
-        if group.has_news:
-            self._outbox.mark_dirty(group)
-        elif not group.dirty:
-            self._schedule(group, tick, due)
-            self._due.arm()
+        self.timers.schedule(group, tick, node.ticks_until_due())
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:
@@ -487,14 +354,14 @@ class Host:
         self.time.linked(server)
         for frame_type, buffers in self.leadership.link_up(server):
             self.state.transport.send(server, frame_type, buffers)
-        tick = self._due.tick()
+        tick = self.loop_time.tick()
         for group in list(self._groups.values()):
             if group.node.is_leader:
                 group.catch_up(tick)
-                self._schedule(group, tick, group.node.ticks_until_due())
+                self.timers.schedule(group, tick, group.node.ticks_until_due())
             else:
                 self._campaign_if_preferred(group)
-        self._due.arm()
+        self.timers.arm()
         self._conditions.link_up(server)
         self._replacement.ask(server)
         self._forwarding.retry(self.clock.now_ns())
@@ -502,14 +369,15 @@ class Host:
     def link_down(self, server_id: int, *, refused: bool) -> None:
         """The session is over. A refused link is proof that the process is gone: its followers
         need not wait for the election timeout."""
-        self.rest.wake_all()  # while it is still known what the server has last said
+        self.timers.wake_all()  # while it is still known what the server has last said
         self._alive.pop(server_id, None)
         self.time.unlinked(server_id)
         self._conditions.link_down(server_id)
         self._replacement.link_down(server_id)
         self.leadership.link_down(server_id)
         if refused:
-            self.in_sync.server_gone(server_id)
+            for group in self.in_sync.server_gone(server_id):
+                self.leadership.in_sync_changed(group)
         groups = list(self._groups.values())
         lost = [g for g in groups if not g.node.is_leader and server_of(g.node.lead) == server_id]
         for group in groups:
@@ -524,13 +392,13 @@ class Host:
                     group.leader_lost_ns = self.clock.now_ns()
                 if refused:
                     alive = {self.server_id, *self._alive}
-                    group.stand_in_turn(alive, self._due.tick(), standing=len(lost))
+                    group.stand_in_turn(alive, self.loop_time.tick(), standing=len(lost))
                     self._outbox.mark_dirty(group)
 
     def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
         if frame_type is FrameType.RAFT:
-            tick = self._due.tick()
+            tick = self.loop_time.tick()
             for group_id, message in decode_messages(payload):
                 self._incoming.step(group_id, message, server_id, tick)
         elif frame_type is FrameType.HEARTBEAT or frame_type is FrameType.LEADERS:
@@ -562,7 +430,7 @@ class Host:
 
     def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
-        tick = self._due.tick()
+        tick = self.loop_time.tick()
         changed = self.leadership.received(server_id, frame_type, payload)
         if frame_type is FrameType.HEARTBEAT:
             self.time.told(server_id, *self.leadership.wall_told(server_id))
@@ -575,8 +443,8 @@ class Host:
             elif group is not None and not group.node.is_leader:
                 # Nobody leads it, as far as that server is concerned, from now on.
                 group.leader_resigned(tick)
-                self._schedule(group, tick, group.node.ticks_until_due())
-                self._due.arm()
+                self.timers.schedule(group, tick, group.node.ticks_until_due())
+                self.timers.arm()
 
     # --- Hosting: what `Replicas` makes ---------------------------------------------------
     def replica_lost(self, log: storage.Log) -> None:
@@ -607,7 +475,7 @@ class Host:
             state=PartitionState(),
             options=self.options,
             outbox=self._outbox,
-            may_reach=self._may_reach,
+            in_sync=self.in_sync,
             gaps=self.state.gaps,
         )
 
@@ -655,7 +523,7 @@ class Host:
         self._groups[group.group_id] = group
         self._place(group)
         self._proofs.tell_follower(group)
-        self._incoming.begin(group, self._due.tick())
+        self._incoming.begin(group, self.loop_time.tick())
         self._campaign_if_preferred(group)
         self._outbox.mark_dirty(group)
 
@@ -664,7 +532,7 @@ class Host:
         may_lead = group.preferred and self._conditions.may_lead
         if may_lead and group.is_unled({self.server_id, *self._alive}):
             group.node.campaign_soon(1)
-            self.elections.ask(group, self.clock.now_ns())
+            self.timers.ask_to_campaign(group)
 
     def stop_group(self, group_id: int, *, deleted: bool) -> None:
         """See `Hosting`."""
@@ -681,8 +549,7 @@ class Host:
         if stream is not None:
             stream.close()
         if group is not None:
-            self.elections.forget(group)
-            self.rest.forget(group_id)
+            self.timers.forget(group)
             group.reads.fail()
             group.withdraw_reads()
             group.owner.stopped()

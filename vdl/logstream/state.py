@@ -19,6 +19,7 @@ from rpc.streams import Transport
 from vdl.clock import Clock
 from vdl.log import Log
 from vdl.logstream.group.group import Group
+from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.state_group import StateGroup
@@ -39,9 +40,10 @@ class HostState:
     """See the module. Invariant: no field is ever set to another object, only changed in place."""
 
     __slots__ = (
-        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "gaps", "groups", "log",
-        "loop_time", "lost", "options", "outbox", "record", "rng", "server_id", "state_groups",
-        "stats", "store", "streams", "system_groups", "time", "transport",
+        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "gaps", "groups",
+        "in_sync", "log", "loop_time", "lost", "options", "outbox", "record", "rng",
+        "server_id", "state_groups", "stats", "store", "streams", "system_groups", "time",
+        "transport",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +100,8 @@ class HostState:
         # --- peers ---
         self.alive: dict[int, Hello] = {}
         """The other servers that there is a link to, by server id, and what they said first."""
+        self.in_sync = InSyncReplicas(options, clock, self.alive)
+        """Of the groups led here: which replicas have all of the log, about."""
 
     def _make_system_groups(self) -> dict[int, StateGroup]:
         boot = self.rng.getrandbits(62)

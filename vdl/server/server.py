@@ -295,7 +295,7 @@ class Server:
         host.overload.request_wait_ns = self.frontend.start_pace.oldest_ns
         host.on_catalog_change = self._catalog_changed
         host.on_answers = self.frontend.flush
-        host.upkeep.policy_of = self._retention_policy
+        host.trimming.policy_of = self._retention_policy
         host.start()
         self._register()
         self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
@@ -422,7 +422,7 @@ class Server:
             "overloaded": host.overload.is_overloaded if host else False,
             "loop_late_percent": host.overload.late_percent if host else 0,
             "request_wait_ms": host.overload.wait_ms if host else 0,
-            "elections_waiting": host.elections.waiting if host else 0,
+            "elections_waiting": host.campaigns.waiting if host else 0,
         }
 
     def _replication_numbers(self, host: Host) -> dict[str, float]:
@@ -464,9 +464,9 @@ class Server:
             "raft_messages_dropped_total": stats.messages_dropped,
             "raft_appends_refused_total": stats.appends_refused,
             "leaderships_won_total": stats.elections,
-            "elections_waiting": host.elections.waiting,
-            "elections_under_way": host.elections.under_way,
-            "elections_dropped_total": host.elections.dropped,
+            "elections_waiting": host.campaigns.waiting,
+            "elections_under_way": host.campaigns.under_way,
+            "elections_dropped_total": host.campaigns.dropped,
             "overloaded": int(host.overload.is_overloaded),
             "overloaded_total": host.overload.times,
             "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,

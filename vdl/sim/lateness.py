@@ -75,8 +75,8 @@ def _busy(machines: list[Machine]) -> str:
     for host in _hosts(machines):
         if host.overload.is_overloaded:
             return f"server {host.server_id}: {host.overload.problem()}"
-        if host.elections.waiting:
-            return f"server {host.server_id}: {host.elections.waiting} groups wait to be elected"
+        if host.campaigns.waiting:
+            return f"server {host.server_id}: {host.campaigns.waiting} groups wait to be elected"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +17,13 @@ from vdl.logstream.elections.campaigns import (
     FEWEST,
     LATE_NS,
     STARTS_PER_TURN,
-    Elections,
+    Campaigns,
 )
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership import open_replica as opening
 from vdl.logstream.membership.open_replica import Opening
-from vdl.logstream.options import HostOptions
+from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.commands import CreateTopics, NewTopic
 
@@ -52,29 +52,35 @@ class Line:
         self.loop_time = SimpleNamespace(late_ns=0)
         loop_time: Any = self.loop_time
         self.not_due: set[int] = set()
-        self.elections = Elections(
-            stand=self._stand,
-            system_last=SYSTEM_LAST,
-            elections_max=elections_max,
-            timeout_ns=TIMEOUT_NS,
-            loop_time=loop_time,
-        )
+        options = HostOptions(elections_max=elections_max, election_ticks=TIMEOUT_NS // TICK_NS)
+        self.elections = Campaigns(options, loop_time, system_last=SYSTEM_LAST)
 
-    def _stand(self, group: Any) -> None:
-        if group.group_id not in self.not_due:
-            self.stood.append(group.group_id)
-            group.become(StateType.PRE_CANDIDATE)
+    def _campaign(self, groups: Iterable[Any]) -> None:
+        for group in groups:
+            if group.group_id not in self.not_due:
+                self.stood.append(group.group_id)
+                group.become(StateType.PRE_CANDIDATE)
+
+    def turn_ended(self) -> None:
+        if self.elections.turn_ended():
+            self._campaign(self.elections.admit(0))
+
+    def look(self, now_ns: int) -> None:
+        self._campaign(self.elections.look(now_ns))
 
     def ask(self, *group_ids: int, now_ns: int = 0) -> list[Any]:
         groups: list[Any] = [FakeGroup(group_id) for group_id in group_ids]
         for group in groups:
-            self.elections.ask(group, now_ns)
+            self.due(group, now_ns)
         return groups
+
+    def due(self, group: Any, now_ns: int = 0) -> None:
+        self._campaign(self.elections.ask(group, now_ns))
 
     def end(self, group: Any, state: StateType = StateType.LEADER) -> None:
         group.become(state)
         self.elections.noted(group)
-        self.elections.turn_ended(0)
+        self.turn_ended()
 
 
 def test_groups_stand_in_the_order_they_were_due_when_others_have_ended() -> None:
@@ -85,7 +91,7 @@ def test_groups_stand_in_the_order_they_were_due_when_others_have_ended() -> Non
     assert line.stood == [11, 12, 13]
     groups[0].become(StateType.CANDIDATE)
     line.elections.noted(groups[0])
-    line.elections.turn_ended(0)
+    line.turn_ended()
     assert line.stood == [11, 12, 13]
     line.end(groups[0], StateType.FOLLOWER)
     assert line.stood == [11, 12, 13, 14]
@@ -111,9 +117,9 @@ def test_turn_that_is_not_needed_any_more_is_dropped_and_takes_no_place() -> Non
 def test_group_that_is_due_again_while_it_waits_or_stands_has_one_place() -> None:
     line = Line(1)
     standing, waiting = line.ask(11, 12)
-    line.elections.ask(waiting, 0)
+    line.due(waiting)
     assert line.elections.waiting == 1
-    line.elections.ask(standing, 0)  # its own timer: it asks anew, in its own place
+    line.due(standing)  # its own timer: it asks anew, in its own place
     assert line.stood == [11, 11]
     assert line.elections.under_way == 1
 
@@ -133,9 +139,9 @@ def test_replica_that_is_gone_is_passed_over_and_its_successor_is_not() -> None:
 def test_campaign_that_nobody_answers_holds_its_place_for_one_timeout() -> None:
     line = Line(1)
     line.ask(11, 12)
-    line.elections.look(TIMEOUT_NS - 1)
+    line.look(TIMEOUT_NS - 1)
     assert line.stood == [11]
-    line.elections.look(TIMEOUT_NS)
+    line.look(TIMEOUT_NS)
     assert line.stood == [11, 12]
 
 
@@ -143,7 +149,7 @@ def test_no_more_begin_in_one_turn_than_leave_time_for_others() -> None:
     line = Line(1_000)
     line.ask(*range(100, 100 + STARTS_PER_TURN + 5))
     assert len(line.stood) == STARTS_PER_TURN
-    line.elections.turn_ended(0)
+    line.turn_ended()
     assert len(line.stood) == STARTS_PER_TURN + 5
 
 
@@ -155,12 +161,12 @@ def test_late_server_has_fewer_and_fewer_under_way_and_as_many_as_before_once_it
     assert line.elections.under_way == 64
     line.loop_time.late_ns = LATE_NS
     for now_ns in range(1, 10):
-        line.elections.look(now_ns)
-    line.elections.look(TIMEOUT_NS)
+        line.look(now_ns)
+    line.look(TIMEOUT_NS)
     assert line.elections.under_way == FEWEST
     line.loop_time.late_ns = 0
     for now_ns in range(10):
-        line.elections.look(TIMEOUT_NS + now_ns)
+        line.look(TIMEOUT_NS + now_ns)
     assert line.elections.under_way == 64
 
 
@@ -172,11 +178,11 @@ def test_campaigns_that_wait_for_disks_make_room_while_the_loop_is_in_time() -> 
         assert line.elections.under_way == count
         for group in groups[:count]:
             group.node.raft.waits_for_disks = True
-        line.elections.look(1)
+        line.look(1)
     assert line.elections.under_way == 10 * (1 + DISK_WAITS)
     for group in groups:
         group.node.raft.waits_for_disks = False
-    line.elections.look(2)
+    line.look(2)
     for group in groups[:40]:
         line.end(group)
     assert line.elections.under_way == 10
@@ -189,7 +195,7 @@ def test_late_loop_makes_no_room_for_those_who_wait_for_disks() -> None:
     for group in line.ask(*range(100, 200)):
         group.node.raft.waits_for_disks = True
     line.loop_time.late_ns = LATE_NS
-    line.elections.look(1)
+    line.look(1)
     assert line.elections.under_way == FEWEST
 
 
@@ -291,8 +297,8 @@ def test_timer_is_always_set_for_the_group_that_is_due_first(
         for _ in range(ms):
             cluster.run(1)
             for node in cluster.nodes.values():
-                due = node.host._due
-                assert node.clock.stopped or 0 < due._armed_tick <= due._ticks[0]
+                timers = node.host.timers
+                assert node.clock.stopped or 0 < timers._armed_tick <= timers._wheel.ticks[0]
 
     cluster.nodes[1].crash()
     check(1_500)

@@ -146,7 +146,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     owner = LogStream(
         topic="events", partition=3, state=PartitionState(), options=HostOptions(),
-        outbox=Outbox(NodeClock(VirtualTime())), may_reach=lambda group, copies: True,
+        outbox=Outbox(NodeClock(VirtualTime())), in_sync=make_state().in_sync,
         gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1),
     )  # fmt: skip
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
@@ -246,7 +246,7 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
 
     owner = LogStream(
         topic="aged", partition=0, state=PartitionState(), options=HostOptions(),
-        outbox=Outbox(NodeClock(VirtualTime())), may_reach=lambda group, copies: True,
+        outbox=Outbox(NodeClock(VirtualTime())), in_sync=make_state().in_sync,
         gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1),
     )  # fmt: skip
     owner.state.log_start_offset = log_start_offset

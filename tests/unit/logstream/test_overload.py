@@ -26,11 +26,10 @@ class Watched:
         self.said: list[str] = []
         self.now = 10**12
         self.loop_time = SimpleNamespace(late_total_ns=0)
-        self.elections = SimpleNamespace(waiting=0)
-        world: Any = self
-        loop_time: Any = self.loop_time
-        elections: Any = self.elections
-        self.overload = Overload(world, loop_time=loop_time, elections=elections, log=world)
+        self.campaigns = SimpleNamespace(waiting=0)
+        state: Any = SimpleNamespace(clock=self, loop_time=self.loop_time, log=self)
+        campaigns: Any = self.campaigns
+        self.overload = Overload(state, campaigns)
 
     def now_ns(self) -> int:
         return self.now
@@ -97,7 +96,7 @@ def test_people_are_told_what_the_matter_is(watched: Watched) -> None:
     assert watched.overload.problem() == ""
     watched.run(WINDOW_NS, late_percent=60)
     assert watched.overload.problem() == "overloaded: its loop was late for 60 % of the last 2 s"
-    watched.elections.waiting = 1_200
+    watched.campaigns.waiting = 1_200
     assert watched.overload.problem().endswith("; 1200 partitions wait to be elected")
 
 

@@ -625,12 +625,12 @@ def test_learner_that_has_become_a_voter_watches_its_leader(cluster: Any) -> Non
     wipe(cluster, 3)
     cluster.run(15_000)
     host = cluster.nodes[3].host
-    tick = host._due.tick()
+    tick = host.loop_time.tick()
     following = [group for group in host.groups.values() if not group.node.is_leader]
     assert following
     for group in following:
         assert group.node.raft.is_voter
-        rests = group.group_id in host.rest
+        rests = group.group_id in host.timers.at_rest
         assert (
             0 < group.due_tick - tick <= (REST_TICKS if rests else 2 * host.options.election_ticks)
         )

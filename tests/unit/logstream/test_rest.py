@@ -10,7 +10,7 @@ import pytest
 from raft.node import RawNode
 from raft.types import StateType
 from vdl.clock import MS
-from vdl.logstream.elections.quiescence import SILENT_NS, Rest
+from vdl.logstream.elections.quiescence import SILENT_NS, Quiescence
 from vdl.logstream.options import TICK_NS
 from vdl.state.commands import CreateTopics, NewTopic
 
@@ -19,12 +19,15 @@ RESTED_MS = 15_000
 
 
 class Woken:
-    """A `Rest` of three servers, and which groups it woke."""
+    """A `Quiescence` of three servers, and which groups it woke."""
 
     def __init__(self) -> None:
         self.ages = {1: 0, 2: 0, 3: 0}
         self.woken: list[Any] = []
-        self.rest = Rest(age_ns=lambda server: self.ages[server], wake=self.woken.append)
+        self.rest = Quiescence()
+
+    def look(self, servers: list[int]) -> None:
+        self.woken += self.rest.look(self.ages[server] for server in servers)
 
 
 def fake_group(group_id: int) -> Any:
@@ -40,27 +43,27 @@ def test_groups_may_rest_while_every_linked_server_is_heard() -> None:
     world = Woken()
     assert not world.rest.is_calm, "nobody has looked yet"
     world.ages[2] = SILENT_NS - 1
-    world.rest.look([1, 2])
+    world.look([1, 2])
     assert world.rest.is_calm
     world.ages[2] = SILENT_NS
-    world.rest.look([1, 2])
+    world.look([1, 2])
     assert not world.rest.is_calm
-    world.rest.look([1, 3])
+    world.look([1, 3])
     assert world.rest.is_calm
 
 
 def test_groups_at_rest_are_woken_once_when_a_server_is_silent() -> None:
     world = Woken()
-    world.rest.look([1, 2])
+    world.look([1, 2])
     first, second = fake_group(11), fake_group(12)
     for group in (first, second, first):
         world.rest.begin(group)
     assert len(world.rest) == 2
-    world.rest.look([1, 2])
+    world.look([1, 2])
     assert world.woken == []
     world.ages[1] = SILENT_NS
-    world.rest.look([1, 2])
-    world.rest.look([1, 2])
+    world.look([1, 2])
+    world.look([1, 2])
     assert world.woken == [first, second]
     assert len(world.rest) == 0
 
@@ -103,7 +106,7 @@ def wait_led(cluster: Any, group_id: int, *, without: int) -> float:
 def test_groups_at_rest_cost_next_to_nothing(cluster: Any, looks: list[int]) -> None:
     """Each was looked at once or twice a second, on each server."""
     rested(cluster, 50)
-    assert all(len(node.host.rest) >= 50 for node in cluster.nodes.values())
+    assert all(len(node.host.timers.at_rest) >= 50 for node in cluster.nodes.values())
     looks.clear()
     cluster.run(10_000)
     assert len(looks) < 50 * 3 * 8  # two or three for each look, and some for the catalog
@@ -185,11 +188,11 @@ def test_learner_does_not_rest(cluster: Any) -> None:
     (group_id,) = rested(cluster)
     host = cluster.nodes[2].host
     group = host.groups[group_id]
-    assert group_id in host.rest
-    host.rest.wake_all()
+    assert group_id in host.timers.at_rest
+    host.timers.wake_all()
     cluster.run(200)
     group.node.raft.is_voter = False
-    tick = host._due.tick()
-    host._fall_due(group, tick)
-    assert group_id not in host.rest
+    tick = host.loop_time.tick()
+    host.timers._fall_due(group, tick)
+    assert group_id not in host.timers.at_rest
     assert group.due_tick - tick <= cluster.options.election_ticks

@@ -144,13 +144,13 @@ def test_deleted_records_are_gone_on_every_replica(cluster: Any) -> None:
 def test_round_goes_on_when_thousands_of_partitions_are_led_elsewhere(cluster: Any) -> None:
     """Their topic was deleted, or the server was cut off, while the round was under way."""
     group_id = written(cluster, 10)
-    upkeep = cluster.nodes[cluster.leader(group_id).leader_server].host.upkeep
+    trimming = cluster.nodes[cluster.leader(group_id).leader_server].host.trimming
     gone = SimpleNamespace(serving=False)
     policy = RetentionPolicy(retention_bytes=1)
     asked: list[object] = []
-    upkeep._store = SimpleNamespace(segment_spans=lambda log, done: asked.append(log))
+    trimming._state.store = SimpleNamespace(segment_spans=lambda log, done: asked.append(log))
     led = [(cluster.leader(group_id), policy), *[(gone, policy)] * 5_000]
-    upkeep._retain_next(led, 0, 0)
+    trimming._retain_next(led, 0, 0)
     assert asked == [cluster.leader(group_id).group.log]
 
 
@@ -202,7 +202,7 @@ def aged(cluster: Any, days: int) -> int:
         cluster.append(stream, timestamp=stamp)
         cluster.run(10)
     for node in cluster.nodes.values():
-        node.host.upkeep.policy_of = lambda stream: WEEK
+        node.host.trimming.policy_of = lambda stream: WEEK
     return int(group_id)
 
 
@@ -225,7 +225,7 @@ def test_server_started_ahead_deletes_nothing(expiring: Any) -> None:
     node.crash()
     node.wall_base_ms += 8 * DAY_MS
     node.start()
-    node.host.upkeep.policy_of = lambda stream: WEEK
+    node.host.trimming.policy_of = lambda stream: WEEK
     cluster.run(15_000)
     assert cluster.leader(group_id).leader_server == node.id
     assert starts(cluster, group_id) == {0}
@@ -272,7 +272,7 @@ class BesideDeaf:
             cluster.append(stream, timestamp=cluster.nodes[1].clock.wall_ms() - days * DAY_MS)
             cluster.run(10)
         for node in cluster.nodes.values():
-            node.host.upkeep.policy_of = lambda stream: WEEK
+            node.host.trimming.policy_of = lambda stream: WEEK
 
     @property
     def start(self) -> int:
@@ -301,7 +301,7 @@ def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring:
     """They append half as fast as it takes entries, while it takes any; a stuck one is passed."""
     world = BesideDeaf(expiring, 15)
     for node in expiring.nodes.values():
-        node.host.upkeep.policy_of = lambda stream: KEEP
+        node.host.trimming.policy_of = lambda stream: KEEP
     expiring.run(1_000)
     stream = expiring.leader(world.group_id)
     progress = next(
@@ -377,9 +377,11 @@ def test_retention_waits_for_nobody_on_a_full_disk(expiring: Any) -> None:
     world = BesideDeaf(expiring, 8)
     expiring.run(8_000)
     stream = expiring.leader(world.group_id)
-    upkeep = expiring.nodes[stream.leader_server].host.upkeep
-    upkeep._conditions = SimpleNamespace(is_full=True)
-    upkeep._retain_next([(stream, WEEK)], upkeep._time.settled_ms(), upkeep._time.now_ms())
+    trimming = expiring.nodes[stream.leader_server].host.trimming
+    trimming._conditions = SimpleNamespace(is_full=True)
+    trimming._retain_next(
+        [(stream, WEEK)], trimming._state.time.settled_ms(), trimming._state.time.now_ms()
+    )
     expiring.run(5)
     assert world.start == 3
 
@@ -389,7 +391,7 @@ def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:
     cluster = expiring
     group_id = written(cluster, 10)
     for node in cluster.nodes.values():
-        node.host.upkeep.policy_of = lambda stream: RetentionPolicy(retention_ms=1)
+        node.host.trimming.policy_of = lambda stream: RetentionPolicy(retention_ms=1)
     cluster.run(5_000)
     assert starts(cluster, group_id) == {10}
     fates = cluster.append(cluster.leader(group_id), timestamp=1 << 50)
@@ -614,5 +616,5 @@ def test_index_that_is_damaged_where_a_log_is_to_be_cut_is_read_there(
         def trim(_: Any, position: int = position) -> bool:
             raise CorruptRecord("index check", position)
 
-        host.upkeep._cut(group, trim)
+        host.trimming._cut(group, trim)
     assert asked == [(3, 4), (4, 5)]

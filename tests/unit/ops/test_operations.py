@@ -263,7 +263,7 @@ def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
         groups={},
         time=SimpleNamespace(ahead_ms=0),
         overload=SimpleNamespace(is_overloaded=True, late_percent=63, wait_ms=2_400),
-        elections=SimpleNamespace(waiting=1_200),
+        campaigns=SimpleNamespace(waiting=1_200),
     )
     server = SimpleNamespace(
         host=host, state=ServerState.SERVING, config=SimpleNamespace(server_id=3)

@@ -25,12 +25,13 @@ Must not know: timers, messages, what makes a group due.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Final
 
 from raft.types import StateType
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
+from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.logstream.time.loop_time import LoopTime
 
 STARTS_PER_TURN: Final = 64
@@ -44,10 +45,10 @@ FEWEST: Final = 16
 DISK_WAITS: Final = 4
 """For so many times the bound of campaigns that wait for disks others may begin."""
 
-_STANDS: Final = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
+_CAMPAIGNS: Final = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
 
 
-class Elections:
+class Campaigns:
     """The line, and the campaigns of this server that are under way."""
 
     __slots__ = (
@@ -56,7 +57,6 @@ class Elections:
         "_in_line",
         "_loop_time",
         "_max",
-        "_stand",
         "_starts_left",
         "_system_last",
         "_timeout_ns",
@@ -65,22 +65,13 @@ class Elections:
         "dropped",
     )
 
-    def __init__(
-        self,
-        *,
-        stand: Callable[[Group], None],
-        system_last: int,
-        elections_max: int,
-        timeout_ns: int,
-        loop_time: LoopTime,
-    ) -> None:
-        """`stand(group)`: have it campaign, if that is still due. `system_last`: groups up to this
-        id never wait. `timeout_ns`: how long a campaign holds its place at most."""
-        self._stand = stand
+    def __init__(self, options: HostOptions, loop_time: LoopTime, *, system_last: int) -> None:
+        """`system_last`: groups up to this id never wait."""
         self._system_last = system_last
-        self._max = self._bound = elections_max
+        self._max = self._bound = options.elections_max
         self._loop_time = loop_time
-        self._timeout_ns = timeout_ns
+        self._timeout_ns = options.election_ticks * TICK_NS
+        """How long a campaign holds its place at most."""
         self._in_line: deque[Group] = deque()
         self._waiting: dict[int, Group] = {}
         """The groups in line, by id. What is in line and not here, or another replica of its group
@@ -103,20 +94,21 @@ class Elections:
         """How many campaigns of partitions are under way."""
         return len(self._under_way)
 
-    def ask(self, group: Group, now_ns: int) -> None:
-        """The group is due: it stands now, or when it is its turn. One that stands already may go
-        on to stand."""
+    def ask(self, group: Group, now_ns: int) -> Iterator[Group]:
+        """The group is due. Yields whoever may campaign now: it, or others, or nobody; the caller
+        has each of them campaign, if that is still due, before it goes on to the next. One that
+        campaigns already may go on to."""
         number = group.group_id
         if number <= self._system_last or number in self._under_way:
-            self._stand(group)
+            yield group
         elif number not in self._waiting:
             self._waiting[number] = group
             self._in_line.append(group)
-            self._admit(now_ns)
+            yield from self.admit(now_ns)
 
     def noted(self, group: Group) -> None:
         """A turn of this group ended: perhaps its campaign, too."""
-        if group.group_id in self._under_way and group.node.raft.state not in _STANDS:
+        if group.group_id in self._under_way and group.node.raft.state not in _CAMPAIGNS:
             del self._under_way[group.group_id]
 
     def forget(self, group: Group) -> None:
@@ -124,14 +116,13 @@ class Elections:
         self._waiting.pop(group.group_id, None)
         self._under_way.pop(group.group_id, None)
 
-    def turn_ended(self, now_ns: int) -> None:
-        """A turn of the loop ended: more may begin."""
+    def turn_ended(self) -> bool:
+        """A turn of the loop ended: more may begin. Whether any are in line, for `admit`."""
         self._starts_left = STARTS_PER_TURN
-        if self._in_line:
-            self._admit(now_ns)
+        return bool(self._in_line)
 
-    def look(self, now_ns: int) -> None:
-        """Time passed: campaigns that nobody answers give their places back."""
+    def look(self, now_ns: int) -> Iterator[Group]:
+        """Time passed: campaigns that nobody answers give their places back. See `ask`."""
         is_late = self._loop_time.late_ns >= LATE_NS
         if is_late:
             self._bound = max(min(FEWEST, self._max), self._bound // 2)
@@ -146,17 +137,19 @@ class Elections:
         if self._in_line and not is_late:
             waits = sum(group.node.raft.waits_for_disks for group, _ in self._under_way.values())
             self._disk_waits = min(waits, DISK_WAITS * self._bound)
-        self.turn_ended(now_ns)
+        if self.turn_ended():
+            yield from self.admit(now_ns)
 
-    def _admit(self, now_ns: int) -> None:
+    def admit(self, now_ns: int) -> Iterator[Group]:
+        """Yields those whose turn it is, as far as there are places. See `ask`."""
         places = self._bound + self._disk_waits
         while self._in_line and self._starts_left > 0 and len(self._under_way) < places:
             group = self._in_line.popleft()
             if self._waiting.get(group.group_id) is not group:
                 continue
             del self._waiting[group.group_id]
-            self._stand(group)
-            if group.node.raft.state in _STANDS:
+            yield group
+            if group.node.raft.state in _CAMPAIGNS:
                 self._starts_left -= 1
                 self._under_way[group.group_id] = (group, now_ns)
             else:

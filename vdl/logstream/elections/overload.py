@@ -17,10 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from vdl.clock import MS, Clock
-from vdl.log import Log
-from vdl.logstream.elections.campaigns import Elections
-from vdl.logstream.time.loop_time import LoopTime
+from vdl.clock import MS
+from vdl.logstream.elections.campaigns import Campaigns
+from vdl.logstream.state import HostState
 
 WINDOW_NS: Final = 2_000 * MS
 BEGINS_PERCENT: Final = 40
@@ -32,8 +31,8 @@ class Overload:
     """The state of one server. `look` is to be called some ten times a second."""
 
     __slots__ = (
+        "_campaigns",
         "_clock",
-        "_elections",
         "_log",
         "_looks",
         "_loop_time",
@@ -47,14 +46,12 @@ class Overload:
         "waited_percent",
     )
 
-    def __init__(
-        self, clock: Clock, *, loop_time: LoopTime, elections: Elections, log: Log
-    ) -> None:
-        self._clock = clock
-        self._loop_time = loop_time
-        self._elections = elections
-        self._log = log
-        self._looks: deque[tuple[int, int, int]] = deque([(clock.now_ns(), 0, 0)])
+    def __init__(self, state: HostState, campaigns: Campaigns) -> None:
+        self._clock = state.clock
+        self._loop_time = state.loop_time
+        self._campaigns = campaigns
+        self._log = state.log
+        self._looks: deque[tuple[int, int, int]] = deque([(state.clock.now_ns(), 0, 0)])
         """(when, nanoseconds the loop had been late in all by then, and requests had waited for too
         long), of the window."""
         self._since_ns = 0
@@ -96,7 +93,7 @@ class Overload:
                 "overloaded",
                 loop_late_percent=self.late_percent,
                 request_wait_ms=self.wait_ms,
-                elections_waiting=self._elections.waiting,
+                elections_waiting=self._campaigns.waiting,
                 meaning="this server has more to do than it can: it answers late",
             )
         elif self.is_overloaded and percent < ENDS_PERCENT:
@@ -110,7 +107,7 @@ class Overload:
         text = f"overloaded: its loop was late for {self.late_percent} % of the last 2 s"
         if self.waited_percent >= ENDS_PERCENT:
             text += f"; requests wait for their turn, now for {self.wait_ms / 1_000:.1f} s"
-        if waiting := self._elections.waiting:
+        if waiting := self._campaigns.waiting:
             text += f"; {waiting} partitions wait to be elected"
         return text
 

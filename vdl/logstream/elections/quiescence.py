@@ -13,7 +13,7 @@ Must not know: timers, what a group does when it is due.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from vdl.clock import MS
@@ -25,16 +25,12 @@ SILENT_NS: Final = 250 * MS
 """Of a server that says something each tenth of a second; far below an election timeout."""
 
 
-class Rest:
+class Quiescence:
     """The groups at rest of one server."""
 
-    __slots__ = ("_age_ns", "_groups", "_is_calm", "_wake")
+    __slots__ = ("_groups", "_is_calm")
 
-    def __init__(self, *, age_ns: Callable[[int], int], wake: Callable[[Group], None]) -> None:
-        """`age_ns(server)`: how long ago the later of the two, a server's word and its answer to
-        ours, was not there yet. `wake(group)`: have its timers run."""
-        self._age_ns = age_ns
-        self._wake = wake
+    def __init__(self) -> None:
         self._groups: dict[int, Group] = {}
         self._is_calm = False
 
@@ -58,14 +54,14 @@ class Rest:
         """The replica is not here any more."""
         self._groups.pop(group_id, None)
 
-    def look(self, servers: Iterable[int]) -> None:
-        """`servers` are linked: whether all of them are heard. Some ten times a second."""
-        self._is_calm = all(self._age_ns(server) < SILENT_NS for server in servers)
-        if not self._is_calm:
-            self.wake_all()
+    def look(self, silences_ns: Iterable[int]) -> list[Group]:
+        """How long ago each server that is linked was last heard: the longer of the two, since its
+        last word and since what it last answered. All groups, if one is silent: they are to go by
+        their timers. Some ten times a second."""
+        self._is_calm = all(silent_ns < SILENT_NS for silent_ns in silences_ns)
+        return [] if self._is_calm else self.take_all()
 
-    def wake_all(self) -> None:
+    def take_all(self) -> list[Group]:
         """What rests may not go on to."""
         groups, self._groups = self._groups, {}
-        for group in groups.values():
-            self._wake(group)
+        return list(groups.values())

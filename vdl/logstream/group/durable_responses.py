@@ -20,19 +20,17 @@ from vdl.logstream.group.outbox import Outbox
 class Answers:
     """The waiting answers of all groups of one server."""
 
-    __slots__ = ("_deliver", "_on_urgent", "_store", "_waiting")
+    __slots__ = ("_deliver", "_store", "_waiting")
 
     def __init__(
         self,
         store: storage.Store,
         *,
         deliver: Callable[[Group, Sequence[Message]], None],
-        on_urgent: Callable[[int], None],
     ) -> None:
-        """`deliver`: these may be said now; `on_urgent`: somebody waits for this token."""
+        """`deliver`: these may be said now."""
         self._store = store
         self._deliver = deliver
-        self._on_urgent = on_urgent
         self._waiting: dict[int, list[tuple[Group, Sequence[Message]]]] = {}
         """By the journal token that must be durable first."""
 
@@ -43,7 +41,7 @@ class Answers:
         if outbox.staged:
             token = store.submit(urgent=outbox.urgent)
             if outbox.urgent:
-                self._on_urgent(token)
+                outbox.urgent_token = token
             outbox.staged = False
             outbox.urgent = False
         after, outbox.after_append = outbox.after_append, []

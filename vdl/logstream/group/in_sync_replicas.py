@@ -20,12 +20,12 @@ Must not know: topics, their settings, who waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 from raft.quorum import copied_index
 from raft.types import Index, NodeId
-from vdl.clock import MS
+from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS, HostOptions
@@ -79,16 +79,17 @@ class InSync:
         """Whether replicas that live may not have been heard of yet in this term."""
         return now_ns - self.since_ns < silence_ns(self._options)
 
-    def may_reach(self, copies: int, now_ns: int, is_linked: Callable[[int], bool]) -> bool:
+    def may_reach(self, copies: int, now_ns: int, linked: Container[int]) -> bool:
         """Whether an entry can be expected to get so many durable copies on voters. A new leader's
-        own progress says little yet: it expects something of whoever it has a link to."""
+        own progress says little yet: it expects something of whoever it has a link to. `linked`:
+        servers that there is a link to."""
         missing = copies - len(self.replicas)
         if missing <= 0:
             return True
         if not self.is_young(now_ns):
             return False
         others = self.group.node.membership.incoming - self.replicas
-        return sum(is_linked(server_of(replica)) for replica in others) >= missing
+        return sum(server_of(replica) in linked for replica in others) >= missing
 
     def look(self, now_ns: int, is_heard: Callable[[Group, NodeId], bool]) -> bool:
         """Judge every replica anew; whether the list changed."""
@@ -159,21 +160,13 @@ def copied(group: Group, copies: int) -> Index:
 
 
 class InSyncReplicas:
-    """The lists of all groups led here. `changed` is told of a group whose list is another one."""
+    """The lists of all groups led here."""
 
-    def __init__(
-        self,
-        options: HostOptions,
-        *,
-        is_heard: Callable[[Group, NodeId], bool],
-        is_linked: Callable[[int], bool],
-        changed: Callable[[Group], None],
-    ) -> None:
-        """`is_heard`: of a group's replica, by its leader, lately; `is_linked`: to a server."""
+    def __init__(self, options: HostOptions, clock: Clock, linked: Container[int]) -> None:
+        """`linked`: the servers that there is a link to, as they are now."""
         self._options = options
-        self._is_linked = is_linked
-        self._is_heard = is_heard
-        self._changed = changed
+        self._clock = clock
+        self._linked = linked
         self._led: dict[int, InSync] = {}
         self._young: dict[int, InSync] = {}
         """Looked at each time: a new leader's clients wait for it to know its replicas."""
@@ -198,47 +191,51 @@ class InSyncReplicas:
             self._young[group.group_id] = found
         return found
 
-    def may_reach(self, group: Group, copies: int, now_ns: int) -> bool:
-        """See `InSync.may_reach`; of a group that is led here."""
-        return self.lead(group, now_ns).may_reach(copies, now_ns, self._is_linked)
+    def may_reach(self, group: Group, copies: int) -> bool:
+        """Whether an entry of a group led here can be expected to get so many copies: see
+        `InSync.may_reach`."""
+        now_ns = self._clock.now_ns()
+        return self.lead(group, now_ns).may_reach(copies, now_ns, self._linked)
 
     def resign(self, group_id: int) -> None:
         """It is not led here, or not any more."""
         if self._led.pop(group_id, None) is not None:
             self._young.pop(group_id, None)
 
-    def look(self, now_ns: int, *, share: int) -> None:
-        """Look at the young ones and at one `share`-th of all: called that often in `LOOK_NS`."""
-        if self._young:
-            self._look_at_young(now_ns)
+    def look(
+        self, now_ns: int, *, share: int, is_heard: Callable[[Group, NodeId], bool]
+    ) -> Iterator[Group]:
+        """Look at the young ones and at one `share`-th of all: called that often in `LOOK_NS`.
+        `is_heard`: whether a group's replica was heard of by its leader lately. Yields the groups
+        of which peers, and whoever waits for copies, are to be told before the next is looked at:
+        a peer is not heard of a group before it has the newest list."""
+        for group_id, one in list(self._young.items()):
+            if self._has_changed(one, now_ns, is_heard):
+                yield one.group
+            if one.is_whole or not one.is_young(now_ns):
+                del self._young[group_id]
+                if self._led.get(group_id) is one:
+                    # Whoever waits for copies that will not come is told so.
+                    yield one.group
         if not self._round:
             self._round = list(self._led.values())
             self._round_size = -(-len(self._round) // share)
         due, self._round = self._round[: self._round_size], self._round[self._round_size :]
         for one in due:
-            self._look(one, now_ns)
+            if self._has_changed(one, now_ns, is_heard):
+                yield one.group
 
-    def _look_at_young(self, now_ns: int) -> None:
-        for group_id, one in list(self._young.items()):
-            self._look(one, now_ns)
-            if one.is_whole or not one.is_young(now_ns):
-                del self._young[group_id]
-                if self._led.get(group_id) is one:
-                    # Whoever waits for copies that will not come is told so.
-                    self._changed(one.group)
-
-    def _look(self, one: InSync, now_ns: int) -> None:
+    def _has_changed(
+        self, one: InSync, now_ns: int, is_heard: Callable[[Group, NodeId], bool]
+    ) -> bool:
         group = one.group
-        if (
+        return (
             self._led.get(group.group_id) is one
             and group.node.is_leader
             and group.node.term == one.term
-            and one.look(now_ns, self._is_heard)
-        ):
-            self._changed(group)
+            and one.look(now_ns, is_heard)
+        )
 
-    def server_gone(self, server_id: int) -> None:
-        """The process of that server is gone."""
-        for one in list(self._led.values()):
-            if one.server_gone(server_id):
-                self._changed(one.group)
+    def server_gone(self, server_id: int) -> list[Group]:
+        """The process of that server is gone. The groups whose list is another one."""
+        return [one.group for one in list(self._led.values()) if one.server_gone(server_id)]

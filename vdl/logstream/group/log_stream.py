@@ -25,7 +25,7 @@ from raft.types import Entry, Index, NodeId
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.in_sync_replicas import copied
+from vdl.logstream.group.in_sync_replicas import InSyncReplicas, copied
 from vdl.logstream.group.offset_for_time import TimedOffset, find_offset_for_time
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.producer_expiry import ProducerMarks
@@ -161,7 +161,7 @@ class LogStream:
         "_expiry_index",
         "_gaps",
         "_held",
-        "_may_reach",
+        "_in_sync",
         "_options",
         "_outbox",
         "_overlay",
@@ -190,18 +190,17 @@ class LogStream:
         state: PartitionState,
         options: HostOptions,
         outbox: Outbox,
-        may_reach: Callable[[Group, int], bool],
+        in_sync: InSyncReplicas,
         gaps: LoopGaps,
     ) -> None:
-        """`may_reach`: whether so many replicas are in sync here, where this replica leads; `gaps`:
-        the server's."""
+        """`in_sync` and `gaps`: the server's."""
         self.topic = topic
         self.partition = partition
         self.state = state
         self.high_watermark = 0
         self._options = options
         self._outbox = outbox
-        self._may_reach = may_reach
+        self._in_sync = in_sync
         self._gaps = gaps
         self._proved = gaps.count
         """After so many gaps a quorum has answered here, or nobody led before the last of them."""
@@ -318,7 +317,7 @@ class LogStream:
     ) -> bool:
         """False when there is no room for it now; then nothing happened."""
         copies = min(copies_min, len(self.group.placement))
-        has_too_few = copies > 1 and not self._may_reach(self.group, copies)
+        has_too_few = copies > 1 and not self._in_sync.may_reach(self.group, copies)
         producer_id = header.producer_id
         if producer_id >= 0:
             verdict = self.state.producers.check(
@@ -737,7 +736,7 @@ class LogStream:
                         ErrorCode.NONE, waiter.base_offset, log_start, waiter.duplicate_timestamp
                     )
                 )
-            elif self._may_reach(group, copies):
+            elif self._in_sync.may_reach(group, copies):
                 left.append(waiter)
             else:
                 waiter.done(Appended(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))

@@ -54,6 +54,7 @@ class Outbox:
     __slots__ = (
         "_clock", "after_append", "applies", "catalog_changed", "dirty", "is_closed",
         "is_scheduled", "out", "run_turn", "staged", "to_wake", "urgent",
+        "urgent_token",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -78,6 +79,8 @@ class Outbox:
         """Something is staged in the store that the turn's journal block takes along."""
         self.urgent = False
         """Somebody waits for that block."""
+        self.urgent_token = 0
+        """The journal token of the newest block that somebody waits for."""
         self.catalog_changed = False
         """The applied catalog is another one than the host has acted on."""
 

@@ -73,6 +73,12 @@ class Proofs:
             and self._leadership.is_peer_heard(server, group.group_id, within_ns=self._within_ns)
         )
 
+    def look_at_in_sync(self, now_ns: int, *, share: int) -> None:
+        """Judge which replicas of the groups led here are in sync, one `share`-th of all, and have
+        peers told of the groups of which that has changed."""
+        for group in self._state.in_sync.look(now_ns, share=share, is_heard=self.is_heard):
+            self._leadership.in_sync_changed(group)
+
     def tell_follower(self, group: Group) -> bool:
         """Tell a node that does not lead what the lists prove about its leader; whether it may be
         more than that the leader it follows is alive."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
+from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.state import HostState
 
@@ -44,12 +45,14 @@ class Leadership:
         self._lists.sender.set(group_id, term, replica_id, in_sync)
         return True
 
-    def in_sync_changed(
-        self, group_id: int, term: int, replica_id: int, in_sync: tuple[int, ...]
-    ) -> None:
-        """Other replicas of a group that is led here are in sync now."""
-        if self._led.get(group_id) == term:
-            self._lists.sender.set(group_id, term, replica_id, in_sync)
+    def in_sync_changed(self, group: Group) -> None:
+        """Other replicas of a group that is led here are in sync now: peers are told, and whoever
+        waits for copies."""
+        in_sync = self._state.in_sync[group.group_id]
+        if self._led.get(group.group_id) == in_sync.term:
+            self._lists.sender.set(group.group_id, in_sync.term, group.replica_id, in_sync.servers)
+        if group.awaits_copies:
+            self._state.outbox.mark_dirty(group)
 
     def resign(self, group_id: int) -> bool:
         """It does not, or not any more; True when that is news."""

@@ -1,0 +1,188 @@
+"""The timers of all groups of one server: who is due, who campaigns, who rests.
+
+One timer for all groups, set for the first that is due (`tick_wheel.py`). A group that falls due is
+told first what the links prove: a follower that its leader lives, a leader that its peers do
+(`peers/leader_proofs.py`). What is left to do then is a campaign, in its turn (`campaigns.py`), or
+nothing: such a group rests (`quiescence.py`).
+
+Must not know: frames, what a turn does.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from raft.node import NEVER_DUE
+from raft.types import StateType
+from vdl.logstream.elections.campaigns import Campaigns
+from vdl.logstream.elections.quiescence import REST_TICKS, SILENT_NS, Quiescence
+from vdl.logstream.elections.tick_wheel import TickWheel
+from vdl.logstream.group.group import Group
+from vdl.logstream.options import TICK_NS
+from vdl.logstream.peers.commit_propagation import CommitNews
+from vdl.logstream.peers.leader_proofs import Proofs
+from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.state import HostState
+
+
+class Timers:
+    """See the module."""
+
+    __slots__ = (
+        "_armed_tick", "_commit_news", "_election_ticks", "_leadership", "_loop_time", "_proofs",
+        "_state", "_wheel", "at_rest", "campaigns",
+    )  # fmt: skip
+
+    def __init__(
+        self, state: HostState, leadership: Leadership, proofs: Proofs, commit_news: CommitNews
+    ) -> None:
+        self._state = state
+        self._leadership = leadership
+        self._proofs = proofs
+        self._commit_news = commit_news
+        self._loop_time = state.loop_time
+        self._election_ticks = state.options.election_ticks
+        self._wheel = TickWheel()
+        self._armed_tick = 0
+        """Invariant: while groups are scheduled and nobody is being called, the timer is set for
+        this tick, which is not later than the first of theirs; 0: it is not set."""
+        self.at_rest = Quiescence()
+        self.campaigns = Campaigns(
+            state.options, state.loop_time, system_last=state.record.coordinator_groups
+        )
+
+    # --- the one timer -------------------------------------------------------------------------
+    def schedule(self, group: Group, tick: int, due: int) -> None:
+        """The group is due `due` ticks after `tick`, the present one. `arm` follows, or the end of
+        a turn."""
+        raft = group.node.raft
+        log = raft.log
+        if raft.state is not StateType.LEADER and (
+            due == NEVER_DUE or log.committed < log.last_index
+        ):
+            # A learner may be a voter soon. Whoever waits for a commit asks: news may be lost.
+            due = min(due, self._election_ticks)
+        self._wheel.schedule(group, tick + max(1, due))
+
+    def arm(self) -> None:
+        """Set the timer for the earliest group that may be due."""
+        ticks = self._wheel.ticks
+        if not ticks:
+            return
+        tick = ticks[0]
+        if self._armed_tick and self._armed_tick <= tick:
+            return
+        self._armed_tick = tick
+        self._state.clock.call_later(self._loop_time.delay_ns(tick), partial(self._run, tick))
+
+    def _run(self, armed: int) -> None:
+        if self._armed_tick != armed or self._state.outbox.is_closed:
+            return
+        self._armed_tick = 0
+        tick = self._loop_time.tick()
+        for group in self._wheel.take_due(tick):
+            self._fall_due(group, tick)
+        self.arm()
+
+    def _fall_due(self, group: Group, tick: int) -> None:
+        """Let what is due happen, after saying what the links know: who is alive."""
+        state = self._state
+        if not state.is_here(group):
+            return
+        node = group.node
+        if node.is_leader:
+            has_quorum = self._proofs.tell_leader(group)
+            due, _ = group.fall_due(tick)
+            may_have_news = True
+            # Not one that has heartbeats to send, or waits for its transferee.
+            is_quiet = due > state.options.heartbeat_ticks and not node.transferring
+            may_rest = has_quorum and is_quiet and group.is_settled
+        else:
+            group.catch_up(tick)
+            # One that is told nothing new and waits on has none: most of them, most of the time.
+            may_have_news = self._proofs.tell_follower(group)
+            if node.lead and node.commit < node.last_index:
+                # Quiet for an election timeout, yet not all is committed here.
+                state.outbox.send(group.group_id, group.asks_for_news())
+                state.outbox.mark_dirty(group)
+            due = node.ticks_until_due()
+            if due <= 1:
+                if may_have_news and group.has_news:
+                    state.outbox.mark_dirty(group)
+                self.ask_to_campaign(group)
+                return
+            is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
+            # Not a learner: it has no timer to go by, and may be a voter soon.
+            is_idle = node.commit == node.last_index and state.is_linked(node.lead)
+            may_rest = is_heard and is_idle and node.raft.is_voter
+        if may_have_news and group.has_news:
+            state.outbox.mark_dirty(group)
+        elif group.dirty:
+            pass
+        elif may_rest and self.at_rest.is_calm:
+            self.at_rest.begin(group)
+            self._wheel.schedule(group, tick + REST_TICKS)
+        else:
+            self.schedule(group, tick, due)  # the common case of a group at rest
+
+    def forget(self, group: Group) -> None:
+        """The replica is not here any more."""
+        self.campaigns.forget(group)
+        self.at_rest.forget(group.group_id)
+
+    # --- campaigns -----------------------------------------------------------------------------
+    def ask_to_campaign(self, group: Group) -> None:
+        """The group is due: it campaigns now, or when it is its turn."""
+        for one in self.campaigns.ask(group, self._state.clock.now_ns()):
+            self._campaign(one)
+
+    def admit(self) -> None:
+        """A turn of the loop ended while groups stand in line: more may begin."""
+        for one in self.campaigns.admit(self._state.clock.now_ns()):
+            self._campaign(one)
+
+    def look_at_campaigns(self, now_ns: int) -> None:
+        """Time passed: places are given back, and taken. Ten times a second."""
+        for one in self.campaigns.look(now_ns):
+            self._campaign(one)
+
+    def _campaign(self, group: Group) -> None:
+        """It is the group's turn to campaign: if nobody leads it by now, nor was given its vote."""
+        state = self._state
+        if not state.is_here(group) or group.node.is_leader:
+            return
+        tick = self._loop_time.tick()
+        group.catch_up(tick)
+        self._proofs.tell_follower(group)
+        due, _ = group.fall_due(tick)
+        if group.has_news:
+            state.outbox.mark_dirty(group)
+        elif not group.dirty:
+            self.schedule(group, tick, due)
+            self.arm()
+
+    # --- groups at rest ------------------------------------------------------------------------
+    def look_at_peers(self) -> None:
+        """Whether all servers that are linked are heard. Ten times a second."""
+        silences = map(self._leadership.silent_ns, self._state.alive)
+        for group in self.at_rest.look(silences):
+            self._wake(group)
+
+    def wake_all(self) -> None:
+        """What rests may not go on to."""
+        for group in self.at_rest.take_all():
+            self._wake(group)
+
+    def _wake(self, group: Group) -> None:
+        """Its timers run again, from when its leader was last heard."""
+        if not self._state.is_here(group):
+            return
+        tick = self._loop_time.tick()
+        if group.node.is_leader:
+            self.schedule(group, tick, 1)
+        else:
+            group.catch_up(tick)
+            self._proofs.tell_follower(group)
+            self.schedule(group, tick, group.node.ticks_until_due())
+            self._commit_news.stepped(group)
+        self.arm()

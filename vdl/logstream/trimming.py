@@ -1,0 +1,130 @@
+"""What is cut off the beginning of logs here, and when: commands that are part of a checkpoint,
+records that were deleted, and what retention keeps no longer, which a leader deletes.
+
+Every replica cuts its own log. Looking at segments may take the disk, so one group is looked at
+after the other.
+
+Must not know: how a log is cut, what topics ask to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import segments.api as storage
+from vdl.clock import MS
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.raft_compaction import find_deleted, trim_commands, trim_records
+from vdl.logstream.group.retention import KEEP, RetentionPolicy
+from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.state import HostState
+
+
+class Trimming:
+    """The logs of one server."""
+
+    def __init__(self, state: HostState, conditions: Conditions) -> None:
+        self._state = state
+        self._conditions = conditions
+        self._searching: set[int] = set()
+        """Groups for which it is being looked up where their log is to be cut."""
+        self._stopping = False
+        self.policy_of: Callable[[LogStream], RetentionPolicy] = lambda stream: KEEP
+        """What a partition's topic asks to keep; set by whoever knows topics' settings."""
+
+    def start(self) -> None:
+        """Begin with rounds of retention."""
+        self._schedule_round()
+
+    def stopping(self) -> None:
+        """The server hands its leaderships over: nothing is deleted any more."""
+        self._stopping = True
+
+    # --- cutting -------------------------------------------------------------------------------
+    def trim_commands(self) -> None:
+        """Cut the logs of the catalog and the coordinators. Use: once a second."""
+        kept = self._state.options.command_entries_kept
+        for state_group in self._state.state_groups.values():
+            self._cut(state_group.group, partial(trim_commands, entries_kept=kept))
+
+    def trim_deleted(self) -> None:
+        """Cut the logs of partitions where records were deleted. Use: once a second."""
+        for stream in self._state.streams.values():
+            self._cut_deleted(stream.group, stream.state.log_start_offset)
+
+    def _cut_deleted(self, group: Group, log_start_offset: int) -> None:
+        """Cut the log where its records were deleted; one search at a time for each."""
+
+        def found(first: int | storage.StorageError) -> None:
+            self._searching.discard(group.group_id)
+            # A search that failed is made again a second later: what is damaged heals meanwhile.
+            is_here = self._state.is_here(group) and not self._state.outbox.is_closed
+            if is_here and not isinstance(first, storage.StorageError):
+                self._cut(group, partial(trim_records, first_index=first))
+
+        if group.group_id not in self._searching:
+            self._searching.add(group.group_id)
+            if not find_deleted(group, log_start_offset=log_start_offset, done=found):
+                self._searching.discard(group.group_id)
+
+    def _cut(self, group: Group, trim: Callable[[Group], bool]) -> None:
+        try:
+            if trim(group):
+                self._state.outbox.note_staged(group)
+        except storage.CorruptRecord as error:
+            # The index says where to cut, and is damaged there: a read from disk rebuilds it.
+            self._state.log.warning("index_damaged", group=group.group_id, error=str(error))
+            log, damaged = group.log, error.position
+            if log.first_index <= damaged <= log.last_index:
+                self._state.store.entries_cold(log, damaged, damaged + 1, 1, _ignore)
+
+    # --- retention -----------------------------------------------------------------------------
+    def _retain(self) -> None:
+        """See to the settings of all partitions, and begin a round over those led here, one after
+        the other: looking at segments may take the disk."""
+        if self._has_ended:
+            return
+        led = []
+        for stream in self._state.streams.values():
+            policy = self.policy_of(stream)
+            if policy.segments is not None:
+                self._state.store.set_segment_limits(stream.group.log, policy.segments)
+            if stream.serving and not policy.keeps_everything:
+                led.append((stream, policy))
+        self._retain_next(led[::-1], self._state.time.settled_ms(), self._state.time.now_ms())
+
+    def _retain_next(
+        self, led: list[tuple[LogStream, RetentionPolicy]], settled_ms: int, stamp_ms: int
+    ) -> None:
+        if self._has_ended:
+            return
+        while led and not led[-1][0].serving:  # their topic may be deleted by now, or led elsewhere
+            led.pop()
+        if not led:
+            self._schedule_round()
+            return
+        stream, policy = led.pop()
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            if not self._state.outbox.is_closed:
+                if not isinstance(spans, storage.StorageError) and stream.serving:
+                    # A full disk needs the room more than a follower its records.
+                    fed = () if self._conditions.is_full else self._state.alive
+                    stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms, fed=fed)
+                self._retain_next(led, settled_ms, stamp_ms)
+
+        self._state.store.segment_spans(stream.group.log, found)
+
+    def _schedule_round(self) -> None:
+        check_ns = self._state.options.retention_check_ms * MS
+        self._state.clock.call_later(check_ns, self._retain)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._stopping or self._state.outbox.is_closed
+
+
+def _ignore(found: object) -> None:
+    """What comes of it is not needed: doing it was."""
