@@ -36,7 +36,7 @@ from rpc.hello import Hello
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
 from vdl.logstream.elections.timers import Timers
-from vdl.logstream.group.durable_responses import Answers
+from vdl.logstream.group.durable_responses import DurableResponses, Responses
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
@@ -88,7 +88,7 @@ class Host:
         self._alive = state.alive
         self._outbox = state.outbox
         self._renumbered = 0
-        self._answers = Answers(state.store, deliver=self._deliver)
+        self._responses = DurableResponses(state.store)
         self.leadership = Leadership(state)
         self._commit_news = CommitNews(state)
         self._proofs = Proofs(state, self.leadership)
@@ -117,7 +117,7 @@ class Host:
         self.trimming = self.upkeep.trimming
         state.outbox.run_turn = self.run_once
         state.catalog_group.observers.append(CatalogObserver(state.outbox))
-        state.store.on_durable = self._answers.durable
+        state.store.on_durable = self._durable
         state.store.collect_meta = self._collect_meta
 
     # --- life -----------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Host:
             # In the order of how long it is waited for: peers, clients, the disk, the machines.
             self._send()
             self.on_answers()
-            self._answers.submit(outbox)
+            self._deliver(self._responses.submit(outbox))
             self._apply()
         outbox.is_scheduled = False
         self._send()
@@ -263,24 +263,6 @@ class Host:
             if self._groups.get(group.group_id) is group:
                 group.apply(message)
                 self._commit_news.stepped(group)
-
-    def _deliver(self, group: Group, responses: Sequence[Message]) -> None:
-        """What waited for the disk may be said now: to this node itself, or to its peers."""
-        if self._groups.get(group.group_id) is not group:
-            return
-        if group.node.raft.vote_pending:
-            group.catch_up(self.loop_time.tick())  # it is told how long the disk took
-        for message in responses:
-            if message.to == group.replica_id:
-                group.node.step(message)
-            elif isinstance(message, MsgStorageApply):
-                self._apply()
-                group.apply_held(message)
-            else:
-                self._outbox.send(group.group_id, message)
-        self._commit_news.stepped(group)
-        if self._outbox.out:
-            self._outbox.schedule()
 
     def _send(self) -> None:
         """One frame a peer and lane, or a few where there is much to say."""
@@ -327,6 +309,35 @@ class Host:
         elif self.leadership.resign(group.group_id):
             self.in_sync.resign(group.group_id)
         self.timers.schedule(group, tick, node.ticks_until_due())
+
+    # --- an acknowledgement, on its way up --------------------------------------------------
+    def _durable(self, token: int) -> None:
+        """The journal is durable up to `token`. From here an acknowledgement goes up: a follower's
+        to its leader (`_deliver_to`, `_send`); a leader's own, which counts like a follower's, into
+        its node. When a majority has the entry, `run_once` pumps the group, which tells its owner
+        (`LogStream.committed`), which answers its waiters, and `on_answers` sends the answers."""
+        self._deliver(self._responses.durable(token))
+
+    def _deliver(self, ready: Responses) -> None:
+        """Nothing these depend on can be lost any more."""
+        for group, responses in ready:
+            if self._groups.get(group.group_id) is group:
+                self._deliver_to(group, responses)
+
+    def _deliver_to(self, group: Group, responses: Sequence[Message]) -> None:
+        if group.node.raft.vote_pending:
+            group.catch_up(self.loop_time.tick())  # it is told how long the disk took
+        for message in responses:
+            if message.to == group.replica_id:
+                group.node.step(message)
+            elif isinstance(message, MsgStorageApply):
+                self._apply()
+                group.apply_held(message)
+            else:
+                self._outbox.send(group.group_id, message)
+        self._commit_news.stepped(group)
+        if self._outbox.out:
+            self._outbox.schedule()
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:

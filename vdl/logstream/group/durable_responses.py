@@ -1,41 +1,39 @@
-"""Answers that wait for the disk.
+"""Responses held until the journal block they depend on is durable.
 
 Whatever a replica says about its own log, term or vote, to its peers or to itself as a leader that
 counts votes for an entry, leaves only when the journal block that holds it is durable (thesis
-§10.2.1). This is where it waits.
+§10.2.1). Here it waits. Whoever submits a block, or hears that one is durable, is given what may
+leave and delivers it.
 
-Must not know: what an answer says, where it goes.
+Must not know: what a response says, where it goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import segments.api as storage
 from raft.messages import Message
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox
 
+Responses = list[tuple[Group, Sequence[Message]]]
+"""In the order in which they are to be delivered."""
 
-class Answers:
-    """The waiting answers of all groups of one server."""
 
-    __slots__ = ("_deliver", "_store", "_waiting")
+class DurableResponses:
+    """The responses of all groups of one server that wait for its disk."""
 
-    def __init__(
-        self,
-        store: storage.Store,
-        *,
-        deliver: Callable[[Group, Sequence[Message]], None],
-    ) -> None:
-        """`deliver`: these may be said now."""
+    __slots__ = ("_store", "_waiting")
+
+    def __init__(self, store: storage.Store) -> None:
         self._store = store
-        self._deliver = deliver
-        self._waiting: dict[int, list[tuple[Group, Sequence[Message]]]] = {}
+        self._waiting: dict[int, Responses] = {}
         """By the journal token that must be durable first."""
 
-    def submit(self, outbox: Outbox) -> None:
-        """Close the turn's block and line up the answers that wait for it."""
+    def submit(self, outbox: Outbox) -> Responses:
+        """Close the turn's block and line up the responses that wait for it; those that wait for
+        nothing, as their groups have nothing that is not durable."""
         store = self._store
         token = 0
         if outbox.staged:
@@ -44,6 +42,7 @@ class Answers:
                 outbox.urgent_token = token
             outbox.staged = False
             outbox.urgent = False
+        ready: Responses = []
         after, outbox.after_append = outbox.after_append, []
         for group, must_sync, responses in after:
             if must_sync:
@@ -51,15 +50,17 @@ class Answers:
             if not responses:
                 continue
             if group.last_token <= store.durable_token:
-                self._deliver(group, responses)
+                ready.append((group, responses))
             else:
                 self._waiting.setdefault(group.last_token, []).append((group, responses))
+        return ready
 
-    def durable(self, token: int) -> None:
-        """The journal is durable up to `token`."""
+    def durable(self, token: int) -> Responses:
+        """The journal is durable up to `token`: what has waited for that."""
         waiting = self._waiting
+        ready: Responses = []
         for at in sorted(waiting):
             if at > token:
                 break
-            for group, responses in waiting.pop(at):
-                self._deliver(group, responses)
+            ready += waiting.pop(at)
+        return ready
