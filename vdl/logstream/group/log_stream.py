@@ -28,6 +28,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas, copied
 from vdl.logstream.group.offset_for_time import TimedOffset, find_offset_for_time
 from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.pending import Pending, take_late
 from vdl.logstream.group.producer_expiry import ProducerMarks
 from vdl.logstream.group.push_back import PushBack
 from vdl.logstream.group.retention import (
@@ -131,27 +132,6 @@ class Wait:
         self.callback = None
 
 
-class Asked:
-    """Somebody who waits for this replica to serve."""
-
-    __slots__ = ("deadline_ns", "done")
-
-    def __init__(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        self.deadline_ns = deadline_ns
-        self.done = done
-
-
-class Deletion:
-    """A deletion that waits to be applied here."""
-
-    __slots__ = ("deadline_ns", "done", "index")
-
-    def __init__(self, index: int, deadline_ns: int, done: Callable[[ErrorCode], None]) -> None:
-        self.index = index
-        self.deadline_ns = deadline_ns
-        self.done = done
-
-
 class LogStream:
     """See the module. `group` is set by the host right after construction."""
 
@@ -210,8 +190,8 @@ class LogStream:
         self._waiters: deque[Waiter] = deque()
         self._held: deque[HeldAppend] = deque()
         self._waits: list[Wait] = []
-        self._asked: list[Asked] = []
-        self._deletions: deque[Deletion] = deque()
+        self._asked: list[Pending[bool]] = []
+        self._deletions: deque[Pending[ErrorCode]] = deque()
         self._untimed = UntimedSegments()
         self._push_back: PushBack | None = None
         self._taken: dict[NodeId, Index] = {}
@@ -472,7 +452,7 @@ class LogStream:
         elif self.group.serving:
             done(True)
         else:
-            self._asked.append(Asked(deadline_ns, done))
+            self._asked.append(Pending(deadline_ns, done))
 
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """The leader epoch that the log's start was written in (KIP-320); the present one when
@@ -533,7 +513,8 @@ class LogStream:
         elif len(self._deletions) >= DELETIONS_MAX or not self._advance_log_start(offset):
             done(ErrorCode.REQUEST_TIMED_OUT)
         else:
-            self._deletions.append(Deletion(self.group.node.last_index, deadline_ns, done))
+            last = self.group.node.last_index
+            self._deletions.append(Pending(deadline_ns, done, index=last))
 
     def retain(
         self,
@@ -841,28 +822,19 @@ class LogStream:
         slow = self._push_back
         if slow is not None and not slow.goes_on(now_ns, match=self._match(slow.replica)):
             self._end_push_back()
-        if self._held and any(held.deadline_ns <= now_ns for held in self._held):
-            late = [held for held in self._held if held.deadline_ns <= now_ns]
-            self._held = deque(held for held in self._held if held.deadline_ns > now_ns)
-            for held in late:
-                held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        for held in take_late(self._held, now_ns):
+            held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
         for waiter in [one for one in self._waiters if one.deadline_ns <= now_ns]:
             # It stays in line, so that the order of the rest is kept; nobody listens any more.
             waiter.deadline_ns = NEVER
             done, waiter.done = waiter.done, _nobody
             done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-        late_copies = [one for one in self._uncopied if one.deadline_ns <= now_ns]
-        if late_copies:
-            self._uncopied = [one for one in self._uncopied if one.deadline_ns > now_ns]
-            for waiter in late_copies:
-                waiter.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-        late_asked = [one for one in self._asked if one.deadline_ns <= now_ns]
-        if late_asked:
-            self._asked = [one for one in self._asked if one.deadline_ns > now_ns]
-            for one in late_asked:
-                one.done(False)
-        while self._deletions and self._deletions[0].deadline_ns <= now_ns:
-            self._deletions.popleft().done(ErrorCode.REQUEST_TIMED_OUT)
+        for waiter in take_late(self._uncopied, now_ns):
+            waiter.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        for one in take_late(self._asked, now_ns):
+            one.done(False)
+        for deletion in take_late(self._deletions, now_ns):
+            deletion.done(ErrorCode.REQUEST_TIMED_OUT)
         if self._waits:
             self._waits = [wait for wait in self._waits if wait.callback is not None]
 

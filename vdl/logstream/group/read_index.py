@@ -12,16 +12,7 @@ from collections.abc import Callable
 
 from raft.node import RawNode
 from raft.types import ReadState
-
-
-class Ask:
-    """One caller that waits for a confirmed read."""
-
-    __slots__ = ("deadline_ns", "done")
-
-    def __init__(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        self.deadline_ns = deadline_ns
-        self.done = done
+from vdl.logstream.group.pending import Pending, take_late
 
 
 class ReadRounds:
@@ -30,16 +21,16 @@ class ReadRounds:
     __slots__ = ("_asks", "_confirmed", "_number", "_rounds")
 
     def __init__(self) -> None:
-        self._asks: list[Ask] = []
-        self._rounds: dict[bytes, list[Ask]] = {}
-        self._confirmed: deque[tuple[int, list[Ask]]] = deque()
+        self._asks: list[Pending[bool]] = []
+        self._rounds: dict[bytes, list[Pending[bool]]] = {}
+        self._confirmed: deque[tuple[int, list[Pending[bool]]]] = deque()
         self._number = 0
 
     def __bool__(self) -> bool:
         return bool(self._asks or self._rounds or self._confirmed)
 
     def ask(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        self._asks.append(Ask(deadline_ns, done))
+        self._asks.append(Pending(deadline_ns, done))
 
     def begin(self, node: RawNode) -> None:
         """Start one round for everything asked since the last."""
@@ -78,17 +69,12 @@ class ReadRounds:
 
     def expire(self, now_ns: int) -> None:
         """Answer False to those whose deadline has passed."""
-        late: list[Ask] = []
-
-        def keep(asks: list[Ask]) -> list[Ask]:
-            late.extend(ask for ask in asks if ask.deadline_ns <= now_ns)
-            return [ask for ask in asks if ask.deadline_ns > now_ns]
-
-        self._asks = keep(self._asks)
+        late = take_late(self._asks, now_ns)
         for context in list(self._rounds):
-            self._rounds[context] = keep(self._rounds[context])
+            late += take_late(self._rounds[context], now_ns)
             if not self._rounds[context]:
                 del self._rounds[context]
-        self._confirmed = deque((index, keep(asks)) for index, asks in self._confirmed)
+        for _, asks in self._confirmed:
+            late += take_late(asks, now_ns)
         for ask in late:
             ask.done(False)

@@ -18,6 +18,7 @@ from raft.errors import ProposalDropped
 from raft.types import Entry, EntryKind
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.pending import Pending
 from vdl.logstream.group.snapshots import Items
 from vdl.logstream.time.cluster_time import ClusterTime
 from vdl.state import commands
@@ -72,18 +73,6 @@ class StateObserver(Protocol):
     def on_stopped_serving(self, group: StateGroup) -> None: ...
 
 
-class Pending:
-    """A command of this server that has not been applied here yet."""
-
-    __slots__ = ("deadline_ns", "done", "term")
-
-    def __init__(self, deadline_ns: int, done: Callable[[Outcome], None], term: int) -> None:
-        self.deadline_ns = deadline_ns
-        self.done = done
-        self.term = term
-        """Term it was appended in by this server as leader; 0 when another leader appended it."""
-
-
 class StateGroup:
     """See the module. `group` is set by the host right after construction."""
 
@@ -123,7 +112,8 @@ class StateGroup:
         self._seq = 0
         self._time = time
         self._outbox = outbox
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, Pending[Outcome]] = {}
+        """Commands of this server that have not been applied here yet, by sequence number."""
 
     @property
     def group(self) -> Group:
@@ -219,7 +209,7 @@ class StateGroup:
         self, seq: int, deadline_ns: int, done: Callable[[Outcome], None], *, term: int = 0
     ) -> None:
         """Answer `done` when this server's command `seq` is applied here."""
-        self._pending[seq] = Pending(deadline_ns, done, term)
+        self._pending[seq] = Pending(deadline_ns, done, term=term)
 
     def forget(self, seq: int) -> None:
         """Nobody waits for `seq` any more."""
