@@ -9,7 +9,7 @@ Rules:
 * Nothing here blocks, awaits or takes a lock; everything runs on the loop that owns the server.
 * An answer about a log leaves only when the journal token it depends on is durable.
 * Messages of groups that the catalog has not told this server of yet are kept for a moment: a
-  leader may be quicker than the news of its group.
+  leader may be quicker than the catalog.
 
 Must not know: the Kafka protocol, sockets, files.
 """
@@ -42,7 +42,7 @@ from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import Outcome, StateGroup
 from vdl.logstream.membership.bootstrap import encode_record
-from vdl.logstream.membership.open_replica import Opening
+from vdl.logstream.membership.open_replica import ReplicaOpener
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.replicas import (
     CatalogObserver,
@@ -51,14 +51,14 @@ from vdl.logstream.membership.replicas import (
     replica_ids,
 )
 from vdl.logstream.membership.transfers import Transfers
-from vdl.logstream.peers.commit_propagation import CommitNews
-from vdl.logstream.peers.entry_repair import Healing
+from vdl.logstream.peers.commit_propagation import CommitPropagation
+from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.forwarding import Forwarding
-from vdl.logstream.peers.inbox import Incoming
-from vdl.logstream.peers.leader_proofs import Proofs
-from vdl.logstream.peers.liveness import Leadership
-from vdl.logstream.peers.server_status import Conditions
-from vdl.logstream.periodic import Upkeep
+from vdl.logstream.peers.inbox import Inbox
+from vdl.logstream.peers.leader_proofs import LeaderProofs
+from vdl.logstream.peers.liveness import Liveness
+from vdl.logstream.peers.server_status import ServerStatus
+from vdl.logstream.periodic import Periodic
 from vdl.logstream.state import HostState
 from vdl.state.catalog import GroupInfo
 from vdl.state.partition import PartitionState
@@ -89,32 +89,32 @@ class Host:
         self._outbox = state.outbox
         self._renumbered = 0
         self._responses = DurableResponses(state.store)
-        self.leadership = Leadership(state)
-        self._commit_news = CommitNews(state)
-        self._proofs = Proofs(state, self.leadership)
-        self.timers = Timers(state, self.leadership, self._proofs, self._commit_news)
+        self.liveness = Liveness(state)
+        self._commits = CommitPropagation(state)
+        self._proofs = LeaderProofs(state, self.liveness)
+        self.timers = Timers(state, self.liveness, self._proofs, self._commits)
         self.campaigns = self.timers.campaigns
-        self._conditions = Conditions(state)
-        self._forwarding = Forwarding(state, self.leadership)
-        self._healing = Healing(state, self._conditions)
-        self._incoming = Incoming(state, self._conditions, self._proofs, self._commit_news)
-        self._opening = Opening(state)
+        self._status = ServerStatus(state)
+        self._forwarding = Forwarding(state, self.liveness)
+        self._repair = EntryRepair(state, self._status)
+        self._inbox = Inbox(state, self._status, self._proofs, self._commits)
+        self._opener = ReplicaOpener(state)
         self._replicas = Replicas(state, hosting=self)
-        self._transfers = Transfers(state, self._conditions, self.leadership)
-        self._replacement = Replacement(state, self._replicas, self.leadership, self._forwarding)
+        self._transfers = Transfers(state, self._status, self.liveness)
+        self._replacement = Replacement(state, self._replicas, self.liveness, self._forwarding)
         self.in_sync = state.in_sync
-        self.upkeep = Upkeep(
+        self.periodic = Periodic(
             state,
             self.timers,
             self._proofs,
-            self._conditions,
-            self._healing,
+            self._status,
+            self._repair,
             self._transfers,
             self._replacement,
             self._forwarding,
         )
-        self.overload = self.upkeep.overload
-        self.trimming = self.upkeep.trimming
+        self.overload = self.periodic.overload
+        self.trimming = self.periodic.trimming
         state.outbox.run_turn = self.run_once
         state.catalog_group.observers.append(CatalogObserver(state.outbox))
         state.store.on_durable = self._durable
@@ -124,7 +124,7 @@ class Host:
     def start(self) -> None:
         """Open every replica this server holds and begin to take part."""
         self.loop_time.start()
-        self.upkeep.start()
+        self.periodic.start()
         self._replicas.open_system(self.catalog_applied)
 
     @property
@@ -140,7 +140,7 @@ class Host:
 
     def transfer_leaderships(self) -> int:
         """Hand out every leadership that somebody can take; how many of those are left."""
-        self.upkeep.stopping()
+        self.periodic.stopping()
         return self._transfers.hand_over_all()
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Host:
     # --- what the front end uses ----------------------------------------------------------
     def leader_of(self, group_id: int) -> tuple[int, int]:
         """(server id, term) of a group's leader, the freshest known; (-1, -1) for none alive."""
-        return self.leadership.leader_of(group_id)
+        return self.liveness.leader_of(group_id)
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas of a group are in sync, as its leader last said; empty when
@@ -165,7 +165,7 @@ class Host:
         leader, term = self.leader_of(group_id)
         if own is not None and leader == self.server_id and own.term == term:
             return own.servers
-        told = self.leadership.in_sync_of(group_id)
+        told = self.liveness.in_sync_of(group_id)
         if leader >= 0:
             return told
         return tuple(s for s in told if s == self.server_id or s in self._alive)
@@ -207,7 +207,7 @@ class Host:
         return 0 if group is None else group.lost_leader_ns(self.clock.now_ns())
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
-        """See `Proofs.confirm`."""
+        """See `LeaderProofs.confirm`."""
         self._proofs.confirm(done)
 
     def coordinator_group(self, key: str) -> int:
@@ -246,7 +246,7 @@ class Host:
             self._apply()
         outbox.is_scheduled = False
         self._send()
-        self.upkeep.watch(touched)
+        self.periodic.watch(touched)
         for group in touched.values():
             if self._groups.get(group.group_id) is group:  # else it was deleted in this turn
                 self._after_pump(group, tick)
@@ -262,7 +262,7 @@ class Host:
         for group, message in self._outbox.take_applies():
             if self._groups.get(group.group_id) is group:
                 group.apply(message)
-                self._commit_news.stepped(group)
+                self._commits.stepped(group)
 
     def _send(self) -> None:
         """One frame a peer and lane, or a few where there is much to say."""
@@ -294,19 +294,19 @@ class Host:
                     self._outbox.mark_dirty(group)  # it may hold proposals
 
     def _after_pump(self, group: Group, tick: int) -> None:
-        """Leadership news and the next due tick."""
+        """Who leads now, and the next due tick."""
         node = group.node
         self.campaigns.noted(group)
         raft = node.raft
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
-                self._commit_news.due(group)
+                self._commits.due(group)
             # Nobody but itself is known to be in sync yet.
             only = self._itself
-            if self.leadership.lead(group.group_id, raft.term, group.replica_id, only):
+            if self.liveness.lead(group.group_id, raft.term, group.replica_id, only):
                 self.in_sync.lead(group, self.clock.now_ns())
                 self.stats.elections += 1
-        elif self.leadership.resign(group.group_id):
+        elif self.liveness.resign(group.group_id):
             self.in_sync.resign(group.group_id)
         self.timers.schedule(group, tick, node.ticks_until_due())
 
@@ -335,15 +335,15 @@ class Host:
                 group.apply_held(message)
             else:
                 self._outbox.send(group.group_id, message)
-        self._commit_news.stepped(group)
+        self._commits.stepped(group)
         if self._outbox.out:
             self._outbox.schedule()
 
     # --- PeerHandler ----------------------------------------------------------------------
     def admit(self, hello: Hello) -> bool:
-        """Founders, also from a new directory, until it is given a part; unborn servers may ask.
-        Nobody from a directory that has been replaced, and nobody in the place of a live server
-        that is in the directory the catalog knows it by."""
+        """Initial voters, also from a new directory, until it is given a part; unborn servers may
+        ask. Nobody from a directory that has been replaced, and nobody in the place of a live
+        server that is in the directory the catalog knows it by."""
         present = self._alive.get(hello.server_id)
         if (
             present is not None
@@ -353,8 +353,8 @@ class Host:
             return False
         if not hello.cluster_id:
             return True
-        is_founder = self.state.record.directory_of(hello.server_id) is not None
-        return is_founder and hello.directory_id not in self.catalog.retired
+        is_initial = self.state.record.directory_of(hello.server_id) is not None
+        return is_initial and hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
         """A new session. Unborn servers are told of the cluster when they ask."""
@@ -363,7 +363,7 @@ class Host:
         server = hello.server_id
         self._alive[server] = hello
         self.time.linked(server)
-        for frame_type, buffers in self.leadership.link_up(server):
+        for frame_type, buffers in self.liveness.link_up(server):
             self.state.transport.send(server, frame_type, buffers)
         tick = self.loop_time.tick()
         for group in list(self._groups.values()):
@@ -373,8 +373,8 @@ class Host:
             else:
                 self._campaign_if_preferred(group)
         self.timers.arm()
-        self._conditions.link_up(server)
-        self._replacement.ask(server)
+        self._status.link_up(server)
+        self._replacement.request_number(server)
         self._forwarding.retry(self.clock.now_ns())
 
     def link_down(self, server_id: int, *, refused: bool) -> None:
@@ -383,12 +383,12 @@ class Host:
         self.timers.wake_all()  # while it is still known what the server has last said
         self._alive.pop(server_id, None)
         self.time.unlinked(server_id)
-        self._conditions.link_down(server_id)
+        self._status.link_down(server_id)
         self._replacement.link_down(server_id)
-        self.leadership.link_down(server_id)
+        self.liveness.link_down(server_id)
         if refused:
             for group in self.in_sync.server_gone(server_id):
-                self.leadership.in_sync_changed(group)
+                self.liveness.in_sync_changed(group)
         groups = list(self._groups.values())
         lost = [g for g in groups if not g.node.is_leader and server_of(g.node.lead) == server_id]
         for group in groups:
@@ -403,7 +403,7 @@ class Host:
                     group.leader_lost_ns = self.clock.now_ns()
                 if refused:
                     alive = {self.server_id, *self._alive}
-                    group.stand_in_turn(alive, self.loop_time.tick(), standing=len(lost))
+                    group.campaign_in_turn(alive, self.loop_time.tick(), leaderless=len(lost))
                     self._outbox.mark_dirty(group)
 
     def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
@@ -411,45 +411,45 @@ class Host:
         if frame_type is FrameType.RAFT:
             tick = self.loop_time.tick()
             for group_id, message in decode_messages(payload):
-                self._incoming.step(group_id, message, server_id, tick)
+                self._inbox.step(group_id, message, server_id, tick)
         elif frame_type is FrameType.HEARTBEAT or frame_type is FrameType.LEADERS:
             self._leader_frame(server_id, frame_type, payload)
         elif frame_type is FrameType.PROPOSE:
-            self._forwarding.proposed_to_us(server_id, payload)
+            self._forwarding.proposal_received(server_id, payload)
         elif frame_type is FrameType.PROPOSED:
-            self._forwarding.answered(server_id, payload)
+            self._forwarding.answer_received(server_id, payload)
         elif frame_type is FrameType.CONDITION:
-            self._conditions.told(server_id, payload)
+            self._status.received(server_id, payload)
         elif frame_type is FrameType.RANGE:
-            self._healing.asked(server_id, payload)
+            self._repair.request_received(server_id, payload)
         elif frame_type is FrameType.ENTRIES:
-            self._healing.answered(payload)
+            self._repair.answer_received(payload)
         elif frame_type is FrameType.ASK:
             number = self._replacement.number_for(server_id)
             answer = encode_answer(encode_record(self.state.record), catalog_replica=number)
             self.state.transport.send(server_id, FrameType.ANSWER, answer)
         elif frame_type is FrameType.ANSWER:
-            self._replacement.invited(decode_answer(payload)[1])
+            self._replacement.number_received(decode_answer(payload)[1])
 
     def beat(self) -> None:
         """Send the list heartbeats, and let leaders speak to peers that are out of step."""
         if self._outbox.is_closed:
             return
         for server in sorted(self._alive):
-            for frame_type, buffers in self.leadership.beat(server):
+            for frame_type, buffers in self.liveness.beat(server):
                 self.state.transport.send(server, frame_type, buffers)
 
     def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
         tick = self.loop_time.tick()
-        changed = self.leadership.received(server_id, frame_type, payload)
+        changed = self.liveness.received(server_id, frame_type, payload)
         if frame_type is FrameType.HEARTBEAT:
-            self.time.told(server_id, *self.leadership.wall_told(server_id))
+            self.time.told(server_id, *self.liveness.wall_told(server_id))
         for change in changed:
             group = self._groups.get(change.group)
             if group is not None and change.replica and not group.node.is_leader:
                 group.catch_up(tick)
-                self._proofs.tell_follower(group)
+                self._proofs.report_leader(group)
                 self._outbox.mark_dirty(group)
             elif group is not None and not group.node.is_leader:
                 # Nobody leads it, as far as that server is concerned, from now on.
@@ -461,7 +461,7 @@ class Host:
     def replica_lost(self, log: storage.Log) -> None:
         """See `Hosting`: a vote or an acknowledgement of it could contradict an earlier one."""
         if self._replacement.replica_lost(log):
-            self._incoming.forget(log.group_id)
+            self._inbox.forget(log.group_id)
 
     def start_state_group(
         self, log: storage.Log, placement: Placement, then: Callable[[], None]
@@ -505,7 +505,7 @@ class Host:
         then: Callable[[Group], None],
         whole: Callable[[], None],
     ) -> None:
-        """`whole`: the replica's state is not one of the past; later, if its log has a hole."""
+        """`whole`: the replica's state is not one of the past; later, if its log is damaged."""
 
         def wanted() -> bool:
             return not self._outbox.is_closed and self._replicas.holds(log)
@@ -516,7 +516,7 @@ class Host:
                 whole()
             else:
                 group.on_whole = lambda: self.clock.call_soon(lambda: now_whole(group))
-                self._conditions.note_incomplete(group.group_id)
+                self._status.note_incomplete(group.group_id)
                 self.state.log.warning(
                     "state_incomplete", group=group.group_id, applied=group.applied
                 )
@@ -527,21 +527,21 @@ class Host:
                 self.state.log.info("state_complete", group=group.group_id, applied=group.applied)
                 whole()
 
-        self._opening.open(log, placement, owner, opened, lost=self.replica_lost, wanted=wanted)
+        self._opener.open(log, placement, owner, opened, lost=self.replica_lost, wanted=wanted)
 
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""
         self._groups[group.group_id] = group
         self._place(group)
-        self._proofs.tell_follower(group)
-        self._incoming.begin(group, self.loop_time.tick())
+        self._proofs.report_leader(group)
+        self._inbox.begin(group, self.loop_time.tick())
         self._campaign_if_preferred(group)
         self._outbox.mark_dirty(group)
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
-        may_lead = group.preferred and self._conditions.may_lead
-        if may_lead and group.is_unled({self.server_id, *self._alive}):
+        may_lead = group.preferred and self._status.may_lead
+        if may_lead and group.is_leaderless({self.server_id, *self._alive}):
             group.node.campaign_soon(1)
             self.timers.ask_to_campaign(group)
 
@@ -549,13 +549,13 @@ class Host:
         """See `Hosting`."""
         group = self._groups.pop(group_id, None)
         stream = self.state.streams.pop(group_id, None)
-        self._incoming.forget(group_id)
+        self._inbox.forget(group_id)
         self._replacement.has_successor(group_id)
         self.in_sync.resign(group_id)
         if deleted:
-            self.leadership.forget(group_id)
+            self.liveness.forget(group_id)
         else:
-            self.leadership.resign(group_id)  # who leads the group is still to be known
+            self.liveness.resign(group_id)  # who leads the group is still to be known
         self.state.state_groups.pop(group_id, None)
         if stream is not None:
             stream.close()
@@ -575,8 +575,8 @@ class Host:
             self._renumbered = self.catalog.renumbered
             for group in self._groups.values():
                 self._place(group)
-        self._incoming.catalog_changed()
-        self.leadership.catalog_changed()
+        self._inbox.catalog_changed()
+        self.liveness.catalog_changed()
         self.on_catalog_change()
 
     def _place(self, group: Group) -> None:

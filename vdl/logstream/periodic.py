@@ -22,10 +22,10 @@ from vdl.logstream.group.in_sync_replicas import LOOK_NS
 from vdl.logstream.group.producer_expiry import ProducerExpiry
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.transfers import Transfers
-from vdl.logstream.peers.entry_repair import Healing
+from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.forwarding import Forwarding
-from vdl.logstream.peers.leader_proofs import Proofs
-from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.peers.leader_proofs import LeaderProofs
+from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 from vdl.logstream.trimming import Trimming
 from vdl.state.commands import NoteTime
@@ -41,16 +41,16 @@ SECOND_NS = 1_000 * MS
 whether replicas have to be replaced and logs can be cut."""
 
 
-class Upkeep:
+class Periodic:
     """See the module. What nobody else looks at it has made itself."""
 
     def __init__(
         self,
         state: HostState,
         timers: Timers,
-        proofs: Proofs,
-        conditions: Conditions,
-        healing: Healing,
+        proofs: LeaderProofs,
+        status: ServerStatus,
+        repair: EntryRepair,
         transfers: Transfers,
         replacement: Replacement,
         forwarding: Forwarding,
@@ -58,8 +58,8 @@ class Upkeep:
         self._state = state
         self._timers = timers
         self._proofs = proofs
-        self._conditions = conditions
-        self._healing = healing
+        self._status = status
+        self._repair = repair
         self._transfers = transfers
         self._replacement = replacement
         self._forwarding = forwarding
@@ -68,7 +68,7 @@ class Upkeep:
             state.streams, alive=state.alive, server_id=state.server_id, options=state.options
         )
         self.overload = Overload(state, timers.campaigns)
-        self.trimming = Trimming(state, conditions)
+        self.trimming = Trimming(state, status)
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._members_due_ns = 0
@@ -89,7 +89,7 @@ class Upkeep:
         """The server hands its leaderships over: only deadlines are still kept."""
         self._stopping = True
         self.trimming.stopping()
-        self._conditions.stopping()
+        self._status.stopping()
 
     def _sweep(self) -> None:
         state = self._state
@@ -103,7 +103,7 @@ class Upkeep:
         self._timers.look_at_peers()
         state.time.look()
         self._look_at_disk(now_ns)
-        self._conditions.look()
+        self._status.look()
         self._proofs.look_at_in_sync(now_ns, share=LOOK_NS // SWEEP_NS)
         if now_ns >= self._members_due_ns:
             is_changing = self._replacement.change_members()
@@ -119,7 +119,7 @@ class Upkeep:
         watch.staged(self._state.outbox.urgent_token)
         if watch.is_hung(store.durable_token, now_ns):
             self._transfers.make_room()
-        self._conditions.note_stalled(watch.is_stalled(store.file_work, now_ns))
+        self._status.note_stalled(watch.is_stalled(store.file_work, now_ns))
 
     def _expire(self, now_ns: int) -> None:
         """End what has waited for too long: in groups that had a turn since nothing waited."""
@@ -136,13 +136,13 @@ class Upkeep:
             return
         self.watch(state.groups)
         state.clock.call_later(SECOND_NS, self._each_second)
-        if self._conditions.should_not_lead:
+        if self._status.should_not_lead:
             self._transfers.hand_over_all()
         else:
             self._transfers.return_some()
         self._note_time()
         self._replacement.look_around()
-        self._healing.look_around()
+        self._repair.look_around()
         for group in state.groups.values():
             if group.apply_stalled:
                 group.retry_apply(state.outbox)
@@ -156,7 +156,7 @@ class Upkeep:
         more important commands."""
         state = self._state
         now_ns, time, catalog_group = state.clock.now_ns(), state.time, state.catalog_group
-        if not catalog_group.serving or self._conditions.is_full or not time.is_sure:
+        if not catalog_group.serving or self._status.is_full or not time.is_sure:
             return
         is_noted = now_ns - self._noted_ns < state.options.clock_hold_ms * MS
         if is_noted and self._noted_moves == time.moves_forward:

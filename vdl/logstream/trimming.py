@@ -18,16 +18,16 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.raft_compaction import find_deleted, trim_commands, trim_records
 from vdl.logstream.group.retention import KEEP, RetentionPolicy
-from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 
 class Trimming:
     """The logs of one server."""
 
-    def __init__(self, state: HostState, conditions: Conditions) -> None:
+    def __init__(self, state: HostState, status: ServerStatus) -> None:
         self._state = state
-        self._conditions = conditions
+        self._status = status
         self._searching: set[int] = set()
         """Groups for which it is being looked up where their log is to be cut."""
         self._stopping = False
@@ -111,7 +111,7 @@ class Trimming:
             if not self._state.outbox.is_closed:
                 if not isinstance(spans, storage.StorageError) and stream.serving:
                     # A full disk needs the room more than a follower its records.
-                    fed = () if self._conditions.is_full else self._state.alive
+                    fed = () if self._status.is_full else self._state.alive
                     stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms, fed=fed)
                 self._retain_next(led, settled_ms, stamp_ms)
 

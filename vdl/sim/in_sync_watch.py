@@ -124,5 +124,5 @@ def _hears(host: Host, leader: Group) -> bool:
         return False
     if host.server_id == server:
         return True
-    heard = host.leadership.leader_heard(leader.group_id)
+    heard = host.liveness.leader_heard(leader.group_id)
     return heard is not None and heard[2] <= HEARD_NS_MAX

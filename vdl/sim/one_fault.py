@@ -14,7 +14,7 @@ the others serves it: until then nothing of it is acknowledged. All times follow
   way; they have an exponential mean, too, and a full journal file takes some more.
 
 Killed: its link is reset and then refused, a round trip. Who is left stands within 50 ms, and where
-that came to nothing after 200 and 400 ms more (`Group.stand_in_turn`).
+that came to nothing after 200 and 400 ms more (`Group.campaign_in_turn`).
 Paused, or not heard: a follower's timer is due `LATEST` after it last heard the leader. Its
 question is refused by one who has heard it later, and whose own timer is due by then: no more is
 added.

@@ -123,8 +123,8 @@ class Node:
         self.workers = DelayWorkers(self.clock)
         self.log = ErrorLog()
         image = self.store.image if self.store is not None else None
-        luck = random.Random(self.id + 10 * self.directories)
-        self.store = MemoryStore(self.workers, rng=luck, image=image)
+        rng = random.Random(self.id + 10 * self.directories)
+        self.store = MemoryStore(self.workers, rng=rng, image=image)
         node = self
 
         class Relay:

@@ -69,7 +69,7 @@ class FarBehind:
     @property
     def waiting(self) -> int:
         """Reads that have not begun, for all the leader's groups."""
-        pace = self.group._pace
+        pace = self.group._throttle
         return len(pace._waiting) + len(pace._behind)
 
     @property

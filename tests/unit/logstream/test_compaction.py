@@ -18,7 +18,7 @@ from vdl.logstream.group.snapshot_cache import (
     PAUSE_TICKS,
     RETRY_TICKS,
     RETRY_TICKS_MAX,
-    Encodings,
+    SnapshotCache,
 )
 from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
 from vdl.logstream.group.state_group import StateGroup
@@ -137,7 +137,7 @@ def test_wrong_expectation_decides_nothing_for_good(
     replica = node.host.groups[0]
     rename(cluster, 5)
     assert replica.log.first_index == 1
-    replica.encodings.measured(node.host.catalog.item_count, 1 + factor * 1_000, 0)
+    replica.snapshot_cache.measured(node.host.catalog.item_count, 1 + factor * 1_000, 0)
     if factor:
         rename(cluster, 15)
         assert replica.log.first_index == 1
@@ -147,7 +147,7 @@ def test_wrong_expectation_decides_nothing_for_good(
         monkeypatch.setattr(group, "SNAPSHOT_BYTES_MAX", 10)
         with pytest.raises(SnapshotTemporarilyUnavailable):
             replica._snapshot()
-        assert replica.encodings.bytes_expected(node.host.catalog.item_count) > 10
+        assert replica.snapshot_cache.bytes_expected(node.host.catalog.item_count) > 10
 
 
 def test_refused_snapshot_is_sent_again_not_made_again(forgetful: Any, encoded: Encoded) -> None:
@@ -177,21 +177,21 @@ def test_refused_snapshot_is_sent_again_not_made_again(forgetful: Any, encoded: 
     cluster.run(2_500)
     assert late.catalog.items() == node.host.catalog.items()
     # And what nobody needs any more is let go.
-    assert replica.encodings._snapshot is not None
+    assert replica.snapshot_cache._snapshot is not None
     cluster.run(KEPT_TICKS * 10 + 3_000)
-    assert replica.encodings._snapshot is None
+    assert replica.snapshot_cache._snapshot is None
 
 
 def test_leader_that_leads_no_longer_keeps_no_snapshot(cluster: Any) -> None:
     """Nobody asks it."""
     replica = leader(cluster).host.groups[0]
     assert replica._snapshot() is replica._snapshot()
-    heir = next(r for r in replica.members if r != replica.replica_id)
-    replica.node.transfer_leader(heir)
+    transferee = next(r for r in replica.members if r != replica.replica_id)
+    replica.node.transfer_leader(transferee)
     leader(cluster).host.mark_dirty(replica)
     cluster.run(300)
     assert not replica.node.is_leader
-    assert replica.encodings._snapshot is None
+    assert replica.snapshot_cache._snapshot is None
 
 
 def test_peer_that_asks_all_the_time_makes_nothing_be_encoded(
@@ -201,7 +201,7 @@ def test_peer_that_asks_all_the_time_makes_nothing_be_encoded(
     node = leader(cluster)
     replica = node.host.groups[0]
     replica._snapshot()
-    replica.encodings.forget_snapshot()
+    replica.snapshot_cache.forget_snapshot()
     for size_max, count in ((SNAPSHOT_BYTES_MAX, 1), (10, 2)):
         monkeypatch.setattr(group, "SNAPSHOT_BYTES_MAX", size_max)
         for _ in range(3):
@@ -217,78 +217,82 @@ def snapshot(index: int) -> Snapshot:
 
 def test_snapshot_is_kept_while_it_can_be_followed_by_entries() -> None:
     """Those behind it are in a log that begins right behind it, or before; not in any other."""
-    encodings = Encodings()
-    assert encodings.kept(first_index=1, tick=0) is None
-    encodings.keep(snapshot(7), 0)
+    snapshot_cache = SnapshotCache()
+    assert snapshot_cache.kept(first_index=1, tick=0) is None
+    snapshot_cache.keep(snapshot(7), 0)
     newer = snapshot(8)
-    encodings.keep(newer, 0)
-    assert encodings.kept(first_index=9, tick=0) is newer
-    assert encodings.kept(first_index=10, tick=0) is None
-    assert encodings.kept(first_index=9, tick=0) is None  # it is gone
+    snapshot_cache.keep(newer, 0)
+    assert snapshot_cache.kept(first_index=9, tick=0) is newer
+    assert snapshot_cache.kept(first_index=10, tick=0) is None
+    assert snapshot_cache.kept(first_index=9, tick=0) is None  # it is gone
 
 
 def test_snapshot_is_kept_from_when_it_was_last_asked_for() -> None:
     """Up to the limit, and not a tick longer."""
-    encodings = Encodings()
-    encodings.keep(snapshot(7), 5)
-    assert encodings.kept(first_index=1, tick=100) is not None
-    encodings.forget_unused(100 + KEPT_TICKS - 1)
-    assert encodings._snapshot is not None
-    encodings.forget_unused(100 + KEPT_TICKS)
-    assert encodings._snapshot is None
+    snapshot_cache = SnapshotCache()
+    snapshot_cache.keep(snapshot(7), 5)
+    assert snapshot_cache.kept(first_index=1, tick=100) is not None
+    snapshot_cache.forget_unused(100 + KEPT_TICKS - 1)
+    assert snapshot_cache._snapshot is not None
+    snapshot_cache.forget_unused(100 + KEPT_TICKS)
+    assert snapshot_cache._snapshot is None
 
 
 def test_snapshots_are_made_with_a_pause_between() -> None:
     """A second, as the group counts."""
-    encodings = Encodings()
-    assert encodings.may_encode(1, tick=0)
-    encodings.measured(1, 100, 200)
-    encodings.keep(snapshot(7), 0)
-    assert not encodings.may_encode(1, PAUSE_TICKS - 1)
-    assert encodings.may_encode(1, PAUSE_TICKS)
+    snapshot_cache = SnapshotCache()
+    assert snapshot_cache.may_encode(1, tick=0)
+    snapshot_cache.measured(1, 100, 200)
+    snapshot_cache.keep(snapshot(7), 0)
+    assert not snapshot_cache.may_encode(1, PAUSE_TICKS - 1)
+    assert snapshot_cache.may_encode(1, PAUSE_TICKS)
 
 
 def test_state_too_large_is_tried_ever_less_often() -> None:
     """Each wait is twice the one before, up to a limit; less when there are fewer items."""
-    encodings = Encodings()
+    snapshot_cache = SnapshotCache()
     tick = 0
     for wait in (1, 2, 4, 8, 16, 32, 64, 120, 120):
-        encodings.measured(1_999, 2 * SNAPSHOT_BYTES_MAX, 4 * SNAPSHOT_BYTES_MAX)
-        encodings.too_large(tick)
+        snapshot_cache.measured(1_999, 2 * SNAPSHOT_BYTES_MAX, 4 * SNAPSHOT_BYTES_MAX)
+        snapshot_cache.too_large(tick)
         due = tick + wait * RETRY_TICKS
         assert wait * RETRY_TICKS <= RETRY_TICKS_MAX
-        assert not encodings.may_encode(1_999, due - 1)
-        assert not encodings.may_encode(999, tick + RETRY_TICKS - 1)
-        assert encodings.may_encode(999, tick + RETRY_TICKS)
-        assert encodings.may_encode(1_999, due)
+        assert not snapshot_cache.may_encode(1_999, due - 1)
+        assert not snapshot_cache.may_encode(999, tick + RETRY_TICKS - 1)
+        assert snapshot_cache.may_encode(999, tick + RETRY_TICKS)
+        assert snapshot_cache.may_encode(1_999, due)
         tick = due
-    encodings.keep(snapshot(7), tick)
-    encodings.too_large(tick)
-    assert encodings.may_encode(1_999, tick + RETRY_TICKS)
+    snapshot_cache.keep(snapshot(7), tick)
+    snapshot_cache.too_large(tick)
+    assert snapshot_cache.may_encode(1_999, tick + RETRY_TICKS)
 
 
 def test_measured_state_stands_for_those_of_its_order() -> None:
     """Less than twice as much, more than half."""
-    encodings = Encodings()
-    assert not encodings.is_like_measured(0)
-    encodings.measured(99, 1_000, 2_000)
-    assert [n for n in (49, 50, 99, 198, 199) if encodings.is_like_measured(n)] == [50, 99, 198]
-    assert encodings.bytes_expected(149) == 1_500
+    snapshot_cache = SnapshotCache()
+    assert not snapshot_cache.is_like_measured(0)
+    snapshot_cache.measured(99, 1_000, 2_000)
+    assert [n for n in (49, 50, 99, 198, 199) if snapshot_cache.is_like_measured(n)] == [
+        50,
+        99,
+        198,
+    ]
+    assert snapshot_cache.bytes_expected(149) == 1_500
 
 
 def test_items_that_become_longer_have_a_state_measured_again() -> None:
     """Only if they may have brought it over the limit, and deletions bring nothing."""
-    encodings = Encodings()
-    encodings.measured(99, 1_000, 2_000)
-    encodings.stored((b"key", bytes(30)) for _ in range(1_000))
-    encodings.stored((b"key", None) for _ in range(1_000))
-    assert not encodings.may_have_passed(1_000, 99)
-    encodings.stored([(b"key", bytes(500))])
-    assert encodings.may_have_passed(1_400, 99)
-    assert not encodings.may_have_passed(1_500, 99)
-    assert not encodings.may_have_passed(999, 99), "it was over it before"
-    encodings.measured(99, 1_200, 2_500)
-    assert not encodings.may_have_passed(1_200, 99)
+    snapshot_cache = SnapshotCache()
+    snapshot_cache.measured(99, 1_000, 2_000)
+    snapshot_cache.stored((b"key", bytes(30)) for _ in range(1_000))
+    snapshot_cache.stored((b"key", None) for _ in range(1_000))
+    assert not snapshot_cache.may_have_passed(1_000, 99)
+    snapshot_cache.stored([(b"key", bytes(500))])
+    assert snapshot_cache.may_have_passed(1_400, 99)
+    assert not snapshot_cache.may_have_passed(1_500, 99)
+    assert not snapshot_cache.may_have_passed(999, 99), "it was over it before"
+    snapshot_cache.measured(99, 1_200, 2_500)
+    assert not snapshot_cache.may_have_passed(1_200, 99)
 
 
 def test_state_whose_items_grew_is_not_taken_for_a_small_one(
@@ -300,7 +304,7 @@ def test_state_whose_items_grew_is_not_taken_for_a_small_one(
     node = cluster.nodes[2]
     replica = node.host.groups[0]
     rename(cluster, 20)
-    size = replica.encodings.bytes_expected(node.host.catalog.item_count)
+    size = replica.snapshot_cache.bytes_expected(node.host.catalog.item_count)
     monkeypatch.setattr(compaction, "SNAPSHOT_BYTES_MAX", 2 * (size + 500))
     last_index, before = replica.log.last_index, encoded(node)
     directory = cluster.nodes[1].store.directory_id

@@ -11,7 +11,7 @@ from rpc.hello import Hello
 from rpc.peer import FrameType
 from rpc.reader import Buffer
 from tests.unit.logstream.conftest import make_state
-from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.peers.server_status import ServerStatus
 
 
 class Wire:
@@ -36,7 +36,7 @@ def test_servers_of_older_versions_are_told_the_flags_alone() -> None:
     }
     state = make_state(store=store, transport=wire)
     state.alive.update(alive)
-    conditions = Conditions(state)
+    conditions = ServerStatus(state)
     conditions.note_damage([7], [8])
     conditions.stopping()
     assert wire.sent[3] == wire.sent[4] == b"\x02"

@@ -22,7 +22,7 @@ from vdl.logstream.elections.campaigns import (
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership import open_replica as opening
-from vdl.logstream.membership.open_replica import Opening
+from vdl.logstream.membership.open_replica import ReplicaOpener
 from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.commands import CreateTopics, NewTopic
@@ -334,11 +334,11 @@ def test_partitions_are_opened_a_few_in_a_turn_and_the_catalog_at_once(
     monkeypatch.setattr(opening, "load_state", lambda *_: None)
     clock: Any = Steps()
     opened: list[int] = []
-    made = Opening(make_state(clock=clock, options=HostOptions(openings_per_turn=3)))
+    made = ReplicaOpener(make_state(clock=clock, options=HostOptions(openings_per_turn=3)))
 
     def begin(group_id: int, kind: type, *, is_wanted: bool = True) -> None:
         log: Any = SimpleNamespace(group_id=group_id)
-        placement: Any = SimpleNamespace(founding=[], present=[])
+        placement: Any = SimpleNamespace(initial=[], present=[])
         made.open(
             log,
             placement,

@@ -117,17 +117,17 @@ def test_candidate_that_dies_is_not_waited_for(cluster: Any) -> None:
     cluster.run(1_000)
     leader = cluster.nodes[cluster.leader(group_id).leader_server]
     group = leader.host.groups[group_id]
-    heir = next(replica for replica in group.placement if replica != group.replica_id)
-    candidate = cluster.nodes[heir >> 16]
+    transferee = next(replica for replica in group.placement if replica != group.replica_id)
+    candidate = cluster.nodes[transferee >> 16]
     sync_ms = 800
     for node in cluster.nodes.values():
         node.workers.sync_ns = sync_ms * MS
-    group.node.transfer_leader(heir)
+    group.node.transfer_leader(transferee)
     leader.host.mark_dirty(group)
     others = [node.host.groups[group_id].node for node in cluster.nodes.values()]
     for _ in range(5_000):
         cluster.run(1)
-        if sum(node.vote == heir and not node.raft.vote_pending for node in others) > 1:
+        if sum(node.vote == transferee and not node.raft.vote_pending for node in others) > 1:
             break
     died_ns = cluster.time.now_ns
     candidate.crash()

@@ -11,7 +11,7 @@ from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.state_group import NOT_APPENDED, Outcome
 from vdl.logstream.peers import forwarding
 from vdl.logstream.peers.forwarding import Forwarding
-from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.liveness import Liveness
 
 
 class FollowingCatalog:
@@ -50,7 +50,7 @@ def test_commands_beyond_the_limit_are_refused(
     catalog.leader_server = leader
     wire: Any = Wire()
     state = make_state(transport=wire)
-    commands = Forwarding(state, Leadership(state))
+    commands = Forwarding(state, Liveness(state))
     commands._catalog = catalog
     outcomes: list[Outcome] = []
 

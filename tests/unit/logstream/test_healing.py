@@ -22,8 +22,8 @@ from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.options import HostOptions
-from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, Healing
-from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, EntryRepair
+from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.partition import PartitionState
@@ -84,11 +84,11 @@ class Refusing:
 
 def healing_of(
     group: Any, wire: Any, *, groups: Any = None, alive: Any = (), **parts: Any
-) -> Healing:
+) -> EntryRepair:
     state = make_state(transport=wire, **parts)
     state.groups.update(groups or {GROUP: group})
     state.alive.update(alive)
-    return Healing(state, Conditions(state))
+    return EntryRepair(state, ServerStatus(state))
 
 
 class Told(Refusing):
@@ -118,7 +118,7 @@ def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: li
     wire = Wire()
     healing = healing_of(Replica(), wire)
     (asked,) = encode_range(RangeRequest(12, GROUP, first, end))
-    healing.asked(2, memoryview(bytes(asked)))
+    healing.request_received(2, memoryview(bytes(asked)))
     (frame,) = wire.frames
     answer = decode_answer(memoryview(frame))
     assert (answer.request, [entry.index for entry in answer.entries]) == (12, answered)
@@ -137,7 +137,7 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
         request = decode_range(memoryview(wire.frames[-1])).request
         copy = Entry(term=1, index=4, data=b"x")
         frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]))))
-        healing.answered(memoryview(frame))
+        healing.answer_received(memoryview(frame))
     assert wire.servers == [2, 3, 2]
 
 
@@ -157,7 +157,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
         healing.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         regrets = encode_answer(GROUP, RangeAnswer(request, 3))
-        healing.answered(memoryview(b"".join(map(bytes, regrets))))
+        healing.answer_received(memoryview(b"".join(map(bytes, regrets))))
     ((event, fields),) = told
     assert event == "entries_unrecoverable"
     assert (fields["group"], fields["topic"], fields["partition"]) == (GROUP, "events", 3)
@@ -227,7 +227,7 @@ def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> No
         request = decode_range(memoryview(wire.frames[-1]))
         wanted.append((request.first, request.end))
         regrets = encode_answer(GROUP, RangeAnswer(request.request, 6))
-        healing.answered(memoryview(b"".join(map(bytes, regrets))))
+        healing.answer_received(memoryview(b"".join(map(bytes, regrets))))
     assert wanted == [(4, 9), (6, 9), (4, 9)]
     assert not told.errors
 
@@ -261,5 +261,5 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     healing.look_around()
     request = decode_range(memoryview(wire.frames[-1])).request
     regrets = encode_answer(GROUP, RangeAnswer(request, 6))
-    healing.answered(memoryview(b"".join(map(bytes, regrets))))
+    healing.answer_received(memoryview(b"".join(map(bytes, regrets))))
     assert trimmed == ([6] if log_start_offset >= 5 else [])

@@ -18,7 +18,7 @@ from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS
-from vdl.logstream.peers.entry_repair import Healing
+from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.state.commands import (
     AllocateProducerIds,
     CompleteJoin,
@@ -201,11 +201,11 @@ def test_leadership_that_does_not_return_is_offered_ever_more_rarely(
 
     hand_over = Transfers._hand_over
 
-    def lost(self: Transfers, group: Group, heir: int) -> None:
+    def lost(self: Transfers, group: Group, transferee: int) -> None:
         if group.group_id == group_id:
             offers.append(cluster.time.now_ns)
         else:
-            hand_over(self, group, heir)
+            hand_over(self, group, transferee)
 
     with monkeypatch.context() as patched:
         patched.setattr(Transfers, "_hand_over", lost)
@@ -266,7 +266,7 @@ class Damage:
 
         monkeypatch.setattr(Group, "is_whole", property(is_whole))
         monkeypatch.setattr(MemoryLog, "holes", property(log_holes))
-        monkeypatch.setattr(Healing, "_ask", lambda *_: None)
+        monkeypatch.setattr(EntryRepair, "_request", lambda *_: None)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -284,10 +284,10 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
     offers: list[int] = []
     hand_over = Transfers._hand_over
 
-    def offered(self: Transfers, group: Group, heir: int) -> None:
+    def offered(self: Transfers, group: Group, transferee: int) -> None:
         if group.group_id == group_id:
-            offers.append(server_of(heir))
-        hand_over(self, group, heir)
+            offers.append(server_of(transferee))
+        hand_over(self, group, transferee)
 
     monkeypatch.setattr(Transfers, "_hand_over", offered)
     leader = cluster.leader(group_id).group
@@ -298,9 +298,9 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
         cluster.run(1)
     damage.log = node.host.groups[group_id].log
     if is_whole:
-        node.host._healing.look_around()  # it comes once a second
+        node.host._repair.look_around()  # it comes once a second
     cluster.run(300)
-    peers = cluster.nodes[server_of(leader.replica_id)].host._conditions
+    peers = cluster.nodes[server_of(leader.replica_id)].host._status
     assert first in peers._alive
     assert peers.has_damage(first, group_id)
     assert peers.can_lead(first, group_id) is is_whole
@@ -323,7 +323,9 @@ def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
     first, second = sorted(set(group.placement) - {group.replica_id})
     damage = Damage(monkeypatch)
     offers: list[int] = []
-    monkeypatch.setattr(Transfers, "_hand_over", lambda _self, _group, heir: offers.append(heir))
+    monkeypatch.setattr(
+        Transfers, "_hand_over", lambda _self, _group, transferee: offers.append(transferee)
+    )
     for damaged, other in ((first, second), (second, first)):
         node = cluster.nodes[server_of(damaged)]
         damage.log, damage.replica = node.host.groups[group_id].log, (group_id, damaged)
@@ -334,7 +336,7 @@ def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
             transfers._hand_out([group])
             assert offers == [other]
             with monkeypatch.context() as patched:
-                patched.delitem(transfers._conditions._alive, server_of(other))
+                patched.delitem(transfers._status._alive, server_of(other))
                 offers.clear()
                 transfers._hand_out([group])
             assert offers == ([damaged] if is_whole else [])
@@ -522,17 +524,17 @@ def test_candidate_whose_disk_hangs_asks_nobody(cluster: Any) -> None:
     stream = cluster.leader(group_id)
     cluster.run(500)
     leader, term = stream.leader_server, stream.term
-    heir = cluster.nodes[leader % 3 + 1]
-    group = heir.host.groups[group_id]
-    heir.workers.hold()
+    transferee = cluster.nodes[leader % 3 + 1]
+    group = transferee.host.groups[group_id]
+    transferee.workers.hold()
     stream.group.node.transfer_leader(group.replica_id)
     cluster.nodes[leader].host.mark_dirty(stream.group)
     cluster.run(100)
     terms = {node.id: node.host.groups[group_id].node.term for node in cluster.nodes.values()}
-    assert terms == dict.fromkeys((1, 2, 3), term) | {heir.id: term + 1}
-    heir.workers.release()
+    assert terms == dict.fromkeys((1, 2, 3), term) | {transferee.id: term + 1}
+    transferee.workers.release()
     cluster.run(100)
-    assert cluster.leader(group_id).leader_server == heir.id
+    assert cluster.leader(group_id).leader_server == transferee.id
     assert cluster.leader(group_id).term == term + 1
 
 
@@ -592,10 +594,10 @@ def test_hand_over_that_did_not_leave_is_over(
     stream = cluster.leader(group_id)
     leader = cluster.nodes[stream.leader_server]
     cluster.run(500)
-    heir = next(number for number in cluster.nodes if number != leader.id)
+    transferee = next(number for number in cluster.nodes if number != leader.id)
     before = stream.group.node.raft.log.last_index
     monkeypatch.setattr(type(leader.links), "send", lambda *_, **__: False)
-    stream.group.node.transfer_leader(cluster.nodes[heir].host.groups[group_id].replica_id)
+    stream.group.node.transfer_leader(cluster.nodes[transferee].host.groups[group_id].replica_id)
     leader.host.mark_dirty(stream.group)
     assert stream.group.node.raft.lead_transferee
     fates = cluster.append(stream)

@@ -37,12 +37,12 @@ def whole(cluster: Any) -> LogStream:
 def test_every_server_tells_what_the_leader_says(cluster: Any) -> None:
     """All replicas of a topic at rest; without an election the list never changes again."""
     stream = whole(cluster)
-    version = cluster.nodes[stream.leader_server].host.leadership._lists.sender.version
+    version = cluster.nodes[stream.leader_server].host.liveness._lists.sender.version
     for _ in range(50):
         cluster.append(stream)
         cluster.run(100)
     assert told(cluster, stream.group_id) == [ALL] * 3
-    assert cluster.nodes[stream.leader_server].host.leadership._lists.sender.version == version
+    assert cluster.nodes[stream.leader_server].host.liveness._lists.sender.version == version
 
 
 def test_follower_that_lags_is_not_in_sync_though_it_has_a_link() -> None:

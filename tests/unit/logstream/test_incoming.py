@@ -79,5 +79,5 @@ def test_message_of_the_own_storage_is_none_of_a_peers(
     host = cluster.nodes[here].host
     node, dropped = host.groups[group_id].node, host.stats.messages_dropped
     message: Any = make(node.id, cluster.nodes[peer].host.groups[group_id].node.id)
-    host._incoming.step(group_id, message, peer, host.loop_time.tick())
+    host._inbox.step(group_id, message, peer, host.loop_time.tick())
     assert host.stats.messages_dropped == dropped + 1

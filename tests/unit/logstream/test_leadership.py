@@ -6,7 +6,7 @@ import pytest
 
 from rpc.leaders import LeaderLists
 from tests.unit.logstream.conftest import make_state
-from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.liveness import Liveness
 from vdl.state.catalog import Catalog
 from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer
 
@@ -14,11 +14,11 @@ HERE, PEER = 1, 2
 ON_PEER = PEER << 16 | 1
 
 
-def known(leadership: Leadership) -> set[int]:
+def known(liveness: Liveness) -> set[int]:
     """The groups of which anything is remembered."""
-    receiver = leadership._lists.receiver
+    receiver = liveness._lists.receiver
     listed = {group for held in receiver._held.values() for group in held.listed}
-    return set(receiver._leaders) | listed | set(leadership._led)
+    return set(receiver._leaders) | listed | set(liveness._led)
 
 
 def topic(name: str, *partitions: list[int]) -> CreateTopics:
@@ -37,12 +37,12 @@ class Pair:
     def __init__(self) -> None:
         state = make_state()
         self.catalog = registered(state.catalog)
-        self.leadership = Leadership(state)
+        self.liveness = Liveness(state)
         self.peer = LeaderLists()
         self.connect()
 
     def connect(self) -> None:
-        self.leadership.link_up(PEER)
+        self.liveness.link_up(PEER)
         self.peer.connected(HERE)
 
     def hear(self) -> list[int]:
@@ -50,7 +50,7 @@ class Pair:
         return [
             change.group
             for frame_type, buffers in self.peer.frames(HERE, 1)
-            for change in self.leadership.received(PEER, frame_type, memoryview(b"".join(buffers)))
+            for change in self.liveness.received(PEER, frame_type, memoryview(b"".join(buffers)))
         ]
 
 
@@ -60,42 +60,42 @@ def pair() -> Pair:
     pair = Pair()
     pair.catalog.apply(topic("old", [2], [2]), 0, 1)
     pair.catalog.apply(topic("new", [2]), 0, 2)
-    pair.leadership.catalog_changed()
+    pair.liveness.catalog_changed()
     for group in (4, 5, 6):
         pair.peer.sender.set(group, 1, ON_PEER)
     assert pair.hear() == [4, 5, 6]
     pair.catalog.apply(DeleteTopics(["old"]), 0, 3)
-    pair.leadership.catalog_changed()
+    pair.liveness.catalog_changed()
     return pair
 
 
 def test_leaders_of_deleted_groups_are_forgotten_without_a_replica_here(pair: Pair) -> None:
     """Whether the peer or the catalog tells first."""
-    assert known(pair.leadership) == {6}
+    assert known(pair.liveness) == {6}
     pair.peer.sender.drop(4)
     assert pair.hear() == []
-    assert known(pair.leadership) == {6}
+    assert known(pair.liveness) == {6}
     pair.peer.sender.drop(6)
     assert pair.hear() == [6]
-    assert pair.leadership.listed_leader(6) == (-1, 1)
+    assert pair.liveness.listed_leader(6) == (-1, 1)
     pair.catalog.apply(DeleteTopics(["new"]), 0, 4)
-    pair.leadership.catalog_changed()
-    assert known(pair.leadership) == set()
+    pair.liveness.catalog_changed()
+    assert known(pair.liveness) == set()
 
 
 def test_leader_of_a_deleted_group_that_a_lagging_peer_names_again_is_no_news(pair: Pair) -> None:
     """It lists all it leads to each new session, and elects leaders until it hears."""
-    pair.leadership.link_down(PEER)
+    pair.liveness.link_down(PEER)
     pair.peer.disconnected(HERE)
     pair.connect()
     assert pair.hear() == []
     pair.peer.sender.set(5, 2, ON_PEER)
     assert pair.hear() == []
-    assert known(pair.leadership) == {6}
+    assert known(pair.liveness) == {6}
     for group in (4, 5):
         pair.peer.sender.drop(group)
     assert pair.hear() == []
-    assert known(pair.leadership) == {6}
+    assert known(pair.liveness) == {6}
 
 
 def test_leader_of_a_group_the_catalog_has_not_heard_of_is_known(pair: Pair) -> None:
@@ -103,8 +103,8 @@ def test_leader_of_a_group_the_catalog_has_not_heard_of_is_known(pair: Pair) -> 
     pair.peer.sender.set(7, 1, ON_PEER)
     assert pair.hear() == [7]
     pair.catalog.apply(topic("newest", [2]), 0, 4)
-    pair.leadership.catalog_changed()
-    assert pair.leadership.listed_leader(7) == (PEER, 1)
+    pair.liveness.catalog_changed()
+    assert pair.liveness.listed_leader(7) == (PEER, 1)
 
 
 def test_deletions_that_come_in_a_snapshot_are_noticed() -> None:
@@ -118,18 +118,18 @@ def test_deletions_that_come_in_a_snapshot_are_noticed() -> None:
     other.apply(topic("new", [2]), 0, 2)
     other.apply(DeleteTopics(["old"]), 0, 3)
     pair.catalog.load(other.items())
-    pair.leadership.catalog_changed()
-    assert known(pair.leadership) == {6}
+    pair.liveness.catalog_changed()
+    assert known(pair.liveness) == {6}
 
 
 def test_topics_that_come_and_go_leave_nothing_in_the_leader_tables(cluster: Any) -> None:
     """Of partitions with one replica the two other servers know leaders, too."""
-    before = {server: known(node.host.leadership) for server, node in cluster.nodes.items()}
+    before = {server: known(node.host.liveness) for server, node in cluster.nodes.items()}
     for number in range(5):
         name = f"topic-{number}"
         groups = set(cluster.propose(topic(name, [1], [2], [3], [2], [1])).topics[0].group_ids)
-        assert all(groups <= known(node.host.leadership) for node in cluster.nodes.values())
+        assert all(groups <= known(node.host.liveness) for node in cluster.nodes.values())
         cluster.delete_topic(name)
     cluster.run(1_000)
-    after = {server: known(node.host.leadership) for server, node in cluster.nodes.items()}
+    after = {server: known(node.host.liveness) for server, node in cluster.nodes.items()}
     assert after == before

@@ -1,7 +1,7 @@
 """Feeding followers from disk: a limit in bytes, over all of them."""
 
 from vdl.clock import MS
-from vdl.logstream.group.recovery_throttle import BURST_NS, NEVER_NS, Gain, Pace
+from vdl.logstream.group.recovery_throttle import BURST_NS, NEVER_NS, Gain, RecoveryThrottle
 from vdl.sim.clock import NodeClock, VirtualTime
 
 RATE = 1_000_000
@@ -10,7 +10,7 @@ RATE = 1_000_000
 def test_reads_beyond_the_rate_wait_their_turn() -> None:
     """In order; none is lost, none before its time."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[tuple[int, float]] = []
     for number in range(40):
         pace.run(number, RATE // 20, lambda n=number: done.append((n, time.now_ns)))
@@ -25,7 +25,7 @@ def test_reads_that_find_little_leave_their_time_to_others() -> None:
     """A thousand groups that miss one small entry each are fed at once, not a second each."""
     time = VirtualTime()
     clock = NodeClock(time)
-    pace = Pace(clock, RATE)
+    pace = RecoveryThrottle(clock, RATE)
     done: list[int] = []
 
     def ended(number: int) -> None:
@@ -41,7 +41,7 @@ def test_reads_that_find_little_leave_their_time_to_others() -> None:
 def test_read_that_finds_more_makes_others_wait() -> None:
     """A batch larger than what was asked for counts as it is."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[int] = []
     pace.run(1, 100, lambda: None)
     pace.ended(1, 100 - RATE)
@@ -55,7 +55,7 @@ def test_read_that_finds_more_makes_others_wait() -> None:
 def test_idle_time_is_not_saved_up() -> None:
     """After an hour of nothing the first second is like any other."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     time.run_until(3_600_000 * MS)
     done: list[int] = []
     for number in range(20):
@@ -67,7 +67,7 @@ def test_idle_time_is_not_saved_up() -> None:
 def test_job_that_waits_gives_way_to_the_next_of_its_key_and_can_be_withdrawn() -> None:
     """It keeps its place in the queue; what has been withdrawn takes nobody's time."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[str] = []
     pace.run("running", RATE, lambda: done.append("running"))
     for key in ("a", "b", "c"):
@@ -85,7 +85,7 @@ def test_job_that_waits_gives_way_to_the_next_of_its_key_and_can_be_withdrawn() 
 def test_of_each_key_one_job_runs_at_a_time() -> None:
     """A disk that hangs is not asked again and again for the same follower."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[int] = []
     for number in range(30):
         pace.run("key", 100, lambda number=number: done.append(number))
@@ -103,7 +103,7 @@ def test_of_each_key_one_job_runs_at_a_time() -> None:
 def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
     """Not one within the other: there may be more than Python calls deep."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[int] = []
 
     def read(number: int) -> None:
@@ -120,7 +120,7 @@ def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
 def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
     """Whoever falls behind else is fed when it must be; the others get what the limit gives."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[tuple[str, int]] = []
 
     def job(key: str) -> None:
@@ -139,7 +139,7 @@ def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
 def test_job_that_is_due_and_withdrawn_does_not_run() -> None:
     """Nor does one that gave way to another of its key at its time."""
     time = VirtualTime()
-    pace = Pace(NodeClock(time), RATE)
+    pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[str] = []
     pace.run("running", 10 * RATE, lambda: done.append("running"))
     pace.run("gone", RATE, lambda: done.append("gone"), due_ns=100 * MS)

@@ -224,7 +224,7 @@ def test_full_disk_takes_no_such_command(forgetting: Any, monkeypatch: pytest.Mo
     stream = cluster.leader(group_id)
     cluster.run(EXPIRATION_MS - 2_000)
     for node in cluster.nodes.values():
-        node.host.upkeep._producer_expiry._streams = {}
+        node.host.periodic._producer_expiry._streams = {}
     monkeypatch.setattr(MemoryStore, "accepts_appends", False)
     now_ns = cluster.time.now_ns + 10 * EXPIRATION_MS * 1_000_000
     last = stream.group.node.last_index

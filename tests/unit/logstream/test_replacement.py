@@ -21,7 +21,7 @@ from vdl.logstream.membership.replacement import (
     SMALL_GROUPS_PATIENCE,
     groups_that_halt,
 )
-from vdl.logstream.peers.inbox import Incoming
+from vdl.logstream.peers.inbox import Inbox
 from vdl.logstream.state import CATALOG_GROUP
 from vdl.state.catalog import REPLICA_NUMBER_MAX, Catalog
 from vdl.state.commands import (
@@ -97,8 +97,8 @@ def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
     """Make a server lead; its stream."""
     group = cluster.leader(group_id).group
     if server_of(group.replica_id) != server_id:
-        heir = next(r for r in group.members if server_of(r) == server_id)
-        group.node.transfer_leader(heir)
+        transferee = next(r for r in group.members if server_of(r) == server_id)
+        group.node.transfer_leader(transferee)
         cluster.nodes[server_of(group.replica_id)].host.mark_dirty(group)
         cluster.run(300)
     assert cluster.leader(group_id).leader_server == server_id
@@ -586,7 +586,7 @@ def test_successor_in_the_same_directory_knows_who_leads(cluster: Any) -> None:
 class Deaf:
     """What comes in, without the first news that a learner of a group is a voter."""
 
-    def __init__(self, incoming: Incoming, group_id: int) -> None:
+    def __init__(self, incoming: Inbox, group_id: int) -> None:
         self.incoming = incoming
         self.group_id = group_id
         self.missed = 0
@@ -610,7 +610,7 @@ def test_learner_that_misses_the_news_of_its_promotion_asks(cluster: Any) -> Non
     group_id = cluster.create_topic()
     wipe(cluster, 3)
     host = cluster.nodes[3].host
-    host._incoming = deaf = Deaf(host._incoming, group_id)
+    host._inbox = deaf = Deaf(host._inbox, group_id)
     cluster.run(10_000)
     assert deaf.missed
     replica, leader = host.groups[group_id], cluster.leader(group_id).group

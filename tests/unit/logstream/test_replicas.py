@@ -159,6 +159,6 @@ def test_invitation_is_taken_once_and_never_backwards() -> None:
     """Peers whose catalog lags may name a number this directory has had."""
     new = Directory(founder=OTHER)
     for number in (3, 2, 3):
-        new.replicas.invited(number)
+        new.replicas.number_received(number)
         new.workers.pump()
     assert new.numbers(0) == {3}

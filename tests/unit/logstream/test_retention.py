@@ -378,7 +378,7 @@ def test_retention_waits_for_nobody_on_a_full_disk(expiring: Any) -> None:
     expiring.run(8_000)
     stream = expiring.leader(world.group_id)
     trimming = expiring.nodes[stream.leader_server].host.trimming
-    trimming._conditions = SimpleNamespace(is_full=True)
+    trimming._status = SimpleNamespace(is_full=True)
     trimming._retain_next(
         [(stream, WEEK)], trimming._state.time.settled_ms(), trimming._state.time.now_ms()
     )
@@ -419,8 +419,8 @@ def led_again(cluster: Any, group_id: int) -> int:
     """Hand the leadership of a partition to another server; its term there."""
     stream = cluster.leader(group_id)
     server = stream.leader_server
-    heir = cluster.nodes[server % 3 + 1].host.groups[group_id]
-    stream.group.node.transfer_leader(heir.replica_id)
+    transferee = cluster.nodes[server % 3 + 1].host.groups[group_id]
+    stream.group.node.transfer_leader(transferee.replica_id)
     cluster.nodes[server].host.mark_dirty(stream.group)
     cluster.run(300)
     term = cluster.leader(group_id).term

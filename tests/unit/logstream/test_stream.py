@@ -201,10 +201,12 @@ def test_new_leader_holds_appends_until_its_own_term_applies(cluster: Any) -> No
     """§8: before its own-term entry a leader does not know what is committed."""
     group_id = cluster.create_topic()
     old = cluster.leader(group_id)
-    heir = follower_servers(old)[0]
-    stream = cluster.nodes[heir].host.stream(group_id)
+    transferee = follower_servers(old)[0]
+    stream = cluster.nodes[transferee].host.stream(group_id)
     host = cluster.nodes[old.leader_server].host
-    host.groups[group_id].node.transfer_leader(cluster.nodes[heir].host.groups[group_id].replica_id)
+    host.groups[group_id].node.transfer_leader(
+        cluster.nodes[transferee].host.groups[group_id].replica_id
+    )
     host.mark_dirty(host.groups[group_id])
     while not stream.is_leader:
         cluster.run(0.1)

@@ -69,9 +69,9 @@ def test_many_leaderships_return_in_batches(cluster: Any, monkeypatch: Any) -> N
     at: Counter[int] = Counter()
     hand_over = Transfers._hand_over
 
-    def noted(self: Transfers, group: Group, heir: int) -> None:
+    def noted(self: Transfers, group: Group, transferee: int) -> None:
         at[cluster.time.now_ns // 10**9] += 1
-        hand_over(self, group, heir)
+        hand_over(self, group, transferee)
 
     monkeypatch.setattr(Transfers, "_hand_over", noted)
     cluster.nodes[3].start()

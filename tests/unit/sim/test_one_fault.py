@@ -39,7 +39,7 @@ def test_kill_is_noticed_before_an_election_timeout_and_silence_is_not() -> None
 def test_failover_that_takes_longer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world = world_of("kill", 2)
     ignored: Any = lambda *_, **__: None  # noqa: E731 - whatever it is told
-    monkeypatch.setattr(Group, "stand_in_turn", ignored)
+    monkeypatch.setattr(Group, "campaign_in_turn", ignored)
     judge_one_fault(world)
     assert [violation.name for violation in world.watch.violations] == ["slow-failover"]
 

@@ -1,16 +1,16 @@
-"""Which groups stand for leader now: as many at a time as this server finishes.
+"""Which groups campaign now: as many at a time as this server finishes.
 
 An election costs a server work: messages, a vote on disk, an entry that ends the old term. When a
-server dies, or all of them start, thousands of groups are due at once. If all stood at once, the
-last question would be answered after the election timeout of whoever asked; then all would ask
-again, in a higher term, and so on for ever. So groups that are due stand in line here:
+server dies, or all of them start, thousands of groups are due at once. If all campaigned at once,
+the last request would be answered after its sender's election timeout; then all would campaign
+again, in a higher term, and so on for ever. So groups that are due wait in a queue here:
 
 * At most `elections_max` campaigns of partitions are under way, and `STARTS_PER_TURN` begin in one
   turn, so that heartbeats and votes of others come between. The next one begins when one ends.
 * The catalog and the coordinators do not wait: they are few, and everybody needs them.
-* Who waits does nothing: it asks nobody and counts up no term. It still hears, and votes. When its
-  turn comes its timer must still be due; if a leader was heard or a vote given meanwhile, its turn
-  is dropped and not made up for.
+* Who waits does nothing: it requests no votes and counts up no term. It still hears, and votes.
+  When its turn comes its timer must still be due; if a leader was heard or a vote given meanwhile,
+  its turn is dropped and not made up for.
 * The line moves on at the rate this server can keep: while its loop is late the bound is halved,
   ten times a second, and it grows again by a quarter while the loop is in time.
 * Who waits for disks costs the loop nothing. On slow disks, by what the own one took for a vote,
@@ -86,7 +86,7 @@ class Campaigns:
 
     @property
     def waiting(self) -> int:
-        """How many groups stand in line."""
+        """How many groups wait in the queue."""
         return len(self._waiting)
 
     @property
@@ -96,8 +96,7 @@ class Campaigns:
 
     def ask(self, group: Group, now_ns: int) -> Iterator[Group]:
         """The group is due. Yields whoever may campaign now: it, or others, or nobody; the caller
-        has each of them campaign, if that is still due, before it goes on to the next. One that
-        campaigns already may go on to."""
+        has each of them campaign, if that is still due, before it goes on to the next."""
         number = group.group_id
         if number <= self._system_last or number in self._under_way:
             yield group

@@ -19,9 +19,9 @@ from vdl.logstream.elections.quiescence import REST_TICKS, SILENT_NS, Quiescence
 from vdl.logstream.elections.tick_wheel import TickWheel
 from vdl.logstream.group.group import Group
 from vdl.logstream.options import TICK_NS
-from vdl.logstream.peers.commit_propagation import CommitNews
-from vdl.logstream.peers.leader_proofs import Proofs
-from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.commit_propagation import CommitPropagation
+from vdl.logstream.peers.leader_proofs import LeaderProofs
+from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
 
 
@@ -29,17 +29,17 @@ class Timers:
     """See the module."""
 
     __slots__ = (
-        "_armed_tick", "_commit_news", "_election_ticks", "_leadership", "_loop_time", "_proofs",
+        "_armed_tick", "_commits", "_election_ticks", "_liveness", "_loop_time", "_proofs",
         "_state", "_wheel", "at_rest", "campaigns",
     )  # fmt: skip
 
     def __init__(
-        self, state: HostState, leadership: Leadership, proofs: Proofs, commit_news: CommitNews
+        self, state: HostState, liveness: Liveness, proofs: LeaderProofs, commits: CommitPropagation
     ) -> None:
         self._state = state
-        self._leadership = leadership
+        self._liveness = liveness
         self._proofs = proofs
-        self._commit_news = commit_news
+        self._commits = commits
         self._loop_time = state.loop_time
         self._election_ticks = state.options.election_ticks
         self._wheel = TickWheel()
@@ -60,7 +60,7 @@ class Timers:
         if raft.state is not StateType.LEADER and (
             due == NEVER_DUE or log.committed < log.last_index
         ):
-            # A learner may be a voter soon. Whoever waits for a commit asks: news may be lost.
+            # A learner may be a voter soon. Whoever waits for a commit requests it: it may be lost.
             due = min(due, self._election_ticks)
         self._wheel.schedule(group, tick + max(1, due))
 
@@ -91,23 +91,23 @@ class Timers:
             return
         node = group.node
         if node.is_leader:
-            has_quorum = self._proofs.tell_leader(group)
+            has_quorum = self._proofs.report_peers(group)
             due, _ = group.fall_due(tick)
-            may_have_news = True
+            may_need_pump = True
             # Not one that has heartbeats to send, or waits for its transferee.
             is_quiet = due > state.options.heartbeat_ticks and not node.transferring
             may_rest = has_quorum and is_quiet and group.is_settled
         else:
             group.catch_up(tick)
             # One that is told nothing new and waits on has none: most of them, most of the time.
-            may_have_news = self._proofs.tell_follower(group)
+            may_need_pump = self._proofs.report_leader(group)
             if node.lead and node.commit < node.last_index:
                 # Quiet for an election timeout, yet not all is committed here.
-                state.outbox.send(group.group_id, group.asks_for_news())
+                state.outbox.send(group.group_id, group.commit_request())
                 state.outbox.mark_dirty(group)
             due = node.ticks_until_due()
             if due <= 1:
-                if may_have_news and group.has_news:
+                if may_need_pump and group.needs_pump:
                     state.outbox.mark_dirty(group)
                 self.ask_to_campaign(group)
                 return
@@ -115,7 +115,7 @@ class Timers:
             # Not a learner: it has no timer to go by, and may be a voter soon.
             is_idle = node.commit == node.last_index and state.is_linked(node.lead)
             may_rest = is_heard and is_idle and node.raft.is_voter
-        if may_have_news and group.has_news:
+        if may_need_pump and group.needs_pump:
             state.outbox.mark_dirty(group)
         elif group.dirty:
             pass
@@ -137,7 +137,7 @@ class Timers:
             self._campaign(one)
 
     def admit(self) -> None:
-        """A turn of the loop ended while groups stand in line: more may begin."""
+        """A turn of the loop ended while groups wait in the queue: more may begin."""
         for one in self.campaigns.admit(self._state.clock.now_ns()):
             self._campaign(one)
 
@@ -153,9 +153,9 @@ class Timers:
             return
         tick = self._loop_time.tick()
         group.catch_up(tick)
-        self._proofs.tell_follower(group)
+        self._proofs.report_leader(group)
         due, _ = group.fall_due(tick)
-        if group.has_news:
+        if group.needs_pump:
             state.outbox.mark_dirty(group)
         elif not group.dirty:
             self.schedule(group, tick, due)
@@ -164,7 +164,7 @@ class Timers:
     # --- groups at rest ------------------------------------------------------------------------
     def look_at_peers(self) -> None:
         """Whether all servers that are linked are heard. Ten times a second."""
-        silences = map(self._leadership.silent_ns, self._state.alive)
+        silences = map(self._liveness.silent_ns, self._state.alive)
         for group in self.at_rest.look(silences):
             self._wake(group)
 
@@ -182,7 +182,7 @@ class Timers:
             self.schedule(group, tick, 1)
         else:
             group.catch_up(tick)
-            self._proofs.tell_follower(group)
+            self._proofs.report_leader(group)
             self.schedule(group, tick, group.node.ticks_until_due())
-            self._commit_news.stepped(group)
+            self._commits.stepped(group)
         self.arm()

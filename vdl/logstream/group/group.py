@@ -38,8 +38,8 @@ from raft.types import (
 from vdl.clock import MS
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.read_index import ReadRounds
-from vdl.logstream.group.recovery_throttle import Gain, Pace
-from vdl.logstream.group.snapshot_cache import Encodings
+from vdl.logstream.group.recovery_throttle import Gain, RecoveryThrottle
+from vdl.logstream.group.snapshot_cache import SnapshotCache
 from vdl.logstream.group.snapshots import (
     MEMBERS_KEY,
     SNAPSHOT_BYTES_MAX,
@@ -55,12 +55,12 @@ from vdl.logstream.group.snapshots import (
 from vdl.logstream.group.storage import LogStorage, as_entry
 from vdl.logstream.options import HostOptions
 
-STANDING_PER_TICK = 10
+CAMPAIGNS_PER_TICK = 10
 """So many groups that lost their leader together are surely followed in one tick, a millisecond
 each."""
 
 _LATELY_NS = 1_000 * MS
-"""How long the loss of a leader is news to clients."""
+"""How long clients are told of the loss of a leader."""
 
 
 class Owner(Protocol):
@@ -146,10 +146,10 @@ class Group:
         "_held",
         "_members_stored",
         "_options",
-        "_pace",
         "_rng",
         "_settled_for",
         "_stored_for",
+        "_throttle",
         "_tick",
         "applied",
         "apply_stalled",
@@ -157,7 +157,6 @@ class Group:
         "commit",
         "dirty",
         "due_tick",
-        "encodings",
         "entry_tick",
         "group_id",
         "last_tick",
@@ -174,6 +173,7 @@ class Group:
         "reflects",
         "replica_id",
         "serving",
+        "snapshot_cache",
         "store",
         "term_known",
         "trim_refused",
@@ -194,7 +194,7 @@ class Group:
         members: Members,
         tick: Callable[[], int],
         options: HostOptions,
-        pace: Pace,
+        throttle: RecoveryThrottle,
         rng: random.Random,
         is_linked: Callable[[NodeId], bool],
     ) -> None:
@@ -267,8 +267,8 @@ class Group:
         """A snapshot came in: what checkpoints hold is none of the present state."""
         self.trim_refused = 0
         """Where the log would have been cut when the state was last found too large for that."""
-        self.encodings = Encodings()
-        self._pace = pace
+        self.snapshot_cache = SnapshotCache()
+        self._throttle = throttle
         self._gain = Gain()
         self._cold_first: dict[NodeId, int] = {}
         """From where on each peer was last to be fed from disk, until that has been read."""
@@ -317,7 +317,7 @@ class Group:
         return self.applied >= self.whole_at
 
     @property
-    def has_news(self) -> bool:
+    def needs_pump(self) -> bool:
         """Whether `pump` would do anything."""
         # Another role, leader or term than the last pump left makes the node ready.
         return (
@@ -365,18 +365,18 @@ class Group:
         node.tick(1)
         return node.ticks_until_due(), True
 
-    def is_unled(self, servers: Set[int]) -> bool:
+    def is_leaderless(self, servers: Set[int]) -> bool:
         """Whether nobody leads, though most voters are on these servers."""
         node = self.node
         voters = node.membership.incoming
         reachable = [replica for replica in voters if server_of(replica) in servers]
         return not (node.lead or node.is_leader or len(reachable) * 2 <= len(voters))
 
-    def stand_in_turn(self, servers: Set[int], tick: int, *, standing: int) -> None:
+    def campaign_in_turn(self, servers: Set[int], tick: int, *, leaderless: int) -> None:
         """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
-        `servers`, those alive, do in their order of preference and not at one time: two who ask at
-        once are both told yes, and then have a vote each. One that lacks entries loses its turn.
-        `standing`: how many groups lost their leader together. Where they are many, those whose
+        `servers`, those alive, do in their order of preference and not at one time: simultaneous
+        candidates split the vote. One that lacks entries loses its turn.
+        `leaderless`: how many groups lost their leader together. Where they are many, those whose
         turn is first take longer, and the others give them that long; an election timeout at the
         most."""
         options, node = self._options, self.node
@@ -390,7 +390,7 @@ class Group:
         turn = alive.index(self.replica_id) if self.replica_id in alive else last
         spread = max(
             options.failover_ticks_max - options.failover_ticks_min,
-            min(standing // STANDING_PER_TICK, options.election_ticks),
+            min(leaderless // CAMPAIGNS_PER_TICK, options.election_ticks),
         )
         node.campaign_soon(options.failover_ticks_min + spread * turn // max(1, last))
         self._gone_tick = tick
@@ -401,9 +401,9 @@ class Group:
         self.catch_up(tick)
         self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
 
-    def _stand_again(self) -> None:
+    def _campaign_again(self) -> None:
         """While nobody leads, campaign again before the election timeout: votes may have been
-        split, a question may have come before its hearer knew. Ever later, for a slow disk needs
+        split, a request may have come before its receiver knew. Ever later, for a slow disk needs
         its time, and for no longer than an election timeout: there may be no majority."""
         node, options = self.node, self._options
         ticks = max(2 * options.failover_ticks_max, self.last_tick - self._gone_tick)
@@ -416,8 +416,8 @@ class Group:
         """When the group lost its leader together with the leader's server; 0 if not lately."""
         return self.leader_lost_ns if now_ns - self.leader_lost_ns <= _LATELY_NS else 0
 
-    def asks_for_news(self) -> MsgAppResp:
-        """What makes the leader repeat its commit index, the news of which may have been lost: an
+    def commit_request(self) -> MsgAppResp:
+        """What makes the leader repeat its commit index, which may have been lost on its way: an
         old acknowledgement. Like every one it vouches for nothing that is not durable here."""
         node = self.node
         index = min(node.commit, node.stable)
@@ -502,7 +502,7 @@ class Group:
         self._clear_meta = True
         self.apply_stalled = False
         self.owner.install(items)
-        self.encodings.forget_size()
+        self.snapshot_cache.forget_size()
         self._note_whole()
 
     def take_state(self, snapshot: Snapshot, taken: Callable[[], None]) -> bool:
@@ -530,7 +530,7 @@ class Group:
 
     def _await_state(self, outbox: Outbox) -> None:
         """Have the commit index that a coming state stands on made durable. Members may reflect
-        more than the state's index: the news of that comes by itself."""
+        more than the state's index: that their index is committed comes by itself."""
         coming = self._coming
         assert coming is not None, self.group_id
         members = coming.state.members
@@ -551,8 +551,8 @@ class Group:
         coming.taken()
 
     def retry_apply(self, outbox: Outbox) -> None:
-        """Read again what is to be applied next, if that failed: a hole may have been healed, or
-        the disk have room."""
+        """Read again what is to be applied next, if that failed: a damaged range may have been
+        repaired, or the disk have room."""
         if self.apply_stalled:
             self.apply_stalled = False
             self.node.entries_ready(self.replica_id, [])
@@ -577,12 +577,12 @@ class Group:
     def _snapshot(self) -> Snapshot:
         """What a replica gets that is behind the log's start. Raises
         SnapshotTemporarilyUnavailable."""
-        log, owner, encodings, tick = self.log, self.owner, self.encodings, self.tick
-        kept = encodings.kept(first_index=log.first_index, tick=tick)
+        log, owner, snapshot_cache, tick = self.log, self.owner, self.snapshot_cache, self.tick
+        kept = snapshot_cache.kept(first_index=log.first_index, tick=tick)
         if kept is not None:
             return kept
         # The core asks at each sign of life.
-        if not encodings.may_encode(owner.item_count, tick):
+        if not snapshot_cache.may_encode(owner.item_count, tick):
             raise SnapshotTemporarilyUnavailable
         index = log.first_index - 1 if owner.entries_are_state else self.applied
         reflects = max(self.applied, self.reflects)
@@ -591,15 +591,15 @@ class Group:
         except (
             storage.CorruptRecord
         ):  # of the index: who reads there, the scrubber too, rebuilds it
-            encodings.failed(tick)
+            snapshot_cache.failed(tick)
             raise SnapshotTemporarilyUnavailable from None
         conf_state = self.node.membership.conf_state()
         data = self._encode(conf_state, reflects)
         if len(data) > SNAPSHOT_BYTES_MAX:
-            encodings.too_large(tick)
+            snapshot_cache.too_large(tick)
             raise SnapshotTemporarilyUnavailable
         snapshot = Snapshot(index, log.term(index), conf_state, next_offset, data)
-        encodings.keep(snapshot, tick)
+        snapshot_cache.keep(snapshot, tick)
         return snapshot
 
     def _encode(self, conf_state: ConfState, reflects: int) -> bytes:
@@ -607,17 +607,19 @@ class Group:
         items = self.owner.items()
         data = encode_snapshot(members_of(conf_state, reflects=reflects), items)
         uncompressed = sum(len(key) + len(value) for key, value in items)
-        self.encodings.measured(self.owner.item_count, len(data), uncompressed)
+        self.snapshot_cache.measured(self.owner.item_count, len(data), uncompressed)
         return data
 
     def snapshot_bytes(self, *, limit: int, anew: bool) -> int:
         """How large a snapshot would be now, as far as the last one tells, and certainly if it may
         have passed the limit since; `anew`: encode one."""
-        items, encodings = self.owner.item_count, self.encodings
-        is_known = encodings.is_like_measured(items) and not encodings.may_have_passed(limit, items)
+        items, snapshot_cache = self.owner.item_count, self.snapshot_cache
+        is_known = snapshot_cache.is_like_measured(items) and not snapshot_cache.may_have_passed(
+            limit, items
+        )
         if anew or not is_known:
             self._encode(self.node.membership.conf_state(), self.applied)
-        return encodings.bytes_expected(items)
+        return snapshot_cache.bytes_expected(items)
 
     def _note_commit(self, commit: int) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
@@ -693,7 +695,7 @@ class Group:
         """Read what a peer needs, when it is its turn, if it needs it then."""
         peer = want.peer
         key = (self, peer)
-        pace = self._pace
+        throttle = self._throttle
         began_ns = 0
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
@@ -702,21 +704,21 @@ class Group:
             self._gain.fed(peer, len(found), began_ns)
             self.node.entries_ready(peer, [as_entry(stored) for stored in found])
             self._withdraw_unwanted()
-            pace.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
+            throttle.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
             outbox.mark_dirty(self)
 
         def read() -> None:
             nonlocal began_ns
-            began_ns = pace.now_ns()
+            began_ns = throttle.now_ns()
             if self._is_wanted(peer, want.first):
                 self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
             else:
                 self._cold_first.pop(peer, None)
-                pace.ended(key, want.bytes_max)
+                throttle.ended(key, want.bytes_max)
 
         self._cold_first[peer] = want.first
-        due_ns = self._gain.due_ns(peer, self.node.last_index, pace.now_ns())
-        pace.run(key, want.bytes_max, read, due_ns=due_ns)
+        due_ns = self._gain.due_ns(peer, self.node.last_index, throttle.now_ns())
+        throttle.run(key, want.bytes_max, read, due_ns=due_ns)
 
     def _is_wanted(self, peer: NodeId, first: int) -> bool:
         """Whether the core still waits for these entries: a peer that is probed anew, as after the
@@ -727,7 +729,7 @@ class Group:
     def _withdraw_unwanted(self) -> None:
         for peer, first in list(self._cold_first.items()):
             if not self._is_wanted(peer, first):
-                self._pace.withdraw((self, peer))
+                self._throttle.withdraw((self, peer))
                 if peer not in self.node.raft.progress:
                     self._gain.forget(peer)
                 del self._cold_first[peer]
@@ -735,7 +737,7 @@ class Group:
     def withdraw_reads(self) -> None:
         """The replica is taken out of service: nobody is to be fed by it."""
         for peer in self._cold_first:
-            self._pace.withdraw((self, peer))
+            self._throttle.withdraw((self, peer))
         self._cold_first.clear()
 
     # --- checkpoints -------------------------------------------------------------------------
@@ -755,14 +757,14 @@ class Group:
             items.append((MEMBERS_KEY, encode_members(stored)))
         if not items and self.applied == self.meta_applied:
             return None
-        self.encodings.stored(items)
+        self.snapshot_cache.stored(items)
         self.meta_applied = self.applied
         return storage.MetaBatch(self.log.log_id, self.applied, items, clear=clear)
 
     def _note_role(self) -> None:
         """Tell the owner what changed since the last turn, in the order it needs it."""
         if self._gone_tick:
-            self._stand_again()
+            self._campaign_again()
         raft = self.node.raft
         term, lead = raft.term, raft.lead
         leads = raft.state is StateType.LEADER
@@ -771,7 +773,7 @@ class Group:
             self.was_leader = False
             self.serving = False
             self.reads.fail()
-            self.encodings.forget_snapshot()
+            self.snapshot_cache.forget_snapshot()
             self.owner.leadership_lost()
         if term_changed or lead != self.leader_known:
             self.term_known = term

@@ -25,7 +25,7 @@ from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
 def trim_commands(group: Group, *, entries_kept: int) -> bool:
     """Stage the removal of commands nobody needs any more; False when there is nothing to remove,
     or too little to be worth it. Use: once a second."""
-    group.encodings.forget_unused(group.tick)
+    group.snapshot_cache.forget_unused(group.tick)
     log = group.log
     first = log.applied_index + 1 - entries_kept
     length = first - log.first_index
@@ -48,7 +48,7 @@ def find_deleted(
 ) -> bool:
     """Find the first entry with a record at or behind `log_start_offset`, the log's end if there is
     none; False, and `done` is not called, when there is nothing to remove. Use: once a second."""
-    group.encodings.forget_unused(group.tick)
+    group.snapshot_cache.forget_unused(group.tick)
     log = group.log
     covered = log.applied_index
     if log_start_offset <= log.log_start_offset or covered < log.first_index or log.installed_state:

@@ -36,7 +36,7 @@ _Job = tuple[int, Callable[[], None], int]
 """The most bytes it may move, what it does, when it may begin whatever others take."""
 
 
-class Pace:
+class RecoveryThrottle:
     """See the module."""
 
     __slots__ = (

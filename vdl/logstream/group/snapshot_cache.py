@@ -1,4 +1,4 @@
-"""What is remembered of the encodings of a group's state: the last snapshot, and how large it was.
+"""What is remembered of how a group's state was encoded: the last snapshot, and how large it was.
 
 To encode a state is work for the whole loop, some 6 us for each committed offset: with a hundred
 thousand of them longer than the shortest election timeout. So it is not done to answer a question
@@ -39,7 +39,7 @@ RETRY_TICKS_MAX = 60_000
 expected may be wrong, and a replica that nothing is sent to stays behind for ever."""
 
 
-class Encodings:
+class SnapshotCache:
     """See the module."""
 
     __slots__ = (

@@ -117,12 +117,12 @@ def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
     return _SNAPSHOT.decode(plain)
 
 
-def split_members(items: Items, founding: Members) -> tuple[Members, Items]:
-    """A checkpoint's items without the members, and these; `founding` when they never changed.
+def split_members(items: Items, initial: Members) -> tuple[Members, Items]:
+    """A checkpoint's items without the members, and these; `initial` when they never changed.
     Raises DecodeError."""
     if items and items[0][0] == MEMBERS_KEY:
         return _MEMBERS.decode(items[0][1]), items[1:]
-    return founding, items
+    return initial, items
 
 
 def for_the_owner(entries: Sequence[Entry], reflects: int) -> Sequence[Entry]:

@@ -3,7 +3,7 @@
 An empty server may only *ask*. A cluster is formed when every configured seed has answered that it
 is empty too, with an equal configuration: then the lowest server id writes the birth record
 durably, and the others adopt it. Whoever finds a server that already has a record never founds
-anything: it is a founding voter only if the record names this very data directory, else a newcomer
+anything: it is an initial voter only if the record names this very data directory, else a newcomer
 that waits until the cluster takes it in. So a wiped server can neither vote as its former self nor
 start a second cluster, also when it is alone.
 
@@ -28,12 +28,12 @@ class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
 
     cluster_id: str
     founders: tuple[tuple[int, bytes], ...]
-    """(server id, directory id) of every founding voter, ids ascending."""
+    """(server id, directory id) of every initial voter, ids ascending."""
     coordinator_groups: int = COORDINATOR_GROUPS
     format: int = 1
 
     def directory_of(self, server_id: int) -> bytes | None:
-        """The directory a founder was born with, None for a server that is no founder."""
+        """The directory an initial voter began with, None for another server."""
         for founder, directory_id in self.founders:
             if founder == server_id:
                 return directory_id
@@ -51,13 +51,13 @@ def decode_record(data: bytes | memoryview) -> BirthRecord:
 
 
 def configuration_digest(seeds: dict[int, str]) -> bytes:
-    """What must be equal on all founders: the seeds' ids and addresses. 32 bytes."""
+    """What must be equal on all initial voters: the seeds' ids and addresses. 32 bytes."""
     text = "\n".join(f"{server_id} {seeds[server_id]}" for server_id in sorted(seeds))
     return sha256(text.encode()).digest()
 
 
 class BirthState(Enum):
-    """Where a server without a record stands."""
+    """What a server without a record is to do."""
 
     ASKING = "asking"
     NEWCOMER = "newcomer"

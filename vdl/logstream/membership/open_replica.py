@@ -7,7 +7,7 @@ applied. Reading may take the disk, so opening ends in a callback.
 
 Entries that cannot be read end the replay early: the replica starts with the state from before
 them. Its vote, its place in the log and all other entries are in one piece, so it takes part, and
-the rest is applied once the hole is healed (`Group.is_whole`, `healing`).
+the rest is applied once the damaged range is repaired (`Group.is_whole`, `entry_repair`).
 
 A server may have thousands of partitions. They are opened a few in a turn, in the order they came
 in, so that it goes on hearing and answering; the catalog and the coordinators do not wait.
@@ -30,7 +30,7 @@ from vdl.logstream.group import snapshots
 from vdl.logstream.group.group import Group, Owner
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import replica_id_of
-from vdl.logstream.group.recovery_throttle import Pace
+from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.snapshots import Items, Members, for_the_owner, members_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.group.storage import as_entry
@@ -51,7 +51,7 @@ class Openable(Owner, Protocol):
         """As `apply`, at start-up: nobody waits and nobody listens yet."""
 
 
-class Opening:
+class ReplicaOpener:
     """Opens the replicas of one server."""
 
     def __init__(self, state: HostState) -> None:
@@ -60,7 +60,7 @@ class Opening:
         self._left = state.options.openings_per_turn
         """How many partitions may still be opened in this turn."""
         self._is_armed = False
-        self._pace = Pace(state.clock, state.options.catch_up_bytes_per_second)
+        self._throttle = RecoveryThrottle(state.clock, state.options.catch_up_bytes_per_second)
 
     def open(
         self,
@@ -91,7 +91,7 @@ class Opening:
                     members=members,
                     tick=state.loop_time.tick,
                     options=state.options,
-                    pace=self._pace,
+                    throttle=self._throttle,
                     rng=random.Random(state.rng.getrandbits(64)),
                     is_linked=state.is_linked,
                 )
@@ -100,7 +100,7 @@ class Opening:
         def begin() -> None:
             if not wanted():
                 return
-            found = load_state(state.store, log, placement.founding)
+            found = load_state(state.store, log, placement.initial)
             if found is None:
                 lost(log)
                 return
@@ -141,14 +141,14 @@ class Opening:
 
 
 def load_state(
-    store: storage.Store, log: storage.Log, founding: Sequence[NodeId]
+    store: storage.Store, log: storage.Log, initial: Sequence[NodeId]
 ) -> tuple[int, Members, Items] | None:
     """(applied index, members, items) to replay on from; None when the log's start cannot be had
     any more and what came before it is not stored either.
 
     A checkpoint that cannot be trusted costs a replay of the whole log, never a default.
     """
-    born = Members(0, tuple(sorted(founding)))
+    born = Members(0, tuple(sorted(initial)))
     if log.installed_state:
         state = snapshots.decode_snapshot(log.installed_state)
         return log.first_index - 1, state.members, state.items

@@ -5,7 +5,7 @@ and would not know. It gets a successor, an ordinary new member. Four parties do
 again and again until there is nothing left to do, so that any of them may fail at any point:
 
 1. A server in a directory the catalog does not know asks its peers, and waits. The *catalog's
-   leader* sees on the link that a founding server has a new directory and proposes `ReplaceServer`.
+   leader* sees on the link that an initial voter has a new directory and proposes `ReplaceServer`.
    A server that found single replicas lost proposes `ReplaceReplicas` itself.
 2. The catalog's state machine gives out the new numbers and retires the old directory.
 3. Each *group's leader* changes the members to what the catalog says (`conf_changes.py`): the old
@@ -39,7 +39,7 @@ from vdl.logstream.group.state_group import Outcome
 from vdl.logstream.membership.conf_changes import as_change, next_change
 from vdl.logstream.membership.replicas import Replicas
 from vdl.logstream.peers.forwarding import Forwarding
-from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.catalog import Catalog
 from vdl.state.commands import LostReplica, ReplaceReplicas, ReplaceServer
@@ -54,7 +54,7 @@ DEADLINE_NS = 2_000 * MS
 
 LOST_PER_COMMAND_MAX = 10_000
 HALTED_NS = 30_000 * MS
-"""After which a successor that no leader feeds is told of."""
+"""After which a successor that no leader feeds is reported."""
 SMALL_GROUPS_PATIENCE = 60
 """So many times longer a server is waited for that holds what nobody else can make good."""
 
@@ -66,11 +66,11 @@ class Stranger:
     directory_id: bytes
     since_ns: int
     """Since when its link has been up, as far as this catalog leader saw."""
-    is_told: bool = False
+    is_reported: bool = False
     """That its server's old directory cannot be given up yet."""
 
 
-def groups_that_halt(catalog: Catalog, server_id: int, leadership: Leadership) -> list[int]:
+def groups_that_halt(catalog: Catalog, server_id: int, liveness: Liveness) -> list[int]:
     """The groups with a replica on a server that no other server leads: they may need what that
     server had for their majority. Which servers run does not tell, for a new replica there may be
     no member yet."""
@@ -79,7 +79,7 @@ def groups_that_halt(catalog: Catalog, server_id: int, leadership: Leadership) -
         group_id
         for group_id in (*system, *catalog.groups)
         if catalog.replica_number(group_id, server_id)
-        and leadership.leader_of(group_id)[0] in (-1, server_id)
+        and liveness.leader_of(group_id)[0] in (-1, server_id)
     ]
 
 
@@ -87,11 +87,11 @@ class Replacement:
     """One server's part in it."""
 
     def __init__(
-        self, state: HostState, replicas: Replicas, leadership: Leadership, forwarding: Forwarding
+        self, state: HostState, replicas: Replicas, liveness: Liveness, forwarding: Forwarding
     ) -> None:
         self._state = state
         self._replicas = replicas
-        self._leadership = leadership
+        self._liveness = liveness
         self._forwarding = forwarding
         self._patience_ns = state.options.patience_ns
         """How long a server must have been back with a new directory; long enough for a leader that
@@ -99,7 +99,7 @@ class Replacement:
         self._strangers: dict[int, Stranger] = {}
         """Servers that are back with another directory, while the catalog is led here."""
         self._unfed: dict[int, int] = {}
-        """By group: since when a successor here has waited for a leader; 0 when that was told."""
+        """By group: since when a successor here has waited for a leader; 0 once it is reported."""
         self._proposed: set[int] = set()
         """Servers for which a proposal is on its way; 0 for this one's lost replicas."""
 
@@ -153,7 +153,7 @@ class Replacement:
         """Begin what has to be begun here."""
         if not self._state.catalog_group.is_running:
             for server in sorted(self._state.alive):
-                self.ask(server)
+                self.request_number(server)
         elif self._state.catalog_group.serving:
             self._replace_wiped()
         if self._state.lost:
@@ -161,7 +161,7 @@ class Replacement:
         if self._replicas.predecessors or self._unfed:
             self._end_predecessors()
 
-    def ask(self, server_id: int) -> None:
+    def request_number(self, server_id: int) -> None:
         """Ask a peer which number this directory has in the catalog group."""
         if not self._state.catalog_group.is_running:
             self._state.transport.send(server_id, FrameType.ASK, encode_ask())
@@ -177,10 +177,10 @@ class Replacement:
         return self._state.catalog.replica_number(CATALOG_GROUP, server_id)
 
     def _replace_wiped(self) -> None:
-        """The catalog is led here: give up directories whose server has been back with another one
+        """The catalog is led here: retire directories whose server has been back with another one
         for a while. Not at once: a volume may have been mounted late, or the wrong process been
-        started, and a directory that is given up is never taken back. Nor while a group needs it
-        for its majority."""
+        started, and a directory that is retired is never taken back. Nor while a group needs it for
+        its majority."""
         now_ns = self._state.clock.now_ns()
         for server_id, hello in sorted(self._state.alive.items()):
             old = self._state.catalog.directory_of(server_id)
@@ -196,9 +196,9 @@ class Replacement:
             waited_ns = now_ns - stranger.since_ns
             if waited_ns < self._patience_ns:
                 continue
-            halted = groups_that_halt(self._state.catalog, server_id, self._leadership)
+            halted = groups_that_halt(self._state.catalog, server_id, self._liveness)
             if waited_ns < self._patience_for(halted):
-                self._tell_awaited(stranger, server_id, len(halted))
+                self._warn_awaited(stranger, server_id, len(halted))
                 continue
             self._state.log.warning(
                 "server_replaced",
@@ -218,9 +218,9 @@ class Replacement:
             return self._patience_ns
         return inf if largest > 2 else SMALL_GROUPS_PATIENCE * self._patience_ns
 
-    def _tell_awaited(self, stranger: Stranger, server_id: int, groups: int) -> None:
-        if not stranger.is_told:
-            stranger.is_told = True
+    def _warn_awaited(self, stranger: Stranger, server_id: int, groups: int) -> None:
+        if not stranger.is_reported:
+            stranger.is_reported = True
             self._state.log.warning(
                 "directory_awaited",
                 server=server_id,
@@ -234,7 +234,7 @@ class Replacement:
         return sorted(self._state.lost.keys() | self._replicas.predecessors.keys())
 
     def _end_predecessors(self) -> None:
-        """Delete what a majority has made good, and tell of what it has not."""
+        """Delete what a majority has made good, and report what it has not."""
         now_ns, kept = self._state.clock.now_ns(), self._replicas.predecessors
         for group_id in self._unfed.keys() - kept.keys():
             del self._unfed[group_id]  # its topic is deleted
@@ -248,9 +248,11 @@ class Replacement:
             since_ns = self._unfed.setdefault(group_id, now_ns)
             if since_ns and now_ns - since_ns >= HALTED_NS:
                 self._unfed[group_id] = 0
-                self._tell_halted(kept[group_id][-1], "no majority of its replicas is in one piece")
+                self._report_halted(
+                    kept[group_id][-1], "no majority of its replicas is in one piece"
+                )
 
-    def _tell_halted(self, log: storage.Log, why: str) -> None:
+    def _report_halted(self, log: storage.Log, why: str) -> None:
         self._state.log.error(
             "group_halted",
             group=log.group_id,
@@ -296,20 +298,20 @@ class Replacement:
 
     # --- successors ----------------------------------------------------------------------------
     def replica_lost(self, log: storage.Log) -> bool:
-        """A replica here can take no part any more; True when that is news."""
+        """A replica here can take no part any more; True when that was not known."""
         if self._state.lost.get(log.group_id) is log:
             return False
         self._state.lost[log.group_id] = log
         self._state.log.error("replica_lost", group=log.group_id, log=log.log_id)
         if self._state.catalog.is_sole(log.group_id):
-            self._tell_halted(log, "it has no other replica")
+            self._report_halted(log, "it has no other replica")
         return True
 
     def has_successor(self, group_id: int) -> None:
         """A newer replica of the group is about to run here, or the group is gone."""
         self._state.lost.pop(group_id, None)
 
-    def invited(self, number: int) -> None:
-        """A peer answered `ask`."""
+    def number_received(self, number: int) -> None:
+        """A peer answered `request_number`."""
         if number and not self._state.catalog_group.is_running:
-            self._replicas.invited(number)
+            self._replicas.number_received(number)

@@ -1,6 +1,6 @@
 """Which replicas this server holds: made, replaced and deleted as the catalog says.
 
-The founding replicas of the catalog and the coordinators come from the birth record; all others
+The initial replicas of the catalog and the coordinators come from the birth record; all others
 from the *applied* catalog, never from anything less: a replica is made when the catalog lists it
 here, and deleted only when an applied catalog of this cluster has given out its group id and does
 not list it (a catalog that lags behind must not delete what it has not heard of).
@@ -40,7 +40,7 @@ from vdl.state.catalog import FIRST_REPLICA, GroupInfo, ReplicaInfo
 class Placement:
     """Who a group's members were and are to be, as Raft ids."""
 
-    founding: list[NodeId]
+    initial: list[NodeId]
     """The members its log begins with."""
     present: list[NodeId]
     """What they are to be, as far as the catalog is applied here; preferred leader first."""
@@ -91,8 +91,8 @@ class Replicas:
         """Groups whose replica runs or is being opened, which may take a read of the disk."""
 
     @property
-    def is_founding(self) -> bool:
-        """Whether the cluster was founded with this data directory."""
+    def is_initial_voter(self) -> bool:
+        """Whether the cluster began with this data directory."""
         return self._record.directory_of(self._server_id) == self._store.directory_id
 
     @property
@@ -111,16 +111,16 @@ class Replicas:
 
     # --- catalog and coordinators ------------------------------------------------------------
     def open_system(self, then: Callable[[], None]) -> None:
-        """Open catalog and coordinators; a founder makes their logs at its first start. `then`
-        when the catalog runs."""
+        """Open catalog and coordinators; an initial voter makes their logs at its first start.
+        `then` when the catalog runs."""
         self._catalog_runs = then
         for group_id in range(1 + self._record.coordinator_groups):
             if group_id in self._logs:
                 self._start_system(self._logs[group_id])
-            elif self.is_founding:
+            elif self.is_initial_voter:
                 self._create(group_id, FIRST_REPLICA, self._system_created)
 
-    def invited(self, number: int) -> None:
+    def number_received(self, number: int) -> None:
         """The catalog, as a member of it has applied it, lists its replica `number` in this
         directory."""
         if number > self.number_of(CATALOG_GROUP) and CATALOG_GROUP not in self._creating:
@@ -216,7 +216,7 @@ class Replicas:
             self._start(self._logs[info.group_id], info)
 
     def _created(self, log: storage.Log) -> None:
-        """The log exists; its topic may have been deleted, or it may be given up already."""
+        """The log exists; its topic may have been deleted, or it may be retired already."""
         info = self._catalog.groups.get(log.group_id)
         if info is None:
             self._delete(log)

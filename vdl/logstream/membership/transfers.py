@@ -24,8 +24,8 @@ from raft.types import NodeId
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.membership.conf_changes import is_caught_up
-from vdl.logstream.peers.liveness import Leadership
-from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.peers.liveness import Liveness
+from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 RETURN_ROUNDS_MAX = 32
@@ -47,13 +47,13 @@ class _Attempt(NamedTuple):
 class Transfers:
     """The leaderships of one server."""
 
-    __slots__ = ("_conditions", "_groups", "_leadership", "_returned", "_round", "_state")
+    __slots__ = ("_groups", "_liveness", "_returned", "_round", "_state", "_status")
 
-    def __init__(self, state: HostState, conditions: Conditions, leadership: Leadership) -> None:
+    def __init__(self, state: HostState, status: ServerStatus, liveness: Liveness) -> None:
         self._state = state
         self._groups = state.groups
-        self._conditions = conditions
-        self._leadership = leadership
+        self._status = status
+        self._liveness = liveness
         self._round = 0
         """How often `return_some` was called."""
         self._returned: dict[int, _Attempt] = {}
@@ -100,21 +100,21 @@ class Transfers:
         server, group_id = server_of(group.placement[0]), group.group_id
         return (
             is_due
-            and self._conditions.can_lead(server, group_id)
-            and not self._conditions.has_damage(server, group_id)
+            and self._status.can_lead(server, group_id)
+            and not self._status.has_damage(server, group_id)
         )
 
     def _hand_out(self, groups: Collection[Group]) -> int:
         """Give these away; how many somebody can take."""
         given: Counter[int] = Counter()
         for group in groups:
-            heir = group.node.transferring or self._best_heir(group, given)
-            if heir:
-                given[server_of(heir)] += 1
-                self._hand_over(group, heir)
+            transferee = group.node.transferring or self._best_transferee(group, given)
+            if transferee:
+                given[server_of(transferee)] += 1
+                self._hand_over(group, transferee)
         return given.total()
 
-    def _best_heir(self, group: Group, given: Mapping[int, int]) -> NodeId:
+    def _best_transferee(self, group: Group, given: Mapping[int, int]) -> NodeId:
         """The live voter that is to lead a led group next, 0 when there is none. `given`:
         leaderships by server that are on their way there already.
 
@@ -125,25 +125,25 @@ class Transfers:
         best, best_rank = 0, (False, False, False, 0, 0)
         for replica in sorted(group.node.membership.incoming):
             server = server_of(replica)
-            if replica == group.replica_id or not self._conditions.can_lead(server, group.group_id):
+            if replica == group.replica_id or not self._status.can_lead(server, group.group_id):
                 continue
             progress = group.node.progress(replica)
             if progress is None or progress.state is not ProgressState.REPLICATE:
                 # It has not shown what it has since this leader came, or since it came back.
                 continue
-            is_whole = not self._conditions.has_damage(server, group.group_id)
+            is_whole = not self._status.has_damage(server, group.group_id)
             is_near = is_caught_up(group.node, replica)
             is_first = is_near and replica == group.placement[0]
-            load = given.get(server, 0) + self._leadership.count(server) if is_near else 0
+            load = given.get(server, 0) + self._liveness.count(server) if is_near else 0
             rank = (is_whole, is_near, is_first, -load, progress.match)
             if not best or rank > best_rank:
                 best, best_rank = replica, rank
         return best
 
-    def _hand_over(self, group: Group, heir: NodeId) -> None:
+    def _hand_over(self, group: Group, transferee: NodeId) -> None:
         if not group.node.transferring:
             group.catch_up(self._state.loop_time.tick())
-            group.node.transfer_leader(heir)
+            group.node.transfer_leader(transferee)
             self._state.outbox.mark_dirty(group)
 
 

@@ -1,4 +1,4 @@
-"""The commit index of partitions, told to followers in their own time.
+"""The commit index of partitions, sent to followers without haste.
 
 Nobody waits for it there: clients are served by leaders, and a new leader's own first entry tells
 it what is committed. So it travels with the next entries, and where none follow for a while, in
@@ -18,11 +18,11 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.state import HostState
 
 PATIENCE_NS = 50 * MS
-"""How long the news may wait for entries to travel with."""
+"""How long a commit index may wait for entries to travel with."""
 
 
-class CommitNews:
-    """Groups that have news, and the one timer for all of them."""
+class CommitPropagation:
+    """Groups whose commit index moved, and the one timer for all of them."""
 
     __slots__ = ("_due", "_groups", "_outbox", "_state")
 
@@ -33,20 +33,20 @@ class CommitNews:
         self._due: dict[int, Group] = {}
 
     def stepped(self, group: Group) -> None:
-        """A message was stepped into `group`, or it has applied something: it is pumped if it has
-        news. Often it has none; or none but a commit index, which has time."""
-        if group.has_news:
+        """A message was stepped into `group`, or it has applied something: it is pumped if there
+        is anything to do. Often there is not; or only a commit index to send, which has time."""
+        if group.needs_pump:
             self._outbox.mark_dirty(group)
         elif group.node.raft.commit_news_due:
             self.due(group)
 
     def due(self, group: Group) -> None:
-        """The group leads, and its followers may have to be told."""
+        """The group leads, and its followers may lack its commit index."""
         if not self._due:
-            self._state.clock.call_later(PATIENCE_NS, self._tell)
+            self._state.clock.call_later(PATIENCE_NS, self._send)
         self._due[group.group_id] = group
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         due, self._due = self._due, {}
         for group_id, group in due.items():
             if self._groups.get(group_id) is group:  # else it was deleted meanwhile

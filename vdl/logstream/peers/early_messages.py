@@ -1,6 +1,6 @@
 """Raft messages that came before the group they are for.
 
-A leader may be quicker than the catalog's news of its group, and a replica takes a moment to open.
+A leader may be quicker than the catalog entry of its group, and a replica takes a moment to open.
 Dropping its first messages would cost an election timeout, so they wait here, bounded. Appends with
 entries do not: they pin what they were received in, and the leader probes again after an answer.
 Nor do heartbeats: there is always another one.

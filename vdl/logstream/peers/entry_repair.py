@@ -1,4 +1,4 @@
-"""Holes: entries that a replica has but cannot read from its disk any more.
+"""Damaged ranges: entries that a replica has but cannot read from its disk any more.
 
 A damaged frame in a segment whose tail is intact costs a replica nothing but that entry: its vote
 and its place in the log are in the journal. It goes on, serves the rest, and asks another replica
@@ -12,7 +12,7 @@ state, and one that has lets go of it, too.
 The other way round, this answers replicas that ask. Who asks has committed the entry and knows its
 term, so an answer need not be known to be committed here.
 
-Must not know: how holes are found or filled.
+Must not know: how damaged ranges are found or filled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.snapshots import DecodeError
 from vdl.logstream.group.storage import as_entry
-from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 ANSWER_BYTES_MAX = 1 << 20
@@ -53,16 +53,16 @@ ANSWERS_AT_ONCE_MAX = 8
 """Reads for other replicas that may be under way; more are answered with nothing."""
 
 
-class Asked:
-    """The one request of this server that is under way: for entries [start, end) of a hole that
-    begins at `first`."""
+class Request:
+    """The one request of this server that is under way: for entries [start, end) of a range
+    that begins at `first`."""
 
-    __slots__ = ("end", "first", "group", "request", "start", "until_ns")
+    __slots__ = ("end", "first", "group", "number", "start", "until_ns")
 
     def __init__(
-        self, request: int, group: Group, first: int, start: int, end: int, until_ns: int
+        self, number: int, group: Group, first: int, start: int, end: int, until_ns: int
     ) -> None:
-        self.request = request
+        self.number = number
         self.group = group
         self.first = first
         self.start = start
@@ -70,14 +70,14 @@ class Asked:
         self.until_ns = until_ns
 
 
-class Healing:
+class EntryRepair:
     """One server's part."""
 
-    def __init__(self, state: HostState, conditions: Conditions) -> None:
+    def __init__(self, state: HostState, status: ServerStatus) -> None:
         self._state = state
-        self._conditions = conditions
+        self._status = status
         self._requests = 0
-        self._asked: Asked | None = None
+        self._pending: Request | None = None
         self._answering = 0
         self._turn = 0
         self._refusals: dict[tuple[int, int], int] = {}
@@ -88,43 +88,45 @@ class Healing:
         self._known: set[int] = set()
         """Groups that were told of as damaged."""
 
-    # --- asking --------------------------------------------------------------------------------
+    # --- requesting ----------------------------------------------------------------------------
     def look_around(self) -> None:
         """Ask for a damaged range, unless an answer is waited for. Ranges and peers take turns:
         what nobody has, or nobody can be asked for, must not keep the others waiting."""
         damaged = [group for group in self._state.groups.values() if group.log.holes]
         incomplete = [group.group_id for group in self._state.groups.values() if not group.is_whole]
-        self._conditions.note_damage(
+        self._status.note_damage(
             incomplete, [group.group_id for group in damaged if group.is_whole]
         )
-        asked, now_ns = self._asked, self._state.clock.now_ns()
-        if asked is not None and now_ns < asked.until_ns:
+        request, now_ns = self._pending, self._state.clock.now_ns()
+        if request is not None and now_ns < request.until_ns:
             return
-        self._asked = None
+        self._pending = None
         reachable: list[tuple[Group, tuple[int, int], list[int]]] = []
         for group in damaged:
-            holes = group.log.holes
-            self._note_damaged(group, holes[0])
+            ranges = group.log.holes
+            self._note_damaged(group, ranges[0])
             # A state of the past may know members of the past.
             replicas = {*group.members, *group.placement}
             others = {server_of(replica) for replica in replicas} - {self._state.server_id}
             if peers := sorted(others & self._state.alive.keys()):
-                reachable += [(group, hole, peers) for hole in holes]
+                reachable += [(group, damage, peers) for damage in ranges]
             elif not others:
                 # There is nobody who could have a copy. A peer that is down may: it is waited for.
-                self._note_refusal(group, holes[0][0])
+                self._note_refusal(group, ranges[0][0])
         if reachable:
-            group, hole, peers = reachable[self._turn % len(reachable)]
+            group, damage, peers = reachable[self._turn % len(reachable)]
             self._turn += 1
-            self._ask(group, hole, peers, now_ns)
+            self._request(group, damage, peers, now_ns)
         elif not damaged:
-            # Also of groups that were deleted with their holes.
+            # Also of groups that were deleted with their damage.
             self._refusals.clear()
             self._cut_off.clear()
             self._known.clear()
 
-    def _ask(self, group: Group, hole: tuple[int, int], peers: Sequence[int], now_ns: int) -> None:
-        first, end = hole
+    def _request(
+        self, group: Group, damage: tuple[int, int], peers: Sequence[int], now_ns: int
+    ) -> None:
+        first, end = damage
         self._requests += 1
         # A range that comes up again goes to the next peer, whatever the number of ranges.
         asked_before = self._refusals.get((group.group_id, first), 0)
@@ -137,43 +139,43 @@ class Healing:
         request = RangeRequest(self._requests, group.group_id, start, end, wants_state)
         if self._state.transport.send(peer, FrameType.RANGE, encode_range(request)):
             until_ns = now_ns + PATIENCE_NS
-            self._asked = Asked(self._requests, group, first, start, end, until_ns)
+            self._pending = Request(self._requests, group, first, start, end, until_ns)
 
-    def answered(self, payload: memoryview) -> None:
+    def answer_received(self, payload: memoryview) -> None:
         """A peer's copy, or its regrets. Raises MalformedFrame."""
         answer = decode_answer(payload)
-        asked = self._asked
-        if asked is None or asked.request != answer.request:
+        request = self._pending
+        if request is None or request.number != answer.request:
             return
-        group = asked.group
+        group = request.group
         if self._state.groups.get(group.group_id) is not group:
-            self._asked = None
+            self._pending = None
             return
         entries = answer.entries
         if not entries:
-            self._asked = None
-            if asked.start == asked.first < answer.log_start < asked.end:
-                self._cut_off[group.group_id, asked.first] = answer.log_start
-            if answer.log_start <= asked.first or not self._does_without(group, asked, answer):
-                self._note_refusal(group, asked.first)
+            self._pending = None
+            if request.start == request.first < answer.log_start < request.end:
+                self._cut_off[group.group_id, request.first] = answer.log_start
+            if answer.log_start <= request.first or not self._does_without(group, request, answer):
+                self._note_refusal(group, request.first)
             return
         for entry in entries:
             entry.data = bytes(entry.data)  # the frame's memory is used again
 
         def repaired(error: storage.StorageError | None) -> None:
-            self._asked = None
+            self._pending = None
             if error is not None:
                 self._state.log.warning("repair_refused", **_named(group), error=str(error))
-                self._note_refusal(group, asked.first)
+                self._note_refusal(group, request.first)
             elif self._state.groups.get(group.group_id) is group:
                 self._note_healed(group)
 
         self._state.store.repair(group.log, entries, repaired)
 
-    def _does_without(self, group: Group, asked: Asked, answer: RangeAnswer) -> bool:
+    def _does_without(self, group: Group, request: Request, answer: RangeAnswer) -> bool:
         """Whether what was asked for, which the asked replica has cut off, is needed here no more
         either: its state is taken, or the log cut behind it, now or when that is durable."""
-        log, end = group.log, min(asked.end, answer.log_start)
+        log, end = group.log, min(request.end, answer.log_start)
         if group.applied + 1 < end:
             return answer.state is not None and self._takes_state(group, answer.state)
         is_stored = not log.installed_state and log.applied_index + 1 >= end
@@ -183,7 +185,7 @@ class Healing:
                     group.store.trim_log(log, first_index=end)
                     self._state.outbox.note_staged(group)
             except storage.CorruptRecord:
-                return True  # of the index: a read there, as the hole's own, rebuilds it
+                return True  # of the index: a read there, as of the range itself, rebuilds it
         return True
 
     def _takes_state(self, group: Group, state: Snapshot) -> bool:
@@ -199,11 +201,11 @@ class Healing:
             self._state.outbox.note_staged(group)
         return is_coming
 
-    def _note_damaged(self, group: Group, hole: tuple[int, int]) -> None:
+    def _note_damaged(self, group: Group, damage: tuple[int, int]) -> None:
         """Tell of a group once, until it is whole again."""
         if group.group_id not in self._known:
             self._known.add(group.group_id)
-            first, end = hole
+            first, end = damage
             self._state.log.warning("entries_damaged", **_named(group), first=first, end=end)
 
     def _note_refusal(self, group: Group, first: int) -> None:
@@ -228,10 +230,9 @@ class Healing:
         self.look_around()
 
     # --- answering -----------------------------------------------------------------------------
-    def asked(self, from_server: int, payload: memoryview) -> None:
+    def request_received(self, from_server: int, payload: memoryview) -> None:
         """A peer needs entries. Raises MalformedFrame."""
         wanted = decode_range(payload)
-
         group = self._state.groups.get(wanted.group)
 
         def answer(entries: Sequence[Entry], state: Snapshot | None = None) -> None:

@@ -29,7 +29,7 @@ from vdl.logstream.group.state_group import (
     TOO_LARGE,
     Outcome,
 )
-from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import CATALOG_GROUP, HostState
 
 WAITING_MAX = 10_000
@@ -53,13 +53,13 @@ class Forwarded:
 class Forwarding:
     """The catalog commands of one server."""
 
-    __slots__ = ("_catalog", "_leadership", "_sent", "_server_id", "_transport", "_waiting")
+    __slots__ = ("_catalog", "_liveness", "_sent", "_server_id", "_transport", "_waiting")
 
-    def __init__(self, state: HostState, leadership: Leadership) -> None:
+    def __init__(self, state: HostState, liveness: Liveness) -> None:
         self._server_id = state.server_id
         self._catalog = state.catalog_group
         self._transport = state.transport
-        self._leadership = leadership
+        self._liveness = liveness
         self._waiting: list[Forwarded] = []
         """Not sent to anybody, or definitely refused."""
         self._sent: dict[int, Forwarded] = {}
@@ -80,7 +80,7 @@ class Forwarding:
         leader = (
             catalog.leader_server
             if catalog.is_running
-            else self._leadership.leader_of(CATALOG_GROUP)[0]
+            else self._liveness.leader_of(CATALOG_GROUP)[0]
         )
         if leader <= 0 or (leader == self._server_id and not catalog.serving):
             return False
@@ -108,7 +108,7 @@ class Forwarding:
             forwarded.done(outcome)
 
     # --- frames ------------------------------------------------------------------------------
-    def proposed_to_us(self, from_server: int, payload: memoryview) -> None:
+    def proposal_received(self, from_server: int, payload: memoryview) -> None:
         """A peer asks this server, as the catalog's leader, to append its command."""
         propose = decode_propose(payload)
         if propose.group != CATALOG_GROUP:
@@ -122,7 +122,7 @@ class Forwarding:
         answer = Proposed(propose.request_id, outcome)
         self._transport.send(from_server, FrameType.PROPOSED, encode_proposed(answer))
 
-    def answered(self, from_server: int, payload: memoryview) -> None:
+    def answer_received(self, from_server: int, payload: memoryview) -> None:
         """The leader appended our command, or certainly did not."""
         answer = decode_proposed(payload)
         forwarded = self._sent.get(answer.request_id)

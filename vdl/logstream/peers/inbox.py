@@ -41,10 +41,10 @@ from raft.types import Entry
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
-from vdl.logstream.peers.commit_propagation import CommitNews
+from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.early_messages import EarlyMessages
-from vdl.logstream.peers.leader_proofs import Proofs
-from vdl.logstream.peers.server_status import Conditions
+from vdl.logstream.peers.leader_proofs import LeaderProofs
+from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 FULL_DISK_BYTES = 16 << 10
@@ -73,12 +73,11 @@ SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
 only leaders hand over."""
 
 
-class Incoming:
+class Inbox:
     """See the module."""
 
     __slots__ = (
-        "_commit_news",
-        "_conditions",
+        "_commits",
         "_early",
         "_flushable_bytes",
         "_granted_bytes",
@@ -87,6 +86,7 @@ class Incoming:
         "_proofs",
         "_state",
         "_stats",
+        "_status",
         "_store",
         "_taken_bytes",
         "_taken_turn",
@@ -94,14 +94,18 @@ class Incoming:
     )
 
     def __init__(
-        self, state: HostState, conditions: Conditions, proofs: Proofs, commit_news: CommitNews
+        self,
+        state: HostState,
+        status: ServerStatus,
+        proofs: LeaderProofs,
+        commits: CommitPropagation,
     ) -> None:
         self._state = state
         self._groups = state.groups
         self._stats = state.stats
-        self._conditions = conditions
+        self._status = status
         self._proofs = proofs
-        self._commit_news = commit_news
+        self._commits = commits
         self._early = EarlyMessages(
             state.options.early_messages_max, state.options.early_snapshot_bytes_max
         )
@@ -143,13 +147,13 @@ class Incoming:
             group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
             # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
-            self._proofs.tell_follower(group)
+            self._proofs.report_leader(group)
         try:
             group.node.step(message)
         except StepPeerNotFound:
             stats.messages_dropped += 1
             return
-        self._commit_news.stepped(group)
+        self._commits.stepped(group)
 
     def begin(self, group: Group, tick: int) -> None:
         """The group runs from now on: it gets what its peers have already said."""
@@ -172,8 +176,8 @@ class Incoming:
             if not _is_readable(message):
                 return False
             needed = len(message.snapshot.data) + ENTRY_OVERHEAD_BYTES
-            return not self._conditions.is_full or self._grant(group, needed, is_essential=False)
-        if type(message) is MsgApp and message.entries and self._conditions.is_full:
+            return not self._status.is_full or self._grant(group, needed, is_essential=False)
+        if type(message) is MsgApp and message.entries and self._status.is_full:
             message.entries = self._fitting(message, group)
             return bool(message.entries)
         return True

@@ -17,18 +17,18 @@ from raft.types import NodeId
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
-from vdl.logstream.peers.liveness import Leadership
+from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
 
 
-class Proofs:
+class LeaderProofs:
     """See the module."""
 
-    __slots__ = ("_leadership", "_state", "_within_ns")
+    __slots__ = ("_liveness", "_state", "_within_ns")
 
-    def __init__(self, state: HostState, leadership: Leadership) -> None:
+    def __init__(self, state: HostState, liveness: Liveness) -> None:
         self._state = state
-        self._leadership = leadership
+        self._liveness = liveness
         self._within_ns = state.options.election_ticks * TICK_NS
 
     def confirm(self, done: Callable[[bool], None]) -> None:
@@ -50,7 +50,7 @@ class Proofs:
             state.transport.confirm(server, confirmed)
         state.clock.call_soon(partial(confirmed, True))
 
-    def tell_leader(self, group: Group) -> bool:
+    def report_peers(self, group: Group) -> bool:
         """Tell a node that leads which peers are there; whether they are most, with itself.
 
         A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
@@ -70,19 +70,19 @@ class Proofs:
         return (
             hello is not None
             and hello.directory_id == self._state.catalog.directory_of(server)
-            and self._leadership.is_peer_heard(server, group.group_id, within_ns=self._within_ns)
+            and self._liveness.is_peer_heard(server, group.group_id, within_ns=self._within_ns)
         )
 
     def look_at_in_sync(self, now_ns: int, *, share: int) -> None:
         """Judge which replicas of the groups led here are in sync, one `share`-th of all, and have
         peers told of the groups of which that has changed."""
         for group in self._state.in_sync.look(now_ns, share=share, is_heard=self.is_heard):
-            self._leadership.in_sync_changed(group)
+            self._liveness.in_sync_changed(group)
 
-    def tell_follower(self, group: Group) -> bool:
+    def report_leader(self, group: Group) -> bool:
         """Tell a node that does not lead what the lists prove about its leader; whether it may be
         more than that the leader it follows is alive."""
-        heard = self._leadership.leader_heard(group.group_id)
+        heard = self._liveness.leader_heard(group.group_id)
         if heard is None:
             return False
         term, leader, ago_ns = heard

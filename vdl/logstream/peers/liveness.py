@@ -20,7 +20,7 @@ from vdl.logstream.group.outbox import server_of
 from vdl.logstream.state import HostState
 
 
-class Leadership:
+class Liveness:
     """The leader lists of one server, both directions, on the server's clock."""
 
     __slots__ = ("_deletions", "_led", "_lists", "_loop_time", "_state")
@@ -38,7 +38,7 @@ class Leadership:
     def lead(
         self, group_id: int, term: int, replica_id: int, in_sync: tuple[int, ...] = ()
     ) -> bool:
-        """This server leads the group; True when that is news. `in_sync`: see `rpc.leaders`."""
+        """This server leads the group; True when that is new. `in_sync`: see `rpc.leaders`."""
         if self._led.get(group_id) == term:
             return False
         self._led[group_id] = term
@@ -55,7 +55,7 @@ class Leadership:
             self._state.outbox.mark_dirty(group)
 
     def resign(self, group_id: int) -> bool:
-        """It does not, or not any more; True when that is news."""
+        """It does not, or not any more; True when that is new."""
         if self._led.pop(group_id, None) is None:
             return False
         self._lists.sender.drop(group_id)
@@ -91,15 +91,15 @@ class Leadership:
     def received(
         self, server_id: int, frame_type: FrameType, payload: memoryview
     ) -> list[LeaderChange]:
-        """A HEARTBEAT or LEADERS frame; returns what is news. Raises RemoteError."""
+        """A HEARTBEAT or LEADERS frame; returns what is new. Raises RemoteError."""
         changes = self._lists.received(server_id, frame_type, payload, self._state.clock.now_ns())
-        news: list[LeaderChange] = []
+        changed: list[LeaderChange] = []
         for change in changes:
             if self._state.catalog.has_deleted(change.group):
                 self._lists.receiver.forget_group(change.group)
             else:
-                news.append(change)
-        return news
+                changed.append(change)
+        return changed
 
     def wall_told(self, server_id: int) -> tuple[int, int]:
         """(wall clock in the server's last heartbeat, when the newest of our heartbeats was sent

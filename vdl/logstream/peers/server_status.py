@@ -21,7 +21,7 @@ from rpc.peer import FrameType
 from vdl.logstream.state import HostState
 
 
-class Conditions:
+class ServerStatus:
     """This server's condition and its peers'."""
 
     __slots__ = (
@@ -30,13 +30,13 @@ class Conditions:
         "_incomplete",
         "_log",
         "_peers",
+        "_sent",
         "_stalled",
         "_stopping",
         "_store",
-        "_told",
         "_transport",
         "_unable",
-        "_untold",
+        "_unsent",
     )
 
     def __init__(self, state: HostState) -> None:
@@ -48,9 +48,9 @@ class Conditions:
         self._stalled = False
         self._incomplete: tuple[int, ...] = ()
         self._damaged: tuple[int, ...] = ()
-        self._told = Condition()
+        self._sent = Condition()
         """What the peers were told last."""
-        self._untold: set[int] = set()
+        self._unsent: set[int] = set()
         """Peers that this could not be sent to: it is tried again."""
         self._unable: set[int] = set()
         """Peers that said they should not lead."""
@@ -110,15 +110,15 @@ class Conditions:
         now = Condition(
             self.is_full, self._stopping, self._stalled, self._incomplete, self._damaged
         )
-        if now != self._told:
-            if now.disk_full and not self._told.disk_full:
+        if now != self._sent:
+            if now.disk_full and not self._sent.disk_full:
                 self._log.error("disk_full", meaning="new records are refused until there is room")
-            elif self._told.disk_full and not now.disk_full:
+            elif self._sent.disk_full and not now.disk_full:
                 self._log.info("disk_has_room")
-            self._told = now
-            self._untold = set(self._alive)
-        for server_id in sorted(self._untold):
-            self._tell(server_id)
+            self._sent = now
+            self._unsent = set(self._alive)
+        for server_id in sorted(self._unsent):
+            self._send(server_id)
 
     def stopping(self) -> None:
         """This server takes no leaderships any more."""
@@ -127,16 +127,16 @@ class Conditions:
 
     def link_up(self, server_id: int) -> None:
         """A new session, which knows nothing yet."""
-        if self._told != Condition():
-            self._tell(server_id)
+        if self._sent != Condition():
+            self._send(server_id)
 
     def link_down(self, server_id: int) -> None:
         """What it said is not known to hold any more."""
         self._unable.discard(server_id)
-        self._untold.discard(server_id)
+        self._unsent.discard(server_id)
         self._peers.pop(server_id, None)
 
-    def told(self, server_id: int, payload: memoryview) -> None:
+    def received(self, server_id: int, payload: memoryview) -> None:
         """A peer's condition. Raises MalformedFrame."""
         condition = decode_condition(payload)
         if condition.may_lead:
@@ -148,12 +148,12 @@ class Conditions:
         else:
             self._peers.pop(server_id, None)
 
-    def _tell(self, server_id: int) -> None:
-        told = self._told
+    def _send(self, server_id: int) -> None:
+        sent = self._sent
         if self._alive[server_id].version < VERSION_OF_DAMAGE:
-            told = replace(told, incomplete=(), damaged=())
-        frame = encode_condition(told)
+            sent = replace(sent, incomplete=(), damaged=())
+        frame = encode_condition(sent)
         if self._transport.send(server_id, FrameType.CONDITION, frame):
-            self._untold.discard(server_id)
+            self._unsent.discard(server_id)
         else:
-            self._untold.add(server_id)
+            self._unsent.add(server_id)
