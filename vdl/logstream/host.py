@@ -17,6 +17,7 @@ Must not know: the Kafka protocol, sockets, files.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -59,7 +60,7 @@ from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.periodic import Periodic
-from vdl.logstream.state import HostState
+from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.catalog import GroupInfo
 from vdl.state.partition import PartitionState
 
@@ -98,7 +99,7 @@ class Host:
         self._forwarding = Forwarding(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
         self._inbox = Inbox(state, self._status, self._proofs, self._commits)
-        self._opener = ReplicaOpener(state)
+        self._opener = ReplicaOpener(state, hosting=self)
         self._replicas = Replicas(state, hosting=self)
         self._transfers = Transfers(state, self._status, self.liveness)
         self._replacement = Replacement(state, self._replicas, self.liveness, self._forwarding)
@@ -125,7 +126,7 @@ class Host:
         """Open every replica this server holds and begin to take part."""
         self.loop_time.start()
         self.periodic.start()
-        self._replicas.open_system(self.catalog_applied)
+        self._replicas.open_system()
 
     @property
     def is_known(self) -> bool:
@@ -463,20 +464,9 @@ class Host:
         if self._replacement.replica_lost(log):
             self._inbox.forget(log.group_id)
 
-    def start_state_group(
-        self, log: storage.Log, placement: Placement, then: Callable[[], None]
-    ) -> None:
+    def start_state_group(self, log: storage.Log, placement: Placement) -> None:
         """See `Hosting`."""
-        state_group = self.state.system_groups[log.group_id]
-
-        def opened(group: Group) -> None:
-            state_group.group = group
-
-        def whole() -> None:
-            self.state.state_groups[log.group_id] = state_group
-            then()
-
-        self._open(log, placement, state_group, opened, whole)
+        self._opener.open(log, placement, self.state.system_groups[log.group_id])
 
     def start_stream(self, log: storage.Log, info: GroupInfo, placement: Placement) -> None:
         """See `Hosting`."""
@@ -489,45 +479,38 @@ class Host:
             in_sync=self.in_sync,
             gaps=self.state.gaps,
         )
+        self._opener.open(log, placement, stream)
 
-        def opened(group: Group) -> None:
-            stream.group = group
-            stream.start()
-            self.state.streams[log.group_id] = stream
+    def is_wanted(self, log: storage.Log) -> bool:
+        """See `Hosting`."""
+        return not self._outbox.is_closed and self._replicas.holds(log)
 
-        self._open(log, placement, stream, opened, _nothing)
+    def opened(self, group: Group) -> None:
+        """See `Hosting`. A state of the past is acted on once it is whole: later, if its log is
+        damaged."""
+        owner = group.owner
+        if isinstance(owner, LogStream):
+            owner.start()
+            self.state.streams[group.group_id] = owner
+        if group.is_whole:
+            self._act_on_state(group)
+        else:
+            group.on_whole = partial(self.clock.call_soon, partial(self._became_whole, group))
+            self._status.note_incomplete(group.group_id)
+            self.state.log.warning("state_incomplete", group=group.group_id, applied=group.applied)
+        self._run_group(group)
 
-    def _open(
-        self,
-        log: storage.Log,
-        placement: Placement,
-        owner: LogStream | StateGroup,
-        then: Callable[[Group], None],
-        whole: Callable[[], None],
-    ) -> None:
-        """`whole`: the replica's state is not one of the past; later, if its log is damaged."""
+    def _became_whole(self, group: Group) -> None:
+        if not self._outbox.is_closed and self.state.is_here(group):
+            self.state.log.info("state_complete", group=group.group_id, applied=group.applied)
+            self._act_on_state(group)
 
-        def wanted() -> bool:
-            return not self._outbox.is_closed and self._replicas.holds(log)
-
-        def opened(group: Group) -> None:
-            then(group)
-            if group.is_whole:
-                whole()
-            else:
-                group.on_whole = lambda: self.clock.call_soon(lambda: now_whole(group))
-                self._status.note_incomplete(group.group_id)
-                self.state.log.warning(
-                    "state_incomplete", group=group.group_id, applied=group.applied
-                )
-            self._run_group(group)
-
-        def now_whole(group: Group) -> None:
-            if not self._outbox.is_closed and self._groups.get(group.group_id) is group:
-                self.state.log.info("state_complete", group=group.group_id, applied=group.applied)
-                whole()
-
-        self._opener.open(log, placement, owner, opened, lost=self.replica_lost, wanted=wanted)
+    def _act_on_state(self, group: Group) -> None:
+        """The replica's state reflects all that a life before this one may have acted on."""
+        if isinstance(group.owner, StateGroup):
+            self.state.state_groups[group.group_id] = group.owner
+            if group.group_id == CATALOG_GROUP:
+                self.catalog_applied()
 
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""

@@ -334,22 +334,20 @@ def test_partitions_are_opened_a_few_in_a_turn_and_the_catalog_at_once(
     monkeypatch.setattr(opening, "load_state", lambda *_: None)
     clock: Any = Steps()
     opened: list[int] = []
-    made = ReplicaOpener(make_state(clock=clock, options=HostOptions(openings_per_turn=3)))
+    hosting: Any = SimpleNamespace(
+        is_wanted=lambda log: log.group_id != 14,
+        replica_lost=lambda log: opened.append(log.group_id),
+    )
+    state = make_state(clock=clock, options=HostOptions(openings_per_turn=3))
+    made = ReplicaOpener(state, hosting)
 
-    def begin(group_id: int, kind: type, *, is_wanted: bool = True) -> None:
+    def begin(group_id: int, kind: type) -> None:
         log: Any = SimpleNamespace(group_id=group_id)
         placement: Any = SimpleNamespace(initial=[], present=[])
-        made.open(
-            log,
-            placement,
-            object.__new__(kind),
-            lambda group: None,
-            lost=lambda log: opened.append(log.group_id),
-            wanted=lambda: is_wanted,
-        )
+        made.open(log, placement, object.__new__(kind))
 
     for group_id in range(10, 18):
-        begin(group_id, LogStream, is_wanted=group_id != 14)
+        begin(group_id, LogStream)
     begin(0, StateGroup)
     assert opened == [10, 11, 12, 0]
     clock.step()

@@ -29,15 +29,20 @@ class Hosted:
         self.running: dict[int, int] = {}
         self.lost: list[int] = []
 
-    def start_state_group(self, log: Log, placement: Any, then: Any) -> None:
+    def start_state_group(self, log: Log, placement: Any) -> None:
         self.running[log.group_id] = log.replica_number
-        then()
 
     def start_stream(self, log: Log, info: Any, placement: Any) -> None:
         self.running[log.group_id] = log.replica_number
 
     def stop_group(self, group_id: int, *, deleted: bool) -> None:
         self.running.pop(group_id, None)
+
+    def is_wanted(self, log: Log) -> bool:
+        raise AssertionError("nothing is opened")
+
+    def opened(self, group: Any) -> None:
+        raise AssertionError("nothing is opened")
 
     def replica_lost(self, log: Log) -> None:
         self.lost.append(log.group_id)
@@ -55,7 +60,7 @@ class Directory:
         self.catalog = state.catalog
         self.hosted = Hosted()
         self.replicas = Replicas(state, self.hosted)
-        self.replicas.open_system(lambda: None)
+        self.replicas.open_system()
         self.workers.pump()
 
     def apply(self, *history: Any) -> None:

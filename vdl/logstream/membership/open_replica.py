@@ -34,7 +34,7 @@ from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.snapshots import Items, Members, for_the_owner, members_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.group.storage import as_entry
-from vdl.logstream.membership.replicas import Placement
+from vdl.logstream.membership.replicas import Hosting, Placement
 from vdl.logstream.state import HostState
 
 REFUSED_RETRY_MS = 1_000
@@ -54,76 +54,71 @@ class Openable(Owner, Protocol):
 class ReplicaOpener:
     """Opens the replicas of one server."""
 
-    def __init__(self, state: HostState) -> None:
+    def __init__(self, state: HostState, hosting: Hosting) -> None:
         self._state = state
+        self._hosting = hosting
         self._in_line: deque[Callable[[], None]] = deque()
         self._left = state.options.openings_per_turn
         """How many partitions may still be opened in this turn."""
         self._is_armed = False
         self._throttle = RecoveryThrottle(state.clock, state.options.catch_up_bytes_per_second)
 
-    def open(
+    def open(self, log: storage.Log, placement: Placement, owner: LogStream | StateGroup) -> None:
+        """Open a replica, now or later: `Hosting.opened` gets its group, or `replica_lost` its log,
+        if its state cannot be had from this disk. Once it is not wanted `owner` is left alone, it
+        may be its successor's, and neither is called."""
+        if isinstance(owner, StateGroup):
+            self._begin(log, placement, owner)
+        elif self._left > 0:
+            self._left -= 1
+            self._arm()
+            self._begin(log, placement, owner)
+        else:
+            self._in_line.append(partial(self._begin, log, placement, owner))
+
+    def _begin(self, log: storage.Log, placement: Placement, owner: LogStream | StateGroup) -> None:
+        wanted = partial(self._hosting.is_wanted, log)
+        if not wanted():
+            return
+        state = self._state
+        found = load_state(state.store, log, placement.initial)
+        if found is None:
+            self._hosting.replica_lost(log)
+            return
+        applied, members, items = found
+        owner.load(items)
+        then = partial(self._make, log, placement, owner)
+        bytes_max = state.options.cold_read_bytes
+        Replay(state.store, log, owner, members, bytes_max=bytes_max, then=then, wanted=wanted).run(
+            applied
+        )
+
+    def _make(
         self,
         log: storage.Log,
         placement: Placement,
         owner: LogStream | StateGroup,
-        opened: Callable[[Group], None],
-        *,
-        lost: Callable[[storage.Log], None],
-        wanted: Callable[[], bool],
+        applied: int,
+        members: Members,
     ) -> None:
-        """Open a replica; `opened` gets its group, not yet pumped. `lost`: its state cannot be had
-        from this disk. Once it is not wanted `owner` is left alone, it may be its successor's, and
-        nobody is called."""
-
         state = self._state
-
-        def make(applied: int, members: Members) -> None:
-            opened(
-                Group(
-                    group_id=log.group_id,
-                    replica_id=replica_id_of(state.server_id, log.replica_number),
-                    placement=placement.present,
-                    log=log,
-                    store=state.store,
-                    owner=owner,
-                    applied=applied,
-                    members=members,
-                    tick=state.loop_time.tick,
-                    options=state.options,
-                    throttle=self._throttle,
-                    rng=random.Random(state.rng.getrandbits(64)),
-                    is_linked=state.is_linked,
-                )
-            )
-
-        def begin() -> None:
-            if not wanted():
-                return
-            found = load_state(state.store, log, placement.initial)
-            if found is None:
-                lost(log)
-                return
-            applied, members, items = found
-            owner.load(items)
-            Replay(
-                state.store,
-                log,
-                owner,
-                members,
-                bytes_max=state.options.cold_read_bytes,
-                then=make,
-                wanted=wanted,
-            ).run(applied)
-
-        if isinstance(owner, StateGroup):
-            begin()
-        elif self._left > 0:
-            self._left -= 1
-            self._arm()
-            begin()
-        else:
-            self._in_line.append(begin)
+        group = Group(
+            group_id=log.group_id,
+            replica_id=replica_id_of(state.server_id, log.replica_number),
+            placement=placement.present,
+            log=log,
+            store=state.store,
+            owner=owner,
+            applied=applied,
+            members=members,
+            tick=state.loop_time.tick,
+            options=state.options,
+            throttle=self._throttle,
+            rng=random.Random(state.rng.getrandbits(64)),
+            is_linked=state.is_linked,
+        )
+        owner.group = group
+        self._hosting.opened(group)
 
     def _arm(self) -> None:
         if not self._is_armed:

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import segments.api as storage
 from raft.types import NodeId
+from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.state import CATALOG_GROUP, HostState
@@ -49,13 +50,17 @@ class Placement:
 class Hosting(Protocol):
     """What the host does with replicas."""
 
-    def start_state_group(
-        self, log: storage.Log, placement: Placement, then: Callable[[], None]
-    ) -> None:
-        """Open a catalog or coordinator replica; `then` once it runs."""
+    def start_state_group(self, log: storage.Log, placement: Placement) -> None:
+        """Open a catalog or coordinator replica."""
 
     def start_stream(self, log: storage.Log, info: GroupInfo, placement: Placement) -> None:
         """Open a partition replica."""
+
+    def is_wanted(self, log: storage.Log) -> bool:
+        """Whether the replica is still to run here: asked while it is being opened."""
+
+    def opened(self, group: Group) -> None:
+        """A replica has been opened: let it take part."""
 
     def stop_group(self, group_id: int, *, deleted: bool) -> None:
         """Take a replica out of service, answering everyone who waits: its group is deleted, or
@@ -85,7 +90,6 @@ class Replicas:
         """By group: replicas that have a successor here and are kept; read only."""
         for found in sorted(state.store.logs.values(), key=lambda log: log.replica_number):
             self._take(found)
-        self._catalog_runs: Callable[[], None] = _nothing
         self._creating: set[int] = set()
         self._started: set[int] = set()
         """Groups whose replica runs or is being opened, which may take a read of the disk."""
@@ -110,10 +114,8 @@ class Replicas:
         return 0 if log is None else log.replica_number
 
     # --- catalog and coordinators ------------------------------------------------------------
-    def open_system(self, then: Callable[[], None]) -> None:
-        """Open catalog and coordinators; an initial voter makes their logs at its first start.
-        `then` when the catalog runs."""
-        self._catalog_runs = then
+    def open_system(self) -> None:
+        """Open catalog and coordinators; an initial voter makes their logs at its first start."""
         for group_id in range(1 + self._record.coordinator_groups):
             if group_id in self._logs:
                 self._start_system(self._logs[group_id])
@@ -146,8 +148,7 @@ class Replicas:
             self._hosting.replica_lost(log)
             return
         self._started.add(group_id)
-        then = self._catalog_runs if group_id == CATALOG_GROUP else _nothing
-        self._hosting.start_state_group(log, self._placement(group_id), then)
+        self._hosting.start_state_group(log, self._placement(group_id))
 
     def _placement(self, group_id: int) -> Placement:
         catalog = self._catalog
@@ -257,7 +258,3 @@ class CatalogObserver:
 
     def on_stopped_serving(self, group: StateGroup) -> None:
         """See `on_serving`."""
-
-
-def _nothing() -> None:
-    """Nobody waits for this one."""
