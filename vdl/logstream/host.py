@@ -8,7 +8,7 @@ Rules:
 
 * Nothing here blocks, awaits or takes a lock; everything runs on the loop that owns the server.
 * An answer about a log leaves only when the journal token it depends on is durable.
-* Messages of groups that the catalog has not told this server of yet are kept for a moment: a
+* Messages of groups that the catalog here does not have yet are kept for a moment: a
   leader may be quicker than the catalog.
 
 Must not know: the Kafka protocol, sockets, files.
@@ -161,7 +161,7 @@ class Host:
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas of a group are in sync, as its leader last said; empty when
-        nobody told. While nobody leads: those of them that live."""
+        none has. While nobody leads: those of them that live."""
         own = self.in_sync.get(group_id)
         leader, term = self.leader_of(group_id)
         if own is not None and leader == self.server_id and own.term == term:
@@ -358,7 +358,7 @@ class Host:
         return is_initial and hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
-        """A new session. Unborn servers are told of the cluster when they ask."""
+        """A new session. Unborn servers hear of the cluster on request."""
         if not hello.cluster_id:
             return
         server = hello.server_id
@@ -445,7 +445,7 @@ class Host:
         tick = self.loop_time.tick()
         changed = self.liveness.received(server_id, frame_type, payload)
         if frame_type is FrameType.HEARTBEAT:
-            self.time.told(server_id, *self.liveness.wall_told(server_id))
+            self.time.received(server_id, *self.liveness.wall_received(server_id))
         for change in changed:
             group = self._groups.get(change.group)
             if group is not None and change.replica and not group.node.is_leader:

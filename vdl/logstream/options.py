@@ -25,7 +25,7 @@ class HostOptions:
     """Appends one log stream keeps waiting for its own-term entry, a transfer or room."""
 
     early_messages_max: int = 4_096
-    """Raft messages kept for groups the catalog has not told this server of yet."""
+    """Raft messages kept for groups that the catalog here does not have yet."""
 
     early_snapshot_bytes_max: int = 16 << 20
     """Snapshots among them: two of the largest."""

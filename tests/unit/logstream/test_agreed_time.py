@@ -44,7 +44,7 @@ class Clocks:
         """Everybody linked tells its clock, in answer to the beat before."""
         self.agreed.look(self.wall(), self.now_ns)
         for peer in sorted(self.links):
-            self.agreed.told(
+            self.agreed.received(
                 peer, self.wall(peer), self.now_ns, wall_ms=self.wall(), now_ns=self.now_ns
             )
 
@@ -178,7 +178,7 @@ def test_what_was_said_before_the_sleep_is_not_believed_after_it() -> None:
     clocks.sleep(8 * DAY)
     clocks.mono_ms += 1
     for peer in (2, 3):
-        clocks.agreed.told(peer, said, echoed_ns, wall_ms=clocks.wall(), now_ns=clocks.now_ns)
+        clocks.agreed.received(peer, said, echoed_ns, wall_ms=clocks.wall(), now_ns=clocks.now_ns)
     assert clocks.late <= 0
 
 
@@ -333,7 +333,7 @@ def test_disagreeing_clock_is_logged_once_by_how_much() -> None:
         clocks.run(BEAT)
         time.look()
         for peer in (2, 3):
-            time.told(peer, clocks.wall(peer), clocks.now_ns)
+            time.received(peer, clocks.wall(peer), clocks.now_ns)
         time.look()
 
     for error in (0, 59_000, -8 * DAY, -8 * DAY, 0, 61_000):

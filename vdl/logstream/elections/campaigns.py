@@ -15,8 +15,8 @@ again, in a higher term, and so on for ever. So groups that are due wait in a qu
   ten times a second, and it grows again by a quarter while the loop is in time.
 * Who waits for disks costs the loop nothing. On slow disks, by what the own one took for a vote,
   campaigns that wait for theirs make room for as many others, ten times a second, while the loop is
-  in time; for `DISK_WAITS` times the bound at the most, as all ask at one time when their votes are
-  written.
+  in time; for `DISK_WAITS` times the bound at the most, as all request votes at one time when their
+  own are written.
 * A campaign that nobody answers holds its place for one election timeout only.
 
 Must not know: timers, messages, what makes a group due.

@@ -44,7 +44,7 @@ class DiskWatch:
         self._work_since_ns = now_ns
 
     def staged(self, token: int) -> None:
-        """The journal was asked to write up to `token` now."""
+        """The journal is to write up to `token` now."""
         self._staged = token
 
     def is_hung(self, durable: int, now_ns: int) -> bool:

@@ -1,12 +1,12 @@
 """Whether this server has more to do than it can: it says so, once when it begins and once when it
 is over.
 
-An overloaded server is slow at everything, and slow in saying why. What tells is its loop: if it is
-late for a good part of the time, whatever asks too much of it, then timers, heartbeats and answers
-are late as well. A crowd of clients is not let to make it late: their requests wait instead, and
-while one has waited for `WAIT_NS` that counts the same. The state begins when either was so for
-`BEGINS_PERCENT` of the last `WINDOW_NS`, and ends when it was for less than `ENDS_PERCENT`, so that
-it does not flap.
+An overloaded server is slow at everything, and slow in saying why. Its loop shows it: if it is late
+for a good part of the time, whatever keeps it busy, then timers, heartbeats and answers are late as
+well. A crowd of clients is not let to make it late: their requests wait instead, and while one has
+waited for `WAIT_NS` that counts the same. The state begins when either was so for `BEGINS_PERCENT`
+of the last `WINDOW_NS`, and ends when it was for less than `ENDS_PERCENT`, so that it does not
+flap.
 
 Must not know: what makes it late, what is done about it.
 """
@@ -69,7 +69,7 @@ class Overload:
         """How often the state began."""
 
     def look(self) -> None:
-        """Measure, and tell when the state has changed."""
+        """Measure, and log when the state has changed."""
         now_ns, late_ns = self._clock.now_ns(), self._loop_time.late_total_ns
         looks = self._looks
         wait_ns = self.request_wait_ns()
@@ -101,7 +101,7 @@ class Overload:
             self._log.info("overload_ended", seconds=(now_ns - self._since_ns) // (1_000 * MS))
 
     def problem(self) -> str:
-        """What people are told; empty while all is well."""
+        """What operators read; empty while all is well."""
         if not self.is_overloaded:
             return ""
         text = f"overloaded: its loop was late for {self.late_percent} % of the last 2 s"

@@ -1,10 +1,10 @@
 """Groups at rest, whose timers need not run: while the servers are heard, time says nothing.
 
-A group's timers ask whether its leader, or its followers, live. The lists that servers exchange
+A group's timers watch whether its leader, or its followers, live. The lists that servers exchange
 answer that for all groups of a server at once. So a group for which nothing is to be done, and
 whose timer has just found all well, rests: its timers are looked at once in `REST_TICKS` only.
 
-As soon as a server that is linked was not heard for `SILENT_NS`, or before a link is given up, all
+As soon as a server that is linked was not heard for `SILENT_NS`, or before a link is dropped, all
 that rest are woken, and go by their own timers again, until all servers are heard. What a woken
 group finds is how long ago its leader was heard, so that nobody is replaced sooner or later.
 

@@ -1,7 +1,7 @@
 """The timers of all groups of one server: who is due, who campaigns, who rests.
 
-One timer for all groups, set for the first that is due (`tick_wheel.py`). A group that falls due is
-told first what the links prove: a follower that its leader lives, a leader that its peers do
+One timer for all groups, set for the first that is due (`tick_wheel.py`). A group that falls due
+first hears what the links prove: a follower that its leader lives, a leader that its peers do
 (`peers/leader_proofs.py`). What is left to do then is a campaign, in its turn (`campaigns.py`), or
 nothing: such a group rests (`quiescence.py`).
 
@@ -99,7 +99,7 @@ class Timers:
             may_rest = has_quorum and is_quiet and group.is_settled
         else:
             group.catch_up(tick)
-            # One that is told nothing new and waits on has none: most of them, most of the time.
+            # One that hears nothing new and waits on has none: most of them, most of the time.
             may_need_pump = self._proofs.report_leader(group)
             if node.lead and node.commit < node.last_index:
                 # Quiet for an election timeout, yet not all is committed here.

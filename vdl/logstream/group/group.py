@@ -237,7 +237,8 @@ class Group:
         self._options = options
         self._rng = rng
         self._gone_tick = 0
-        """When the leader's process was proved gone; 0 once somebody leads, or time has to tell."""
+        """When the leader's process was proved gone; 0 once somebody leads, or the election timeout
+        has to show it."""
         self.dirty = False
         self._tick = tick
         self.last_tick = tick()
@@ -256,11 +257,11 @@ class Group:
         self.apply_stalled = False
         """What is to be applied next could not be read: see `retry_apply`."""
         self.meta_applied = applied
-        """Applied index the last checkpoint was told of."""
+        """Applied index that the last checkpoint got."""
         self.reflects = members.reflects
         """State and members reflect entries up to here, also those not yet applied again."""
         self._members_stored: Members | None = None
-        """As a checkpoint of this life was told. What an earlier one was told may be older than
+        """As a checkpoint of this life got them. What an earlier one got may be older than
         `members`, which replay may have moved."""
         self._stored_for: Membership | None = None
         self._clear_meta = bool(log.installed_state)
@@ -278,7 +279,8 @@ class Group:
         """A state from elsewhere that is taken once what it stands on is durable here."""
         self.reads = ReadRounds()
         self.awaits_copies = False
-        """Set by the owner: it waits for copies of committed entries, which `pump` tells it of."""
+        """Set by the owner: it waits for copies of committed entries, which `pump` reports to
+        it."""
         self.was_leader = False
         self.serving = False
         """Leads, and has applied the first entry of its own term."""

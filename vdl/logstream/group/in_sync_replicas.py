@@ -12,8 +12,8 @@ Rules:
   for longer than two election timeouts. A refused connection proves a dead process: it leaves at
   once. Between the bounds of joining (`JOIN_NS`) and of leaving the list does not change.
 * Learners, and replicas that are to be replaced, are not in sync.
-* How many copies an entry has is not told by this list but by the voters' durable match (`copied`).
-  The list only says whether it is worth waiting for copies.
+* How many copies an entry has does not follow from this list but from the voters' durable match
+  (`copied`). The list only says whether it is worth waiting for copies.
 
 Must not know: topics, their settings, who waits.
 """
@@ -207,7 +207,7 @@ class InSyncReplicas:
     ) -> Iterator[Group]:
         """Look at the young ones and at one `share`-th of all: called that often in `LOOK_NS`.
         `is_heard`: whether a group's replica was heard of by its leader lately. Yields the groups
-        of which peers, and whoever waits for copies, are to be told before the next is looked at:
+        of which peers, and whoever waits for copies, have to hear before the next is looked at:
         a peer is not heard of a group before it has the newest list."""
         for group_id, one in list(self._young.items()):
             if self._has_changed(one, now_ns, is_heard):
@@ -215,7 +215,7 @@ class InSyncReplicas:
             if one.is_whole or not one.is_young(now_ns):
                 del self._young[group_id]
                 if self._led.get(group_id) is one:
-                    # Whoever waits for copies that will not come is told so.
+                    # Whoever waits for copies that will not come gets an answer.
                     yield one.group
         if not self._round:
             self._round = list(self._led.values())

@@ -186,7 +186,7 @@ class LogStream:
         """After so many gaps a quorum has answered here, or nobody led before the last of them."""
         self._overlay = Overlay()
         self._uncopied: list[Waiter] = []
-        """Waiters whose entries are committed, but not on as many disks as was asked for."""
+        """Waiters whose entries are committed, but not on as many disks as requested."""
         self._waiters: deque[Waiter] = deque()
         self._held: deque[HeldAppend] = deque()
         self._waits: list[Wait] = []
@@ -379,8 +379,8 @@ class LogStream:
         deadline_ns: int,
         done: Callable[[Appended], None],
     ) -> None:
-        """A retry is answered as its original was; if that is not committed yet, when it is. What
-        is asked for now counts: it may be another number of copies than then."""
+        """A retry is answered as its original was; if that is not committed yet, when it is. The
+        number of copies requested now counts."""
         if original.index <= self.group.commit and (
             copies <= 1 or original.index <= copied(self.group, copies)
         ):

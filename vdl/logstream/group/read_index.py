@@ -1,8 +1,9 @@
 """Read index rounds of one group (Raft §8, thesis §6.4): one round for all who wait.
 
-Whoever must not see stale state asks; the asks of one turn share one heartbeat round; each is
-answered True once the leader proved that it still led after the ask *and* this replica applied
-up to the index it had then. Answered False when leadership ends or the deadline passes.
+Whoever must not see stale state requests a round; the requests of one turn share one heartbeat
+round; each is answered True once the leader proved that it still led after the request *and* this
+replica applied up to the index it had then. Answered False when leadership ends or the deadline
+passes.
 """
 
 from __future__ import annotations

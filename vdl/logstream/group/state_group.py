@@ -1,8 +1,8 @@
 """One replica of a group whose entries are commands: the catalog, or a group coordinator.
 
-Commands carry their preconditions; `apply` decides. A proposer on this server is answered when
-its command is applied *here*, so it can read its own write. Whoever cannot be answered so is told
-what is certain: never appended, or fate unknown.
+Commands carry their preconditions; `apply` decides. A proposer on this server is answered when its
+command is applied *here*, so it can read its own write. Whoever cannot be answered so hears what is
+certain: never appended, or fate unknown.
 
 Must not know: what commands mean, who proposed them from where.
 """
@@ -28,7 +28,7 @@ COMMAND_BYTES_MAX = 8 << 20
 
 
 class OutcomeKind(Enum):
-    """What a proposer may be told."""
+    """What a proposer may hear."""
 
     APPLIED = "applied"
     NOT_APPENDED = "not appended"
@@ -108,7 +108,7 @@ class StateGroup:
         self.observers: list[StateObserver] = []
         self._server_id = server_id
         self._boot = boot
-        """Drawn at start: tells this run's commands from those of the run before."""
+        """Drawn at start: distinguishes this run's commands from those of the run before."""
         self._seq = 0
         self._time = time
         self._outbox = outbox

@@ -4,14 +4,14 @@ Such a replica must never vote or acknowledge again under its old number: it may
 and would not know. It gets a successor, an ordinary new member. Four parties do one step each,
 again and again until there is nothing left to do, so that any of them may fail at any point:
 
-1. A server in a directory the catalog does not know asks its peers, and waits. The *catalog's
-   leader* sees on the link that an initial voter has a new directory and proposes `ReplaceServer`.
-   A server that found single replicas lost proposes `ReplaceReplicas` itself.
+1. A server in a directory the catalog does not know requests its number from its peers, and waits.
+   The *catalog's leader* sees on the link that an initial voter has a new directory and proposes
+   `ReplaceServer`. A server that found single replicas lost proposes `ReplaceReplicas` itself.
 2. The catalog's state machine gives out the new numbers and retires the old directory.
 3. Each *group's leader* changes the members to what the catalog says (`conf_changes.py`): the old
    one is removed, the new one added as a learner, caught up, and made a voter.
 4. The *new directory* makes the replicas that the catalog lists in it: that of the catalog group
-   when a member tells it its number, the others as its own catalog applies.
+   when a member sends its number, the others as its own catalog applies.
 
 All of it needs a majority that is in one piece, the group's as well as the catalog's; without one
 nothing is replaced, which is right: then nobody knows what was acknowledged. The segments of a
@@ -67,13 +67,13 @@ class Stranger:
     since_ns: int
     """Since when its link has been up, as far as this catalog leader saw."""
     is_reported: bool = False
-    """That its server's old directory cannot be given up yet."""
+    """That its server's old directory cannot be retired yet."""
 
 
 def groups_that_halt(catalog: Catalog, server_id: int, liveness: Liveness) -> list[int]:
     """The groups with a replica on a server that no other server leads: they may need what that
-    server had for their majority. Which servers run does not tell, for a new replica there may be
-    no member yet."""
+    server had for their majority. Which servers run does not show that, for a new replica there may
+    be no member yet."""
     system = range(1 + catalog.coordinator_groups)
     return [
         group_id
@@ -210,7 +210,7 @@ class Replacement:
 
     def _patience_for(self, halted: list[int]) -> float:
         """Nanoseconds. Groups of three that have no majority now may have one when another server
-        is back; those of one or two never will, so at some time they are given up."""
+        is back; those of one or two never will, so at some time they are abandoned."""
         largest = max(
             (len(self._state.catalog.replicas(group_id)) for group_id in halted), default=0
         )
@@ -240,7 +240,7 @@ class Replacement:
             del self._unfed[group_id]  # its topic is deleted
         for group_id in list(kept):
             group = self._state.groups.get(group_id)
-            # Not who leads: the peers' lists tell that of one whom no majority follows any more.
+            # Not who leads: the peers' lists may name one that no majority follows any more.
             if group is not None and group.node.last_index:
                 self._unfed.pop(group_id, None)
                 self._replicas.fed(group_id)

@@ -1,16 +1,16 @@
 """Damaged ranges: entries that a replica has but cannot read from its disk any more.
 
 A damaged frame in a segment whose tail is intact costs a replica nothing but that entry: its vote
-and its place in the log are in the journal. It goes on, serves the rest, and asks another replica
-for its copy, by index and term; any replica may have it, whoever leads. One whose state
+and its place in the log are in the journal. It goes on, serves the rest, and requests another
+replica's copy, by index and term; any replica may have it, whoever leads. One whose state
 waits for the entry (`Group.is_whole`) still gives others those that it has.
 
 Replicas cut their logs each on its own. If the others have cut the entry off, nobody has it, and
 nobody needs it: what it did is in their states. A replica that has not applied it takes such a
 state, and one that has lets go of it, too.
 
-The other way round, this answers replicas that ask. Who asks has committed the entry and knows its
-term, so an answer need not be known to be committed here.
+The other way round, this answers replicas that request entries. They have committed the entry and
+know its term, so an answer need not be known to be committed here.
 
 Must not know: how damaged ranges are found or filled.
 """
@@ -43,11 +43,11 @@ ANSWER_BYTES_MAX = 1 << 20
 """Most that one answer carries, unless one entry is larger."""
 
 PATIENCE_NS = 2_000 * MS
-"""After which a request that was not answered is given up."""
+"""After which a request that was not answered is dropped."""
 
 HOPELESS_REFUSALS = 10
 """After so many vain requests for one range, or looks when the group has no other replica, an
-operator is told."""
+operator is warned."""
 
 ANSWERS_AT_ONCE_MAX = 8
 """Reads for other replicas that may be under way; more are answered with nothing."""
@@ -81,17 +81,17 @@ class EntryRepair:
         self._answering = 0
         self._turn = 0
         self._refusals: dict[tuple[int, int], int] = {}
-        """How often a range (group, first index) was asked for in vain."""
+        """How often a range (group, first index) was requested in vain."""
         self._cut_off: dict[tuple[int, int], int] = {}
-        """Where the next request for a range begins: who was asked last has cut off what lies
-        before that."""
+        """Where the next request for a range begins: the peer of the last one has cut off what
+        lies before that."""
         self._known: set[int] = set()
-        """Groups that were told of as damaged."""
+        """Groups that were logged as damaged."""
 
     # --- requesting ----------------------------------------------------------------------------
     def look_around(self) -> None:
-        """Ask for a damaged range, unless an answer is waited for. Ranges and peers take turns:
-        what nobody has, or nobody can be asked for, must not keep the others waiting."""
+        """Request a damaged range, unless an answer is waited for. Ranges and peers take turns:
+        what nobody has, or nobody can be sent a request for, must not keep the others waiting."""
         damaged = [group for group in self._state.groups.values() if group.log.holes]
         incomplete = [group.group_id for group in self._state.groups.values() if not group.is_whole]
         self._status.note_damage(
@@ -173,7 +173,7 @@ class EntryRepair:
         self._state.store.repair(group.log, entries, repaired)
 
     def _does_without(self, group: Group, request: Request, answer: RangeAnswer) -> bool:
-        """Whether what was asked for, which the asked replica has cut off, is needed here no more
+        """Whether what was requested, which that replica has cut off, is needed here no more
         either: its state is taken, or the log cut behind it, now or when that is durable."""
         log, end = group.log, min(request.end, answer.log_start)
         if group.applied + 1 < end:
@@ -202,14 +202,14 @@ class EntryRepair:
         return is_coming
 
     def _note_damaged(self, group: Group, damage: tuple[int, int]) -> None:
-        """Tell of a group once, until it is whole again."""
+        """Log a group once, until it is whole again."""
         if group.group_id not in self._known:
             self._known.add(group.group_id)
             first, end = damage
             self._state.log.warning("entries_damaged", **_named(group), first=first, end=end)
 
     def _note_refusal(self, group: Group, first: int) -> None:
-        """A vain request, or nobody to ask. Another peer is asked at the next look."""
+        """A vain request, or nobody to send one to. Another peer gets it at the next look."""
         key = (group.group_id, first)
         self._refusals[key] = refusals = self._refusals.get(key, 0) + 1
         if refusals == HOPELESS_REFUSALS:

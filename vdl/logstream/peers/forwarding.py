@@ -109,7 +109,7 @@ class Forwarding:
 
     # --- frames ------------------------------------------------------------------------------
     def proposal_received(self, from_server: int, payload: memoryview) -> None:
-        """A peer asks this server, as the catalog's leader, to append its command."""
+        """A peer wants this server, as the catalog's leader, to append its command."""
         propose = decode_propose(payload)
         if propose.group != CATALOG_GROUP:
             outcome = ProposeOutcome.UNKNOWN_GROUP

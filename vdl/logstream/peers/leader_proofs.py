@@ -1,8 +1,8 @@
-"""What the links prove about leaders and peers, told to the Raft nodes when they need to know.
+"""What the links prove about leaders and peers, reported to the Raft nodes when they need it.
 
 With heartbeats by list no message of a quiet group says that anybody is alive. The lists say it for
-all groups of a server at once (`liveness.py`), and here a group is told at the two moments when
-it counts: when one of its timers falls due, and when a candidate asks for its vote.
+all groups of a server at once (`liveness.py`), and here it is reported to a group at the two
+moments when it counts: when one of its timers falls due, and when a candidate requests its vote.
 
 Must not know: when that is, how lists travel.
 """
@@ -32,8 +32,8 @@ class LeaderProofs:
         self._within_ns = state.options.election_ticks * TICK_NS
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Call `done` when it is certain again who is alive: a client that has just lost its
-        server asks another one at once, before that one has noticed. Not from within this call.
+        """Call `done` when it is certain again who is alive: a client that has just lost its server
+        connects to another one at once, before that one has noticed. Not from within this call.
         True: a majority of the cluster's servers answered just now, this one among them."""
         state = self._state
         waiting = 1 + len(state.alive)
@@ -51,7 +51,7 @@ class LeaderProofs:
         state.clock.call_soon(partial(confirmed, True))
 
     def report_peers(self, group: Group) -> bool:
-        """Tell a node that leads which peers are there; whether they are most, with itself.
+        """Report to a node that leads which peers are there; whether they are most, with itself.
 
         A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
         there, not for one that went with its directory."""
@@ -75,13 +75,13 @@ class LeaderProofs:
 
     def look_at_in_sync(self, now_ns: int, *, share: int) -> None:
         """Judge which replicas of the groups led here are in sync, one `share`-th of all, and have
-        peers told of the groups of which that has changed."""
+        peers hear of the groups of which that has changed."""
         for group in self._state.in_sync.look(now_ns, share=share, is_heard=self.is_heard):
             self._liveness.in_sync_changed(group)
 
     def report_leader(self, group: Group) -> bool:
-        """Tell a node that does not lead what the lists prove about its leader; whether it may be
-        more than that the leader it follows is alive."""
+        """Report to a node that does not lead what the lists prove about its leader; whether it may
+        be more than that the leader it follows is alive."""
         heard = self._liveness.leader_heard(group.group_id)
         if heard is None:
             return False

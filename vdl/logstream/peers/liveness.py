@@ -6,7 +6,7 @@ a group falls due, not when the heartbeat arrives: a heartbeat costs the same wh
 groups.
 
 Who led a group is known until the group is deleted, and then to nobody: a server without a replica
-of it is told of its leaders like any other, and a peer that lags may name one once more.
+of it hears of its leaders like any other, and a peer that lags may name one once more.
 
 Must not know: timers, sockets.
 """
@@ -46,8 +46,8 @@ class Liveness:
         return True
 
     def in_sync_changed(self, group: Group) -> None:
-        """Other replicas of a group that is led here are in sync now: peers are told, and whoever
-        waits for copies."""
+        """Other replicas of a group that is led here are in sync now: peers get the new list, and
+        whoever waits for copies is looked at."""
         in_sync = self._state.in_sync[group.group_id]
         if self._led.get(group.group_id) == in_sync.term:
             self._lists.sender.set(group.group_id, in_sync.term, group.replica_id, in_sync.servers)
@@ -101,7 +101,7 @@ class Liveness:
                 changed.append(change)
         return changed
 
-    def wall_told(self, server_id: int) -> tuple[int, int]:
+    def wall_received(self, server_id: int) -> tuple[int, int]:
         """(wall clock in the server's last heartbeat, when the newest of our heartbeats was sent
         that it has acknowledged, -1 for none)."""
         lists = self._lists

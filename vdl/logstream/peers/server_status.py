@@ -1,8 +1,8 @@
-"""Which servers can take new entries and leaderships: who cannot, tells everybody.
+"""Which servers can take new entries and leaderships: who cannot, sends that to everybody.
 
 A server whose disk is full goes on reading, voting and following what it can; it refuses new
 records, and gives its leaderships to servers that have room. One that stops gives them away, too.
-They say so of themselves, so that leaderships do not wander among servers that are all full, and
+They report it themselves, so that leaderships do not wander among servers that are all full, and
 are not handed back to one that is about to go. The same goes for single replicas that have damaged
 entries: one whose state waits for such an entry would not campaign, and each attempt to hand it the
 leadership would cost its producers an election timeout.
@@ -49,7 +49,7 @@ class ServerStatus:
         self._incomplete: tuple[int, ...] = ()
         self._damaged: tuple[int, ...] = ()
         self._sent = Condition()
-        """What the peers were told last."""
+        """What was sent to the peers last."""
         self._unsent: set[int] = set()
         """Peers that this could not be sent to: it is tried again."""
         self._unable: set[int] = set()
@@ -106,7 +106,7 @@ class ServerStatus:
         )
 
     def look(self) -> None:
-        """Tell everybody when it has changed."""
+        """Send it to everybody when it has changed."""
         now = Condition(
             self.is_full, self._stopping, self._stalled, self._incomplete, self._damaged
         )

@@ -139,7 +139,7 @@ class AgreedTime:
         self._peers.pop(peer, None)
         self._clocks_changed()
 
-    def told(
+    def received(
         self, peer: int, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int
     ) -> None:
         """A linked server's heartbeat said what time it is there. `echo_ns`: when the newest of our

@@ -57,10 +57,10 @@ class ClusterTime:
         """It is over."""
         self._agreed.unlinked(server_id)
 
-    def told(self, server_id: int, wall_ms: int, echo_ns: int) -> None:
-        """See `AgreedTime.told`."""
+    def received(self, server_id: int, wall_ms: int, echo_ns: int) -> None:
+        """See `AgreedTime.received`."""
         clock = self._clock
-        self._agreed.told(
+        self._agreed.received(
             server_id, wall_ms, echo_ns, wall_ms=clock.wall_ms(), now_ns=clock.now_ns()
         )
 
