@@ -53,7 +53,7 @@ class Line:
         loop_time: Any = self.loop_time
         self.not_due: set[int] = set()
         options = HostOptions(elections_max=elections_max, election_ticks=TIMEOUT_NS // TICK_NS)
-        self.elections = Campaigns(options, loop_time, system_last=SYSTEM_LAST)
+        self.campaigns = Campaigns(options, loop_time, system_last=SYSTEM_LAST)
 
     def _campaign(self, groups: Iterable[Any]) -> None:
         for group in groups:
@@ -62,11 +62,11 @@ class Line:
                 group.become(StateType.PRE_CANDIDATE)
 
     def turn_ended(self) -> None:
-        if self.elections.turn_ended():
-            self._campaign(self.elections.admit(0))
+        if self.campaigns.turn_ended():
+            self._campaign(self.campaigns.admit(0))
 
     def look(self, now_ns: int) -> None:
-        self._campaign(self.elections.look(now_ns))
+        self._campaign(self.campaigns.look(now_ns))
 
     def ask(self, *group_ids: int, now_ns: int = 0) -> list[Any]:
         groups: list[Any] = [FakeGroup(group_id) for group_id in group_ids]
@@ -75,34 +75,34 @@ class Line:
         return groups
 
     def due(self, group: Any, now_ns: int = 0) -> None:
-        self._campaign(self.elections.ask(group, now_ns))
+        self._campaign(self.campaigns.ask(group, now_ns))
 
     def end(self, group: Any, state: StateType = StateType.LEADER) -> None:
         group.become(state)
-        self.elections.noted(group)
+        self.campaigns.noted(group)
         self.turn_ended()
 
 
 def test_groups_stand_in_the_order_they_were_due_when_others_have_ended() -> None:
     line = Line(2)
     groups = line.ask(11, 12, 13, 14)
-    assert (line.stood, line.elections.waiting, line.elections.under_way) == ([11, 12], 2, 2)
+    assert (line.stood, line.campaigns.waiting, line.campaigns.under_way) == ([11, 12], 2, 2)
     line.end(groups[1])
     assert line.stood == [11, 12, 13]
     groups[0].become(StateType.CANDIDATE)
-    line.elections.noted(groups[0])
+    line.campaigns.noted(groups[0])
     line.turn_ended()
     assert line.stood == [11, 12, 13]
     line.end(groups[0], StateType.FOLLOWER)
     assert line.stood == [11, 12, 13, 14]
-    assert line.elections.waiting == 0
+    assert line.campaigns.waiting == 0
 
 
 def test_catalog_and_coordinators_do_not_wait() -> None:
     line = Line(1)
     line.ask(11, 12, SYSTEM_LAST, 0, SYSTEM_LAST + 1)
     assert line.stood == [11, SYSTEM_LAST, 0]
-    assert line.elections.waiting == 2
+    assert line.campaigns.waiting == 2
 
 
 def test_turn_that_is_not_needed_any_more_is_dropped_and_takes_no_place() -> None:
@@ -111,29 +111,29 @@ def test_turn_that_is_not_needed_any_more_is_dropped_and_takes_no_place() -> Non
     line.not_due.add(12)
     line.end(first)
     assert line.stood == [11, 13]
-    assert line.elections.dropped == 1
+    assert line.campaigns.dropped == 1
 
 
 def test_group_that_is_due_again_while_it_waits_or_stands_has_one_place() -> None:
     line = Line(1)
     standing, waiting = line.ask(11, 12)
     line.due(waiting)
-    assert line.elections.waiting == 1
+    assert line.campaigns.waiting == 1
     line.due(standing)  # its own timer: it asks anew, in its own place
     assert line.stood == [11, 11]
-    assert line.elections.under_way == 1
+    assert line.campaigns.under_way == 1
 
 
 def test_replica_that_is_gone_is_passed_over_and_its_successor_is_not() -> None:
     line = Line(1)
     standing, waiting = line.ask(11, 12)
-    line.elections.forget(waiting)
+    line.campaigns.forget(waiting)
     (successor,) = line.ask(12)
     line.end(standing)
     assert line.stood == [11, 12]
     assert waiting.node.raft.state is StateType.FOLLOWER
-    line.elections.forget(successor)
-    assert line.elections.under_way == 0
+    line.campaigns.forget(successor)
+    assert line.campaigns.under_way == 0
 
 
 def test_campaign_that_nobody_answers_holds_its_place_for_one_timeout() -> None:
@@ -158,16 +158,16 @@ def test_late_server_has_fewer_and_fewer_under_way_and_as_many_as_before_once_it
 ):
     line = Line(64)
     line.ask(*range(100, 400))
-    assert line.elections.under_way == 64
+    assert line.campaigns.under_way == 64
     line.loop_time.late_ns = LATE_NS
     for now_ns in range(1, 10):
         line.look(now_ns)
     line.look(TIMEOUT_NS)
-    assert line.elections.under_way == FEWEST
+    assert line.campaigns.under_way == FEWEST
     line.loop_time.late_ns = 0
     for now_ns in range(10):
         line.look(TIMEOUT_NS + now_ns)
-    assert line.elections.under_way == 64
+    assert line.campaigns.under_way == 64
 
 
 def test_campaigns_that_wait_for_disks_make_room_while_the_loop_is_in_time() -> None:
@@ -175,17 +175,17 @@ def test_campaigns_that_wait_for_disks_make_room_while_the_loop_is_in_time() -> 
     line = Line(10)
     groups = line.ask(*range(100, 200))
     for count in (10, 20, 30, 40, 50, 50):
-        assert line.elections.under_way == count
+        assert line.campaigns.under_way == count
         for group in groups[:count]:
             group.node.raft.waits_for_disks = True
         line.look(1)
-    assert line.elections.under_way == 10 * (1 + DISK_WAITS)
+    assert line.campaigns.under_way == 10 * (1 + DISK_WAITS)
     for group in groups:
         group.node.raft.waits_for_disks = False
     line.look(2)
     for group in groups[:40]:
         line.end(group)
-    assert line.elections.under_way == 10
+    assert line.campaigns.under_way == 10
     line.end(groups[40])
     assert line.stood[-1] == 150
 
@@ -196,7 +196,7 @@ def test_late_loop_makes_no_room_for_those_who_wait_for_disks() -> None:
         group.node.raft.waits_for_disks = True
     line.loop_time.late_ns = LATE_NS
     line.look(1)
-    assert line.elections.under_way == FEWEST
+    assert line.campaigns.under_way == FEWEST
 
 
 # --- with real groups ---------------------------------------------------------------------------

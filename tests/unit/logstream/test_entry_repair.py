@@ -82,7 +82,7 @@ class Refusing:
     def error(self, _event: str, **_fields: Any) -> None: ...
 
 
-def healing_of(
+def repair_of(
     group: Any, wire: Any, *, groups: Any = None, alive: Any = (), **parts: Any
 ) -> EntryRepair:
     state = make_state(transport=wire, **parts)
@@ -116,9 +116,9 @@ def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: li
     """Who asks has committed them and knows their terms: whether they are known to be committed
     here, or applied, does not matter (§5.3)."""
     wire = Wire()
-    healing = healing_of(Replica(), wire)
+    repair = repair_of(Replica(), wire)
     (asked,) = encode_range(RangeRequest(12, GROUP, first, end))
-    healing.request_received(2, memoryview(bytes(asked)))
+    repair.request_received(2, memoryview(bytes(asked)))
     (frame,) = wire.frames
     answer = decode_answer(memoryview(frame))
     assert (answer.request, [entry.index for entry in answer.entries]) == (12, answered)
@@ -129,15 +129,15 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
     """As it does when there is none: one that is wrong must not stand before one that is right."""
     replica, wire, refusing = Replica(), Wire(), Refusing()
     replica.log.holes = ((4, 5),)
-    healing = healing_of(
+    repair = repair_of(
         replica, wire, alive={2: None, 3: None}, store=refusing, log=refusing,
     )  # fmt: skip
     for _ in range(3):
-        healing.look_around()
+        repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         copy = Entry(term=1, index=4, data=b"x")
         frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]))))
-        healing.answer_received(memoryview(frame))
+        repair.answer_received(memoryview(frame))
     assert wire.servers == [2, 3, 2]
 
 
@@ -152,12 +152,12 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
     log.error = lambda event, **fields: told.append((event, fields))  # type: ignore[method-assign]
     replica.log.holes = ((4, 5),)
-    healing = healing_of(replica, wire, alive={2: None}, store=log, log=log)
+    repair = repair_of(replica, wire, alive={2: None}, store=log, log=log)
     for _ in range(HOPELESS_REFUSALS + 3):
-        healing.look_around()
+        repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         regrets = encode_answer(GROUP, RangeAnswer(request, 3))
-        healing.answer_received(memoryview(b"".join(map(bytes, regrets))))
+        repair.answer_received(memoryview(b"".join(map(bytes, regrets))))
     ((event, fields),) = told
     assert event == "entries_unrecoverable"
     assert (fields["group"], fields["topic"], fields["partition"]) == (GROUP, "events", 3)
@@ -173,11 +173,11 @@ def test_a_range_nobody_can_be_asked_for_does_not_keep_the_others_waiting(
     stuck.log.holes = ((4, 5), (6, 7))
     replica, wire, told = Replica(), Wire(), Told()
     replica.log.holes = ((4, 5),)
-    healing = healing_of(
+    repair = repair_of(
         replica, wire, groups={6: stuck, GROUP: replica}, alive={2: None}, log=told,
     )  # fmt: skip
     for _ in range(2):
-        healing.look_around()
+        repair.look_around()
     assert wire.servers == [2]
     assert decode_range(memoryview(wire.frames[0])).group == GROUP
 
@@ -187,15 +187,15 @@ def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
     there are to be deleted, and then the next is."""
     replica, wire, told = Replica(members=[replica_id_of(1, 1)]), Wire(), Told()
     replica.log.holes = ((4, 5), (6, 7))
-    healing = healing_of(replica, wire, log=told)
+    repair = repair_of(replica, wire, log=told)
     for _ in range(HOPELESS_REFUSALS - 1):
-        healing.look_around()
+        repair.look_around()
     assert not told.errors
     for _ in range(100):
-        healing.look_around()
+        repair.look_around()
     replica.log.holes = ((6, 7),)
     for _ in range(100):
-        healing.look_around()
+        repair.look_around()
     assert [fields["index"] for fields in told.errors] == [4, 6]
     assert not wire.frames
 
@@ -204,12 +204,12 @@ def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_
     """A server that is away for an hour has what it had: nobody should delete records for that."""
     replica, wire, told = Replica(), Wire(), Told()
     replica.log.holes = ((4, 5),)
-    healing = healing_of(replica, wire, log=told)
+    repair = repair_of(replica, wire, log=told)
     hello: Any = None
     for _ in range(3_600):
-        healing.look_around()
-    healing._state.alive[3] = hello
-    healing.look_around()
+        repair.look_around()
+    repair._state.alive[3] = hello
+    repair.look_around()
     assert wire.servers == [3]
     assert not told.errors
 
@@ -220,14 +220,14 @@ def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> No
     replica.log.holes = ((4, 9),)
     replica.log.installed_state = b""  # type: ignore[attr-defined]
     replica.log.applied_index = 3  # type: ignore[attr-defined]
-    healing = healing_of(replica, wire, alive={2: None}, log=told)
+    repair = repair_of(replica, wire, alive={2: None}, log=told)
     wanted = []
     for _ in range(3):
-        healing.look_around()
+        repair.look_around()
         request = decode_range(memoryview(wire.frames[-1]))
         wanted.append((request.first, request.end))
         regrets = encode_answer(GROUP, RangeAnswer(request.request, 6))
-        healing.answer_received(memoryview(b"".join(map(bytes, regrets))))
+        repair.answer_received(memoryview(b"".join(map(bytes, regrets))))
     assert wanted == [(4, 9), (6, 9), (4, 9)]
     assert not told.errors
 
@@ -257,9 +257,9 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     log.log_start_offset = 0
     replica.store = store  # type: ignore[attr-defined]
     owner.group = replica  # type: ignore[assignment]
-    healing = healing_of(replica, wire, alive={2: None}, store=store, log=store)
-    healing.look_around()
+    repair = repair_of(replica, wire, alive={2: None}, store=store, log=store)
+    repair.look_around()
     request = decode_range(memoryview(wire.frames[-1])).request
     regrets = encode_answer(GROUP, RangeAnswer(request, 6))
-    healing.answer_received(memoryview(b"".join(map(bytes, regrets))))
+    repair.answer_received(memoryview(b"".join(map(bytes, regrets))))
     assert trimmed == ([6] if log_start_offset >= 5 else [])

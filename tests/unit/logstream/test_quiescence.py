@@ -24,10 +24,10 @@ class Woken:
     def __init__(self) -> None:
         self.ages = {1: 0, 2: 0, 3: 0}
         self.woken: list[Any] = []
-        self.rest = Quiescence()
+        self.at_rest = Quiescence()
 
     def look(self, servers: list[int]) -> None:
-        self.woken += self.rest.look(self.ages[server] for server in servers)
+        self.woken += self.at_rest.look(self.ages[server] for server in servers)
 
 
 def fake_group(group_id: int) -> Any:
@@ -41,15 +41,15 @@ def fake_group(group_id: int) -> Any:
 def test_groups_may_rest_while_every_linked_server_is_heard() -> None:
     """At the limit and below it; a server without a link is not listened for."""
     world = Woken()
-    assert not world.rest.is_calm, "nobody has looked yet"
+    assert not world.at_rest.is_calm, "nobody has looked yet"
     world.ages[2] = SILENT_NS - 1
     world.look([1, 2])
-    assert world.rest.is_calm
+    assert world.at_rest.is_calm
     world.ages[2] = SILENT_NS
     world.look([1, 2])
-    assert not world.rest.is_calm
+    assert not world.at_rest.is_calm
     world.look([1, 3])
-    assert world.rest.is_calm
+    assert world.at_rest.is_calm
 
 
 def test_groups_at_rest_are_woken_once_when_a_server_is_silent() -> None:
@@ -57,15 +57,15 @@ def test_groups_at_rest_are_woken_once_when_a_server_is_silent() -> None:
     world.look([1, 2])
     first, second = fake_group(11), fake_group(12)
     for group in (first, second, first):
-        world.rest.begin(group)
-    assert len(world.rest) == 2
+        world.at_rest.begin(group)
+    assert len(world.at_rest) == 2
     world.look([1, 2])
     assert world.woken == []
     world.ages[1] = SILENT_NS
     world.look([1, 2])
     world.look([1, 2])
     assert world.woken == [first, second]
-    assert len(world.rest) == 0
+    assert len(world.at_rest) == 0
 
 
 # --- with real groups ---------------------------------------------------------------------------

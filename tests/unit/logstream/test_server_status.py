@@ -36,12 +36,12 @@ def test_servers_of_older_versions_are_told_the_flags_alone() -> None:
     }
     state = make_state(store=store, transport=wire)
     state.alive.update(alive)
-    conditions = ServerStatus(state)
-    conditions.note_damage([7], [8])
-    conditions.stopping()
+    status = ServerStatus(state)
+    status.note_damage([7], [8])
+    status.stopping()
     assert wire.sent[3] == wire.sent[4] == b"\x02"
     told = Condition(stopping=True, incomplete=(7,), damaged=(8,))
     assert decode_condition(memoryview(wire.sent[5])) == told
     wire.sent.clear()
-    conditions.link_up(3)
+    status.link_up(3)
     assert wire.sent == {3: b"\x02"}
