@@ -184,7 +184,6 @@ class Group:
     def __init__(
         self,
         *,
-        group_id: int,
         replica_id: NodeId,
         placement: Sequence[NodeId],
         log: storage.Log,
@@ -200,38 +199,26 @@ class Group:
     ) -> None:
         """`placement`: what the members are to be, preferred leader first; `members`: what they
         are, as of `applied`."""
-        self.group_id = group_id
+        self.group_id = log.group_id
         self.replica_id = replica_id
         self.log = log
         self.store = store
         self.owner = owner
         self.placement = tuple(placement)
         self._settled_for: tuple[object, object] = (None, None)
+        node_storage = LogStorage(
+            log, members.conf_state, applied=applied, make_snapshot=self._snapshot
+        )
         self.node = RawNode(
-            Config(
-                id=replica_id,
-                election_ticks=options.election_ticks,
-                heartbeat_ticks=options.heartbeat_ticks,
-                rng=rng,
-                storage=LogStorage(
-                    log, members.conf_state, applied=applied, make_snapshot=self._snapshot
-                ),
+            _config(
+                replica_id,
+                node_storage,
+                options,
                 applied=applied,
-                async_storage_writes=True,
-                pre_vote=True,
-                check_quorum=True,
-                quiet_heartbeats=True,
+                rng=rng,
                 is_linked=is_linked,
-                batch_appends=True,
                 # At a follower nobody waits for records to be committed, for commands somebody may.
                 commit_apart=owner.entries_are_state,
-                durable_campaign=True,
-                disable_proposal_forwarding=True,
-                max_size_per_msg=options.message_bytes_max,
-                max_committed_size_per_ready=options.apply_bytes_max,
-                max_uncommitted_entries_size=options.uncommitted_bytes_max,
-                max_inflight_msgs=options.inflight_messages_max,
-                max_inflight_bytes=options.inflight_bytes_max,
             )
         )
         self._options = options
@@ -788,3 +775,38 @@ class Group:
             elif self.applied and self.log.term(self.applied) == term:
                 self.serving = True
                 self.owner.serving_started()
+
+
+def _config(
+    replica_id: NodeId,
+    log: LogStorage,
+    options: HostOptions,
+    *,
+    applied: int,
+    rng: random.Random,
+    is_linked: Callable[[NodeId], bool],
+    commit_apart: bool,
+) -> Config:
+    """How every node here runs: writes are asynchronous, votes are durable before they count."""
+    return Config(
+        id=replica_id,
+        election_ticks=options.election_ticks,
+        heartbeat_ticks=options.heartbeat_ticks,
+        rng=rng,
+        storage=log,
+        applied=applied,
+        async_storage_writes=True,
+        pre_vote=True,
+        check_quorum=True,
+        quiet_heartbeats=True,
+        is_linked=is_linked,
+        batch_appends=True,
+        commit_apart=commit_apart,
+        durable_campaign=True,
+        disable_proposal_forwarding=True,
+        max_size_per_msg=options.message_bytes_max,
+        max_committed_size_per_ready=options.apply_bytes_max,
+        max_uncommitted_entries_size=options.uncommitted_bytes_max,
+        max_inflight_msgs=options.inflight_messages_max,
+        max_inflight_bytes=options.inflight_bytes_max,
+    )

@@ -103,7 +103,6 @@ class ReplicaOpener:
     ) -> None:
         state = self._state
         group = Group(
-            group_id=log.group_id,
             replica_id=replica_id_of(state.server_id, log.replica_number),
             placement=placement.present,
             log=log,
