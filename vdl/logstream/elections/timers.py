@@ -18,6 +18,7 @@ from vdl.logstream.elections.campaigns import Campaigns
 from vdl.logstream.elections.quiescence import REST_TICKS, SILENT_NS, Quiescence
 from vdl.logstream.elections.tick_wheel import TickWheel
 from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.leader_proofs import LeaderProofs
@@ -87,7 +88,7 @@ class Timers:
     def _fall_due(self, group: Group, tick: int) -> None:
         """Let what is due happen, after saying what the links know: who is alive."""
         state = self._state
-        if not state.is_here(group):
+        if state.groups.get(group.group_id) is not group:
             return
         node = group.node
         if node.is_leader:
@@ -113,7 +114,7 @@ class Timers:
                 return
             is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
             # Not a learner: it has no timer to go by, and may be a voter soon.
-            is_idle = node.commit == node.last_index and state.is_linked(node.lead)
+            is_idle = node.commit == node.last_index and server_of(node.lead) in state.alive
             may_rest = is_heard and is_idle and node.raft.is_voter
         if may_need_pump and group.needs_pump:
             state.outbox.mark_dirty(group)
