@@ -1,9 +1,10 @@
 """The state of one server's log streams, shared by all who look after them.
 
 `HostState` is to a server what `raft.state` is to one replica: plain data with a few invariants. It
-has no opinion and calls nobody. Who works on it takes it as an argument (`peers/`, `membership/`,
-`timers.py`, `periodic.py`) and besides it only those collaborators that it calls itself, which are
-always on the same or a lower floor. What has to go up is left in `outbox`, for the turn.
+has no opinion and calls nobody. Who works on it (`peers/`, `elections/`, `membership/`,
+`trimming.py`, `periodic.py`, `host.py`) takes it as an argument, and besides it only the
+collaborators that it calls itself; those are in the same room or in one below. What has to go up
+is returned, or left in `outbox` for the turn.
 
 Must not know: who works on it.
 """

@@ -47,8 +47,8 @@ class Outbox:
     """What is to be done in the next turn, or in the one that runs. One a server.
 
     Whatever goes up goes through here: a collaborator never calls the host, it leaves something and
-    has a turn scheduled. Invariant: once anything is in `dirty`, `to_wake` or `out`, or
-    `catalog_changed`, a turn is scheduled or runs, unless the server is closed.
+    has a turn scheduled. Invariant: when the loop is left while anything is in `dirty`, `to_wake`
+    or `out`, or `catalog_changed`, a turn is scheduled, unless the server is closed.
     """
 
     __slots__ = (
