@@ -27,6 +27,7 @@ from itertools import pairwise
 from segments.api import CorruptRecord
 from segments.format.meta_header import MetaHeader, Tree, check_headers
 
+__all__ = ("check_headers", "check_pages", "good_items")  # `segments.io.fs.MetaChecks`
 Read = Callable[[int, int], bytes]
 """(length, position) -> bytes, fewer where the file ends or the medium cannot give them."""
 Ranked = tuple[int, bytes]

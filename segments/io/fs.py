@@ -18,15 +18,13 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import lmdb
 
 from segments.api import Buffer, CorruptRecord, DirectoryInUse
-from segments.format.meta_header import check_headers
-from segments.format.meta_pages import check_pages, good_items
 
 IOV_MAX = 1024
 DISK_FULL_RETRY_MS = 1000
@@ -130,6 +128,24 @@ class MetaFile(Protocol):
     def close(self) -> None: ...
 
 
+Read = Callable[[int, int], bytes]
+"""(length, position) -> bytes, fewer where the file ends or the medium cannot give them."""
+
+
+class MetaChecks(Protocol):
+    """What is checked in the pages of a key-value file before its library follows them. The file
+    system only knows when to check: `segments.format.meta_pages` is one."""
+
+    def check_headers(self, read: Read, file_bytes: int, /) -> object:
+        """Raises CorruptRecord, and StorageError for a file of another version."""
+
+    def check_pages(self, read: Read, file_bytes: int, /) -> None:
+        """All pages. Raises as `check_headers`."""
+
+    def good_items(self, read: Read, file_bytes: int, /) -> dict[bytes, bytes]:
+        """What stands in good pages. Raises as `check_headers`."""
+
+
 class FileSystem(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
         """`create=True`: the file must not exist; otherwise it must."""
@@ -152,7 +168,7 @@ class FileSystem(Protocol):
     def has_meta(self, path: str) -> bool:
         """Whether `open_meta` would find one that is there already."""
 
-    def open_meta(self, path: str, map_bytes: int) -> MetaFile:
+    def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> MetaFile:
         """Raises CorruptRecord when it cannot be used at all."""
 
 
@@ -301,9 +317,10 @@ class LmdbFile:
     damaged file is read without LMDB.
     """
 
-    __slots__ = ("_environment", "_fd", "_good", "_map_bytes", "_reserved")
+    __slots__ = ("_checks", "_environment", "_fd", "_good", "_map_bytes", "_reserved")
 
-    def __init__(self, path: str, map_bytes: int) -> None:
+    def __init__(self, path: str, map_bytes: int, checks: MetaChecks) -> None:
+        self._checks = checks
         self._map_bytes = map_bytes
         self._reserved = 0
         self._good: dict[bytes, bytes] | None = None
@@ -312,7 +329,7 @@ class LmdbFile:
         if os.path.exists(data) and os.path.getsize(data):
             fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                self._good = _good_if_damaged(fd)
+                self._good = _good_if_damaged(fd, checks)
             finally:
                 os.close(fd)
         try:
@@ -371,12 +388,19 @@ class LmdbFile:
             raise SyncFailed(OSError(errno.EIO, str(error))) from error
 
     def _begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
-        _check_headers(self._fd)
+        self._check_headers()
         return self._environment.begin(write=write)
+
+    def _check_headers(self) -> None:
+        """Raises CorruptRecord, StorageError."""
+        fd = self._fd
+        self._checks.check_headers(
+            lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size
+        )
 
     def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         """Have room for the pages that `puts` can add to the file. Raises OSError (ENOSPC)."""
-        _check_headers(self._fd)
+        self._check_headers()
         found = self._environment.stat()
         page_bytes: int = found["psize"]
         used = (self._environment.info()["last_pgno"] + 1) * page_bytes
@@ -400,12 +424,7 @@ class LmdbFile:
             os.close(fd)
 
 
-def _check_headers(fd: int) -> None:
-    """Raises CorruptRecord, StorageError."""
-    check_headers(lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size)
-
-
-def _good_if_damaged(fd: int) -> dict[bytes, bytes] | None:
+def _good_if_damaged(fd: int, checks: MetaChecks) -> dict[bytes, bytes] | None:
     """None for a whole file. Raises CorruptRecord when nothing can be told, StorageError."""
     file_bytes = os.fstat(fd).st_size
 
@@ -418,9 +437,9 @@ def _good_if_damaged(fd: int) -> dict[bytes, bytes] | None:
             return b""
 
     try:
-        check_pages(read, file_bytes)
+        checks.check_pages(read, file_bytes)
     except CorruptRecord:
-        return good_items(read, file_bytes)
+        return checks.good_items(read, file_bytes)
     return None
 
 
@@ -586,5 +605,5 @@ class RealFileSystem:
     def has_meta(self, path: str) -> bool:
         return os.path.exists(f"{path}/data.mdb")
 
-    def open_meta(self, path: str, map_bytes: int) -> LmdbFile:
-        return LmdbFile(path, map_bytes)
+    def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> LmdbFile:
+        return LmdbFile(path, map_bytes, checks)

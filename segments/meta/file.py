@@ -28,8 +28,9 @@ from typing import Protocol
 from crc32c import crc32c
 
 from segments.api import CorruptRecord, MetaBatch, StorageError
+from segments.format import meta_pages
 from segments.io import failpoint
-from segments.io.fs import FileSystem
+from segments.io.fs import FileSystem, MetaFile
 
 FORGOTTEN_KEYS = 256
 """With as many a transaction is written."""
@@ -73,20 +74,24 @@ class Meta:
         elif fs.exists(fresh):
             fs.rename(fresh, path)
         try:
-            self._file = fs.open_meta(path, map_bytes)
+            self._file = self._open(path)
         except CorruptRecord:
             # There is one under either name at any time: a start that finds none is not to go on.
-            made = fs.open_meta(fresh, map_bytes)
+            made = self._open(fresh)
             made.sync()
             made.close()
             self._put_aside()
             fs.rename(fresh, path)
             fs.sync_directory(path.rpartition("/")[0])
-            self._file = fs.open_meta(path, map_bytes)
+            self._file = self._open(path)
         # What is read may be in the page cache only: the process before died while it wrote it.
         # The journal is told of it as of something that is durable.
         self._file.sync()
         self._check_version()
+
+    def _open(self, path: str) -> MetaFile:
+        """Raises CorruptRecord."""
+        return self._fs.open_meta(path, self._map_bytes, meta_pages)
 
     def _check_version(self) -> None:
         """Raises StorageError: what a later version wrote is not guessed at."""
@@ -186,7 +191,7 @@ class Meta:
         try:
             # All pages are looked at then: to read one that is damaged may end the process.
             self._file.close()
-            self._file = self._fs.open_meta(self._path, self._map_bytes)
+            self._file = self._open(self._path)
         except CorruptRecord:
             self._outdated |= self._known.keys()
             self._known.clear()
@@ -200,14 +205,14 @@ class Meta:
         fresh = f"{self._path}.new"
         if self._fs.exists(fresh):
             self._fs.remove_tree(fresh)
-        file = self._fs.open_meta(fresh, self._map_bytes)
+        file = self._open(fresh)
         file.commit(kept)
         file.close()
         self._file.close()
         self._put_aside()
         self._fs.rename(fresh, self._path)
         self._fs.sync_directory(self._path.rpartition("/")[0])
-        self._file = self._fs.open_meta(self._path, self._map_bytes)
+        self._file = self._open(self._path)
         self.salvaged += 1
 
     def _log_ids(self) -> list[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from segments.api import Buffer, DirectoryInUse
+from segments.io.fs import MetaChecks
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
 
 
@@ -186,7 +187,9 @@ class SimFileSystem:
         directory, name = self._parent(path)
         return isinstance(directory.entries.get(name), MetaStore)
 
-    def open_meta(self, path: str, map_bytes: int) -> SimMeta:
+    def open_meta(self, path: str, map_bytes: int, checks: MetaChecks | None = None) -> SimMeta:
+        """What is simulated has no pages to check."""
+        del checks
         assert map_bytes > 0, map_bytes
         directory, name = self._parent(path)
         node = directory.entries.get(name)

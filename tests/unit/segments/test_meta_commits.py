@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from segments.api import MetaBatch
+from segments.format import meta_pages
+from segments.format.meta_header import MetaHeader
 from segments.io import fs
 from segments.meta.file import FORGOTTEN_KEYS, Meta
 
@@ -22,13 +24,13 @@ def meta(tmp_path: Path) -> Meta:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each time that the file's headers were checked, as each transaction does first."""
     found: list[int] = []
-    check_headers = fs._check_headers
+    check_headers = meta_pages.check_headers
 
-    def counted(fd: int) -> None:
-        found.append(fd)
-        check_headers(fd)
+    def counted(read: fs.Read, file_bytes: int) -> MetaHeader:
+        found.append(file_bytes)
+        return check_headers(read, file_bytes)
 
-    monkeypatch.setattr(fs, "_check_headers", counted)
+    monkeypatch.setattr(meta_pages, "check_headers", counted)
     return found
 
 

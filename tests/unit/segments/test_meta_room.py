@@ -11,6 +11,7 @@ from typing import Any
 import lmdb
 import pytest
 
+from segments.format import meta_pages
 from segments.io.fs import LmdbFile, RealFileSystem, SyncFailed, _pages_added, is_disk_full
 
 MAP_BYTES = 64 << 20
@@ -36,7 +37,7 @@ def test_transaction_adds_no_more_pages_than_were_reserved(
 ) -> None:
     """Of few items and many, new ones, changed ones and deleted ones, in order and not."""
     rng = random.Random(f"{make.__name__} {is_ordered}")
-    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES)
+    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     environment = file._environment
     count = 0
     for size in (1, 1, 3, 10, 40, 200, 1_000, 1, 5, 600, 30, 1, 700):
@@ -61,7 +62,7 @@ def test_transaction_adds_no_more_pages_than_were_reserved(
 def test_reserve_of_a_steady_meta_does_not_grow(tmp_path: Path) -> None:
     """Pages are used again: what is reserved stays within a small multiple of what is stored."""
     rng = random.Random(1)
-    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES)
+    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     sizes = []
     for _ in range(60):
         file.commit([(b"%04d" % rng.randrange(500), rng.randbytes(100)) for _ in range(50)])
@@ -75,7 +76,7 @@ def test_refused_reserve_is_a_full_disk_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was written: what was there is there, and the same transaction is tried again."""
-    file = RealFileSystem().open_meta(str(tmp_path / "meta"), MAP_BYTES)
+    file = RealFileSystem().open_meta(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     file.commit([(b"a", b"1")])
 
     def refuse(*arguments: Any) -> None:
@@ -94,7 +95,7 @@ def test_refused_reserve_is_a_full_disk_that_ends(
 
 def test_map_that_is_full_is_a_full_disk(tmp_path: Path) -> None:
     """The transaction is given up before it is written."""
-    file = RealFileSystem().open_meta(str(tmp_path / "meta"), 1 << 20)
+    file = RealFileSystem().open_meta(str(tmp_path / "meta"), 1 << 20, meta_pages)
     file.commit([(b"a", b"1")])
     with pytest.raises(OSError, match="meta is full") as caught:
         file.commit([(b"b", bytes(2 << 20))])
@@ -124,7 +125,7 @@ def test_commit_that_fails_is_a_failed_sync_whatever_for(
 ) -> None:
     """There was room: pages that had been accepted are lost. To try again would succeed over them
     (RELIABILITY 1.5.11)."""
-    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES)
+    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     monkeypatch.setattr(file, "_environment", Refusing(file._environment, error("refused")))
     with pytest.raises(SyncFailed) as caught:
         file.commit([(b"a", b"1")])

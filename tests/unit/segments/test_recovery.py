@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from segments.api import CorruptRecord, DirectoryInUse, HardState, MetaBatch, StoredEntry
+from segments.format import meta_pages
 from segments.format.block import decode_file_header
 from segments.io.fs import RealFileSystem
 from segments.meta.file import Meta
@@ -224,7 +225,7 @@ def test_meta_value_damaged_is_refused_not_defaulted(bench):
     assert bench.store.load_meta(log)[0] == 3
     file = RealFileSystem().open_meta
     bench.store.abandon()
-    meta = file(f"{bench.directory}/meta", 1 << 20)
+    meta = file(f"{bench.directory}/meta", 1 << 20, meta_pages)
     stored = dict(meta.scan(b""))
     name = next(key for key in stored if key.endswith(b"key4"))
     meta.commit([(name, None)])
