@@ -66,7 +66,7 @@ class CorruptRecord(StorageError):
 
 
 class EntriesDamaged(CorruptRecord):
-    """Entries [first, end) cannot be read from their segment: a hole. `Store.repair` fills it."""
+    """Entries [first, end) cannot be read from their segment. `Store.repair` writes them again."""
 
     def __init__(self, first: int, end: int, position: int) -> None:
         super().__init__(f"entries [{first}, {end})", position)
@@ -75,8 +75,8 @@ class EntriesDamaged(CorruptRecord):
 
 
 class ReadRefused(StorageError):
-    """There was no descriptor or no memory for a read: nothing is wrong with what was to be read,
-    and who asks again may have it."""
+    """There was no descriptor or no memory for a read. Nothing is wrong with what was to be read: a
+    later try may succeed."""
 
 
 class DataMissing(StorageError):
@@ -238,8 +238,8 @@ class Workers(Protocol):
         of logs: in order, behind neither reads that bad sectors hold up nor a long checkpoint."""
 
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run a checkpoint or a chore. There is one at a time, and reads that a bad sector holds up
-        must not hold it up, too: then nothing would become free in memory."""
+        """Run a checkpoint or a removal. There is one at a time. Reads that a bad sector holds up
+        must not hold it up too: nothing would become free in memory then."""
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         """Run `fn` on the loop after `delay_ms`."""
@@ -299,7 +299,7 @@ class Log(Protocol):
     def holes(self) -> Sequence[tuple[int, int]]:
         """Ranges [first, end) of entries that a read or the scrubber found damaged in their
         segments, ascending. Terms and offsets around them are known; reading them raises
-        `EntriesDamaged`. Not durable: who reads them after a restart finds them again."""
+        `EntriesDamaged`. Not durable: a read after a restart finds them again."""
 
     def term(self, index: int) -> int:
         """Term of the entry at `index`, or of the one before `first_index`. From memory, always.
@@ -351,8 +351,8 @@ class Store(Protocol):
 
     @property
     def file_work(self) -> int:
-        """0 while neither a checkpoint nor a chore runs; else a number that changes with each step
-        of it. One that stays the same for long tells of a disk that hangs."""
+        """0 while neither a checkpoint nor a removal runs; else a number that changes with each
+        step of it. A number that stays the same for long is the sign of a disk that hangs."""
 
     @property
     def disk_full(self) -> bool:
@@ -487,10 +487,11 @@ class Store(Protocol):
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
     ) -> None:
-        """Write copies of entries, from a replica that has them, over holes. Each must have the
-        index and the term that the log knows, and the place and length that its index segment or
-        its neighbours say; it is read back before the hole is gone. `done` runs on the loop when
-        all are durable, or with what speaks against them. Entries in no hole are left alone."""
+        """Write copies of entries, from a replica that has them, over damaged ones. Each must have
+        the index and the term that the log knows, and the place and length that its index segment
+        or its neighbours say; it is read back before it counts as good. `done` runs on the loop
+        when all are durable, or with what speaks against them. Entries in no damaged range are left
+        alone."""
 
     # --- meta --------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:

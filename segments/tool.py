@@ -66,7 +66,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class DamagedRange:
     """Entries [first, end) that a directory should have and that cannot be read: damaged where they
     lie, from `position` in a log segment, or in no file any more, and `position` is None."""
 
@@ -122,27 +122,29 @@ class Directory:
         flushed = self.replay.logs[known.log_id].flushed_index
         return [s for s in files.segments(flushed)[0] if s.first_index <= flushed]
 
-    def entries(self, known: LogIdentity) -> Iterator[StoredEntry | Hole]:
-        """The log's committed entries in order, none left out: what is not found is a hole.
-        Raises CorruptRecord."""
+    def entries(self, known: LogIdentity) -> Iterator[StoredEntry | DamagedRange]:
+        """The log's committed entries in order, none left out: what is not found is a damaged
+        range. Raises CorruptRecord."""
         replayed = self.replay.logs[known.log_id]
         wanted = replayed.first_index
         for found in self._found(known, replayed):
-            if isinstance(found, Hole):
+            if isinstance(found, DamagedRange):
                 first, end = found.first, found.end
             else:
                 first, end = found.index, found.index + 1
             if end <= wanted:
                 continue
             if wanted < first:
-                yield Hole(wanted, first, None)
+                yield DamagedRange(wanted, first, None)
             yield found
             wanted = end
         end = max(replayed.flushed_index, min(replayed.commit, replayed.last_index)) + 1
         if wanted < end:
-            yield Hole(wanted, end, None)
+            yield DamagedRange(wanted, end, None)
 
-    def _found(self, known: LogIdentity, replayed: ReplayedLog) -> Iterator[StoredEntry | Hole]:
+    def _found(
+        self, known: LogIdentity, replayed: ReplayedLog
+    ) -> Iterator[StoredEntry | DamagedRange]:
         """From segments, from the frames themselves, then from the journal."""
         files, segments = self.files(known), self.segments(known)
         for n, segment in enumerate(segments):
@@ -157,7 +159,7 @@ class Directory:
             journal.close()
 
 
-def _walk(files: LogFiles, segment: SegmentInfo, end: int) -> Iterator[StoredEntry | Hole]:
+def _walk(files: LogFiles, segment: SegmentInfo, end: int) -> Iterator[StoredEntry | DamagedRange]:
     """A segment's entries below `end`; behind a damaged one it goes on where an Idx says."""
     index, walk = segment.first_index, files.walk(segment, end)
     while index < end:
@@ -167,7 +169,7 @@ def _walk(files: LogFiles, segment: SegmentInfo, end: int) -> Iterator[StoredEnt
                 index = entry.index + 1
         except EntriesDamaged as damage:
             index, position = _behind(files, segment, damage.first + 1, end)
-            yield Hole(damage.first, index, damage.position)
+            yield DamagedRange(damage.first, index, damage.position)
             walk = files.walk(segment, end, index=index, position=position)
 
 
@@ -237,7 +239,7 @@ def _verify_one(directory: Directory) -> list[LogReport]:
         known = directory.identity.logs[report.log_id]
         try:
             for found in directory.entries(known):
-                if isinstance(found, Hole):
+                if isinstance(found, DamagedRange):
                     report.problems.append(str(found))
                 else:
                     report.entries_read += 1
@@ -315,7 +317,7 @@ class Digest:
 def _digests(directory: Directory, known: LogIdentity) -> Iterator[Digest]:
     try:
         for found in directory.entries(known):
-            if isinstance(found, Hole):
+            if isinstance(found, DamagedRange):
                 for index in range(found.first, found.end):
                     yield Digest(index, is_damaged=True)
             else:

@@ -1,11 +1,11 @@
-"""Checkpoints: committed entries to segments, applied state to meta, notes to the journal, and
-journal files that nothing needs any more let go.
+"""Checkpoints: committed entries go to segments, applied state to the meta, notes to the journal.
+Then journal files that nothing needs any more are released.
 
-One runs at a time, begun by bytes, entries or time. The one by time is a round of parts, each of
-its own share of the logs: thirty that are flushed together, or the state of a thousand collected at
-once, are a tenth of a second's work and more, and whoever appends would wait beside it. What a full
-disk refuses stays where it is, in the journal and in memory: the checkpoint does what it can of its
-work and is tried again after a second, until one succeeds.
+One checkpoint runs at a time, begun by bytes, entries or time. The one by time is a round of parts,
+each of its own share of the logs. Thirty logs flushed together, or the state of a thousand
+collected at once, take a tenth of a second or more, and appends would wait beside it. What a full
+disk refuses stays in the journal and in memory. The checkpoint does what it can of its work, and is
+tried again after a second until one succeeds.
 
 Must not know: how blocks, segments and transactions are written.
 """
@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from operator import attrgetter
+from typing import Protocol
 
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
+from segments.directory.log_registry import LogRegistry
 from segments.format.block import FLUSHED
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.journal.writer import Journal
 from segments.log.log import DiskLog
 from segments.log.segment import Cursor
-from segments.log.tail_cache import Cache
+from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
 from segments.meta.pending import MetaCommit, PendingMeta
 
@@ -60,11 +63,59 @@ class Outcome:
     """
 
 
-class Checkpoints:
-    """`spread` is a number that the servers of a set most likely do not share, so that they do not
-    flush the same logs at the same time. `collect` asks the owner for these logs' applied state,
-    `may_begin` whether the files are free, `lists_removed` whether a start would still find a log
-    that was deleted; `ended` is told of each end."""
+class CheckpointState(Enum):
+    """What a checkpoint's job does, and how the one before ended."""
+
+    IDLE = auto()
+    """None is under way. The last one got everything done."""
+    RUNNING = auto()
+    """A thread has the job."""
+    REFUSED = auto()
+    """None is under way. A full disk refused a part of the last one, and a timer tries again."""
+    RETRYING = auto()
+    """A thread has the job again. The disk counts as full until that succeeds."""
+
+
+_BEGUN = {
+    CheckpointState.IDLE: CheckpointState.RUNNING,
+    CheckpointState.REFUSED: CheckpointState.RETRYING,
+}
+"""The state behind the beginning of a job. From others none begins."""
+_BEFORE = {begun: before for before, begun in _BEGUN.items()}
+"""The state behind a job at whose outcome nobody looks: the store closes, or has failed."""
+
+
+class CheckpointOwner(Protocol):
+    """What the scheduler asks of the store. Calls, not values: checkpoints begin by timers, and
+    only the store knows who else is at the files."""
+
+    def checkpoint_may_begin(self) -> bool:
+        """Nobody else is at the files, and the store neither closes nor has failed."""
+
+    def checkpoint_collect(self, logs: Sequence[DiskLog]) -> list[MetaBatch]:
+        """What the machines of these logs changed since they were asked last."""
+
+    def checkpoint_ended(self) -> None:
+        """The files are free."""
+
+    def checkpoint_failed(self, error: BaseException) -> None:
+        """The disk can no longer be trusted."""
+
+
+@dataclass(slots=True)
+class Round:
+    """A checkpoint by time, in parts."""
+
+    journaled: tuple[int, int]
+    """Bytes and entries journaled when it began."""
+    parts_left: int
+    """Invariant: above 0 until the round has ended, and a timer runs for the next part."""
+    is_followed: bool = False
+    """Something was appended during this round: another one follows."""
+
+
+class CheckpointScheduler:
+    """When checkpoints begin and what they take. One job at a time."""
 
     def __init__(
         self,
@@ -73,44 +124,43 @@ class Checkpoints:
         logs: dict[int, DiskLog],
         journal: Journal,
         meta: Meta,
-        cache: Cache,
+        cache: TailCache,
+        registry: LogRegistry,
+        owner: CheckpointOwner,
         *,
         spread: int,
-        collect: Callable[[Sequence[DiskLog]], list[MetaBatch]],
-        may_begin: Callable[[], bool],
-        lists_removed: Callable[[], bool],
-        ended: Callable[[], None],
-        fail: Callable[[BaseException], None],
     ) -> None:
+        """`spread` is a number that the servers of a set most likely do not share, so that they do
+        not flush the same logs at the same time."""
         self._workers = workers
         self._options = options
         self._logs = logs
         self._journal = journal
+        self._queue = journal.queue
         self._meta = meta
         self._cache = cache
+        self._registry = registry
+        self._owner = owner
         self._spread = spread
-        self._collect = collect
-        self._may_begin = may_begin
-        self._lists_removed = lists_removed
-        self._ended = ended
-        self._fail = fail
         self.dirty: dict[int, DiskLog] = {
             log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
         }
+        """Use: the logs that a flush looks at.
+        Invariant: has every log with committed entries that no segment holds."""
         self.pending = PendingMeta()
         self.pulse = Pulse()
-        self.is_running = False
-        self.is_full = False
+        self.state = CheckpointState.IDLE
         self.is_closing = False
+        """Invariant: once True nothing begins, and what a job did is not noted: the closing block
+        is written, and a start finds the entries in the journal."""
         self.count = 0
         self.flushed_bytes = 0
         self._parts = min(max(options.checkpoint_interval_ms // PART_MS_MIN, 1), PARTS_MAX)
         self._part_ms = max(options.checkpoint_interval_ms // self._parts, 1)
-        self._parts_left = 0
-        """Of the round that is under way. Invariant: while there are any, a timer runs."""
-        self._is_wanted = False
-        """Something was appended during this round: another one follows."""
-        self._is_retrying = False
+        self._round: Round | None = None
+        """The one under way."""
+        self._is_retry_armed = False
+        """A timer will try again what was refused."""
         self._waiters: list[Callable[[], None]] = []
         self._has_committed = False
         """Something was, since all logs were last looked at."""
@@ -118,30 +168,36 @@ class Checkpoints:
         """Journaled in this life."""
         self._at_last = (0, 0)
         """Bytes and entries journaled: what was due of them is in segments."""
-        self._at_round = (0, 0)
-        """The same when the round began."""
         self._note_token = 0
+        """Use: journal files go, and files of segments, once this token is durable; 0: no note is
+        awaited.
+        Invariant: not below the token of any batch with a note of the last checkpoint, or with a
+        reset that was staged since."""
         self._releases = False
         """Files may go then: before a round's end it is not worth a look at all logs."""
 
     @property
+    def is_running(self) -> bool:
+        return self.state in (CheckpointState.RUNNING, CheckpointState.RETRYING)
+
+    @property
+    def is_full(self) -> bool:
+        """A full disk refused a part of the last one."""
+        return self.state in (CheckpointState.REFUSED, CheckpointState.RETRYING)
+
+    @property
     def is_noted(self) -> bool:
         """The notes of the last one are durable: a crash does not fall back behind it."""
-        return self._journal.queue.durable_token >= self._note_token
+        return self._queue.durable_token >= self._note_token
 
     # --- when ---------------------------------------------------------------------------------
     def arm(self) -> None:
         """Something was appended: a checkpoint follows by time, if not by size."""
-        if self._parts_left:
-            self._is_wanted = True
-        else:
-            self._begin_round()
+        if self._round is None:
+            self._round = Round(self._journaled, self._parts)
             self._wait()
-
-    def _begin_round(self) -> None:
-        self._parts_left = self._parts
-        self._is_wanted = False
-        self._at_round = self._journaled
+        else:
+            self._round.is_followed = True
 
     @property
     def _journaled(self) -> tuple[int, int]:
@@ -161,18 +217,21 @@ class Checkpoints:
         """Do the next part of the round, or the same one a little later."""
         if self.is_closing:
             return
-        # Not while the notes of one before wait: chores wait for them, and would never have a turn.
-        if self.is_full or self.is_running or not self.is_noted or not self._may_begin():
+        # Not while the notes of one before wait: removals wait for them, and would have no turn.
+        is_ready = self.state is CheckpointState.IDLE and self.is_noted
+        if not is_ready or not self._owner.checkpoint_may_begin():
             self._wait()
             return
-        self._parts_left -= 1
-        share = self._parts_left
+        current = self._round
+        assert current is not None, "a part of no round"
+        current.parts_left -= 1
+        share = current.parts_left
         if not share:
             # Of what came during the round, some came after its log's part.
-            self._at_last = max(self._at_last, self._at_round)
-            if self._is_wanted:
-                self._begin_round()
-        if self._parts_left:
+            self._at_last = max(self._at_last, current.journaled)
+            is_followed = current.is_followed
+            self._round = Round(self._journaled, self._parts) if is_followed else None
+        if self._round is not None:
             self._wait()
         if not share and self._is_pressed:
             self.begin()
@@ -188,16 +247,16 @@ class Checkpoints:
             self._start(plans, commit, is_whole=False, ends_round=not share)
 
     def _try_again(self) -> None:
-        if not self._is_retrying:
-            self._is_retrying = True
+        if not self._is_retry_armed:
+            self._is_retry_armed = True
             self._workers.call_later(DISK_FULL_RETRY_MS, self._again)
 
     def _again(self) -> None:
-        self._is_retrying = False
+        self._is_retry_armed = False
         if self.is_full and not self.is_closing:
             self.begin()
             if not self.is_running:
-                self._try_again()  # a chore has the files: nothing else would come back to it
+                self._try_again()  # a removal has the files: nothing else would come back to it
 
     def journaled(self, entries: int) -> None:
         """A batch with so many entries is durable."""
@@ -230,7 +289,7 @@ class Checkpoints:
     def begin(self, done: Callable[[], None] | None = None) -> None:
         if done is not None:
             self._waiters.append(done)
-        if self.is_running or not self._may_begin():
+        if self.is_running or not self._owner.checkpoint_may_begin():
             return
         self._at_last = self._journaled
         self._has_committed = False
@@ -244,13 +303,13 @@ class Checkpoints:
 
     def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
         """What these logs' machines changed, and what is left of what others did."""
-        self.pending.collect(self._collect(logs), self._logs)
-        return self.pending.take(self._logs, self._journal.queue.durable_token)
+        self.pending.collect(self._owner.checkpoint_collect(logs), self._logs)
+        return self.pending.take(self._logs, self._queue.durable_token)
 
     def _start(
         self, plans: list[FlushPlan], commit: MetaCommit, *, is_whole: bool, ends_round: bool
     ) -> None:
-        self.is_running = True
+        self.state = _BEGUN[self.state]
         meta, pulse = self._meta, self.pulse
         pulse.beats += 1
 
@@ -385,17 +444,18 @@ class Checkpoints:
         is_whole: bool,
         ends_round: bool,
     ) -> None:
-        self.is_running = False
         if self.is_closing:
             # The closing block is written: a start finds these entries in the journal.
-            self._ended()
+            self.state = _BEFORE[self.state]
+            self._owner.checkpoint_ended()
             return
         if isinstance(result, BaseException):
             if not is_refused(result):
-                self._fail(result)
+                self.state = _BEFORE[self.state]
+                self._owner.checkpoint_failed(result)
                 return
             result = Outcome(is_full=True)
-        self.is_full = result.is_full
+        self.state = CheckpointState.REFUSED if result.is_full else CheckpointState.IDLE
         for flushed in result.flushed:
             self._apply(flushed)
         if result.meta_lost is not None:
@@ -420,7 +480,7 @@ class Checkpoints:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter()
-        self._ended()
+        self._owner.checkpoint_ended()
         if self._journal.is_idle:
             self.begin_if_pressed()  # no block follows that would ask
 
@@ -438,7 +498,7 @@ class Checkpoints:
         log = self._logs.get(result.log_id)
         if log is None or log.generation != plan.generation:
             return
-        log.touch(self._journal.queue.batch)
+        log.touch(self._queue.batch)
         log.add_segments(result.opened, result.sealed)
         log.cursor = result.cursor
         log.flushed_index = plan.last
@@ -451,7 +511,7 @@ class Checkpoints:
         self._cache.flushed(log.tail, plan.last)
         if log.hard.commit <= log.flushed_index:
             self.dirty.pop(log.id, None)
-        log.stage_state(self._journal.queue.batch, FLUSHED, 0, plan.last, plan.next_offset)
+        log.stage_state(self._queue.batch, FLUSHED, 0, plan.last, plan.next_offset)
 
     def _rewrite_tails(self) -> None:
         """When the journal has grown beyond what its live entries excuse, write again at its head
@@ -486,19 +546,19 @@ class Checkpoints:
             is_due = log_id in self.dirty and self._is_due(log, least)
             if is_due:
                 self.arm()  # it has grown since its turn, or this file old: the next round has it
-            log.restage(oldest, self._journal.queue.batch, with_tail=not is_due)
+            log.restage(oldest, self._queue.batch, with_tail=not is_due)
 
     def hold_files(self) -> None:
         """What is staged just now ends a need for journal files: none goes before it is durable."""
         if self._note_token:
-            self._note_token = self._journal.queue.batch.token
+            self._note_token = self._queue.batch.token
 
     def release_files(self) -> None:
         """Once the notes of the last checkpoint are durable, let go of journal files below the
         oldest that is still needed. A log that was deleted needs its own until nothing lists it."""
-        if not self._note_token or self._journal.queue.durable_token < self._note_token:
+        if not self._note_token or self._queue.durable_token < self._note_token:
             return
-        if self._journal.partly_written or self._lists_removed():
+        if self._journal.partly_written or self._registry.lists_removed:
             return
         self._note_token = 0
         if not self._releases:

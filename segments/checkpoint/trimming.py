@@ -17,7 +17,7 @@ from segments.io.removals import FILES_AT_ONCE
 from segments.log.segment import LogFiles, SegmentInfo
 
 
-class RemovalBelow:
+class RemoveBelow:
     """Removes `segments`, and the index files that only describe entries below `first_index`, so
     many at each call; True as long as there are more. `pulse` counts them.
 

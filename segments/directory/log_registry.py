@@ -1,7 +1,7 @@
 """Which logs exist: the identity file, written in the background, once for all changes of a turn.
 
-A log that was made exists when the file says so durably; one that was deleted is forgotten by the
-next write. A full disk delays the former. The latter is what makes room: for it some is set aside.
+A log that was created exists once the file lists it durably. A deleted log is forgotten with the
+next write. A full disk delays the former. The latter makes room, so room for it is set aside.
 
 Must not know: what logs hold.
 """
@@ -9,6 +9,7 @@ Must not know: what logs hold.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from segments.api import Log, Workers
 from segments.directory.identity import Identity, LogIdentity, encode, fresh_path, write_identity
@@ -46,9 +47,21 @@ def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: byt
             raise
 
 
-class Roster:
-    """`born` is called on the loop with each log whose existence is durable, `written` after each
-    write."""
+class RegistryOwner(Protocol):
+    """Who hears of writes. Calls, not values: they end in a thread, and nobody waits for that."""
+
+    def log_created(self, log: DiskLog) -> None:
+        """The log's existence is durable."""
+
+    def registry_written(self) -> None:
+        """A write has ended, or was refused."""
+
+    def registry_failed(self, error: BaseException) -> None:
+        """The disk can no longer be trusted."""
+
+
+class LogRegistry:
+    """The identity file's logs. Changes of one turn share a write."""
 
     def __init__(
         self,
@@ -56,24 +69,20 @@ class Roster:
         directory: str,
         workers: Workers,
         identity: Identity,
-        *,
-        born: Callable[[DiskLog], None],
-        written: Callable[[], None],
-        fail: Callable[[BaseException], None],
+        owner: RegistryOwner,
     ) -> None:
         self._fs = fs
         self._directory = directory
         self._workers = workers
         self._identity = identity
         self._reserve = identity_reserve(fs, directory)
-        self._born = born
-        self._written = written
-        self._fail = fail
-        self._newborn: list[tuple[DiskLog, Callable[[Log], None]]] = []
+        self._owner = owner
+        self._created: list[tuple[DiskLog, Callable[[Log], None]]] = []
         self._is_armed = False
         self._is_dirty = False
         self._removed: set[int] = set()
-        """Logs that the file still lists."""
+        """Use: logs that were deleted and that the file still lists.
+        Invariant: nothing of such a log is removed, nor a journal file that it needs."""
         self.is_writing = False
         self.is_full = False
         self.is_closed = False
@@ -107,7 +116,7 @@ class Roster:
 
     def add(self, known: LogIdentity, log: DiskLog, on_created: Callable[[Log], None]) -> None:
         self._identity.logs[known.log_id] = known
-        self._newborn.append((log, on_created))
+        self._created.append((log, on_created))
         self._touch()
 
     def remove(self, log_id: int) -> None:
@@ -132,7 +141,7 @@ class Roster:
         self._is_dirty = False
         self.is_writing = True
         data = encode(self._identity)
-        newborn, self._newborn = self._newborn, []
+        created, self._created = self._created, []
         removed = set(self._removed)
         fs, directory, reserve = self._fs, self._directory, self._reserve
 
@@ -142,23 +151,23 @@ class Roster:
                 return
             self.is_full = isinstance(result, BaseException) and is_refused(result)
             if self.is_full:
-                self._newborn = newborn + self._newborn
+                self._created = created + self._created
                 self._is_dirty = True
                 self._arm(DISK_FULL_RETRY_MS)
-                self._written()
+                self._owner.registry_written()
             elif isinstance(result, BaseException):
-                self._fail(result)
+                self._owner.registry_failed(result)
             else:
                 self._removed -= removed
-                self._announce(newborn)
+                self._announce(created)
 
         self._workers.essential(lambda: replace_identity(fs, directory, reserve, data), done)
 
-    def _announce(self, newborn: list[tuple[DiskLog, Callable[[Log], None]]]) -> None:
+    def _announce(self, created: list[tuple[DiskLog, Callable[[Log], None]]]) -> None:
         if self._is_dirty and not self._is_armed:
             self._write()
-        for log, on_created in newborn:
+        for log, on_created in created:
             if log.id in self._identity.logs:
-                self._born(log)
+                self._owner.log_created(log)
                 on_created(log)
-        self._written()
+        self._owner.registry_written()

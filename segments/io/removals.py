@@ -1,11 +1,13 @@
-"""Chores: removing files of logs that were reset, trimmed or deleted, one at a time, in order.
+"""Removing files of logs that were reset, trimmed or deleted: one removal at a time, in order.
 
-A chore begins once the journal record that calls for it is durable, and while nothing else is at
-the files. A full disk may refuse even a removal (a file system that writes before it frees): the
-chore is then tried again. To remove a hundred thousand files takes minutes: a job does a piece of
-it and says that there is more, and checkpoints have their turn before it goes on.
+A removal begins once the journal record that calls for it is durable, and while nothing else is at
+the files. A full disk may refuse even a removal (a file system that writes before it frees): it is
+then tried again. To remove a hundred thousand files takes minutes: a job does a piece of it and
+says that there is more, and checkpoints have their turn before it goes on.
 
-Must not know: what the chores remove.
+A repair of damaged entries stands in the same queue, because it needs the files for itself, too.
+
+Must not know: what is removed.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
 
 from segments.api import Workers
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
@@ -24,86 +28,100 @@ REST_MS = 200
 """In which a part of a checkpoint falls due."""
 
 
+class RemovalState(Enum):
+    """What the queue does just now."""
+
+    IDLE = auto()
+    RUNNING = auto()
+    """A thread has a job."""
+    RESTING = auto()
+    """A job has said that there is more: others have the files for a while."""
+    REFUSED = auto()
+    """A full disk refused a job. It is tried again each second."""
+
+
 @dataclass(slots=True)
-class Chore:
+class Removal:
     """`begin` is called when its turn comes and gives the job for the pool, or None when what has
     happened meanwhile made it pointless. The job is called again as long as it returns True: there
     is more to do. `after` runs on the loop when the job is done."""
 
     token: int
     begin: Callable[[], Job | None]
-    after: Callable[[], None]
+    after: Callable[[], None] | None = None
 
 
-class Chores:
-    """The queue. `may_run` says whether the files are free, `is_urgent` whether room is needed too
-    much to rest, `ended` is told of each end."""
+class RemovalsOwner(Protocol):
+    """What the queue asks of the store. Calls, not values: a removal's turn also comes by timers,
+    and only the store knows who else is at the files."""
 
-    __slots__ = (
-        "_ended", "_fail", "_is_resting", "_is_urgent", "_may_run", "_queue", "_workers", "begun",
-        "is_full", "is_running",
-    )  # fmt: skip
+    def removal_may_run(self, token: int) -> bool:
+        """What was staged up to the token is durable, and nobody is at the files."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        *,
-        may_run: Callable[[int], bool],
-        is_urgent: Callable[[], bool],
-        ended: Callable[[], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
+    def removal_is_urgent(self) -> bool:
+        """Room is needed too much to rest."""
+
+    def removal_ended(self) -> None:
+        """A job of one has ended: the files are free."""
+
+    def removal_failed(self, error: BaseException) -> None:
+        """The disk can no longer be trusted."""
+
+
+class Removals:
+    """The queue."""
+
+    __slots__ = ("_owner", "_queue", "_workers", "begun", "state")
+
+    def __init__(self, workers: Workers, owner: RemovalsOwner) -> None:
         self._workers = workers
-        self._may_run = may_run
-        self._is_urgent = is_urgent
-        self._ended = ended
-        self._fail = fail
-        self._queue: deque[Chore] = deque()
-        self._is_resting = False
-        self.is_running = False
-        self.is_full = False
+        self._owner = owner
+        self._queue: deque[Removal] = deque()
+        self.state = RemovalState.IDLE
         self.begun = 0
+        """Jobs so far."""
 
-    def add(self, chore: Chore) -> None:
-        self._queue.append(chore)
+    @property
+    def is_running(self) -> bool:
+        return self.state is RemovalState.RUNNING
+
+    def add(self, removal: Removal) -> None:
+        self._queue.append(removal)
 
     def next(self) -> None:
-        """Begin the oldest chore, if it may."""
-        while self._queue and not (self.is_running or self.is_full or self._is_resting):
-            if not self._may_run(self._queue[0].token):
+        """Begin the oldest removal, if it may."""
+        while self._queue and self.state is RemovalState.IDLE:
+            if not self._owner.removal_may_run(self._queue[0].token):
                 return
-            chore = self._queue.popleft()
-            job = chore.begin()
+            removal = self._queue.popleft()
+            job = removal.begin()
             if job is not None:
-                self._run(chore, job)
+                self._run(removal, job)
 
-    def _run(self, chore: Chore, job: Job) -> None:
-        self.is_running = True
+    def _run(self, removal: Removal, job: Job) -> None:
+        self.state = RemovalState.RUNNING
         self.begun += 1
 
         def done(result: BaseException | bool | None) -> None:
-            self.is_running = False
+            self.state = RemovalState.IDLE
             if isinstance(result, BaseException) and is_refused(result):
-                self.is_full = True
-                self._queue.appendleft(Chore(chore.token, lambda: job, chore.after))
-                self._workers.call_later(DISK_FULL_RETRY_MS, self._again)
+                self.state = RemovalState.REFUSED
+                self._queue.appendleft(Removal(removal.token, lambda: job, removal.after))
+                self._workers.call_later(DISK_FULL_RETRY_MS, self._go_on)
             elif isinstance(result, BaseException):
-                self._fail(result)
+                self._owner.removal_failed(result)
                 return
             elif result:
-                self._is_resting = True
-                self._queue.appendleft(Chore(chore.token, lambda: job, chore.after))
-                self._workers.call_later(0 if self._is_urgent() else REST_MS, self._go_on)
-            else:
-                chore.after()
-            self._ended()
+                self.state = RemovalState.RESTING
+                self._queue.appendleft(Removal(removal.token, lambda: job, removal.after))
+                rest_ms = 0 if self._owner.removal_is_urgent() else REST_MS
+                self._workers.call_later(rest_ms, self._go_on)
+            elif removal.after is not None:
+                removal.after()
+            self._owner.removal_ended()
 
         self._workers.files(job, done)
 
     def _go_on(self) -> None:
-        self._is_resting = False
-        self.next()
-
-    def _again(self) -> None:
-        self.is_full = False
+        self.state = RemovalState.IDLE
         self.next()

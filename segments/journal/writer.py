@@ -63,7 +63,7 @@ class JournalOwner(Protocol):
         """Nothing is written any more."""
 
 
-class State(Enum):
+class WriterState(Enum):
     """What the writer does just now."""
 
     IDLE = auto()
@@ -79,18 +79,18 @@ class State(Enum):
 
 
 _MOVES = (
-    (State.IDLE, State.WRITING),
-    (State.WRITING, State.IDLE),
-    (State.IDLE, State.AWAITING_FILE),
-    (State.AWAITING_FILE, State.AWAITING_FILE),
-    (State.AWAITING_FILE, State.WRITING),
-    (State.WRITING, State.REFUSED),
-    (State.REFUSED, State.REFUSED),
-    (State.REFUSED, State.IDLE),
-    *((state, State.STOPPED) for state in State),
+    (WriterState.IDLE, WriterState.WRITING),
+    (WriterState.WRITING, WriterState.IDLE),
+    (WriterState.IDLE, WriterState.AWAITING_FILE),
+    (WriterState.AWAITING_FILE, WriterState.AWAITING_FILE),
+    (WriterState.AWAITING_FILE, WriterState.WRITING),
+    (WriterState.WRITING, WriterState.REFUSED),
+    (WriterState.REFUSED, WriterState.REFUSED),
+    (WriterState.REFUSED, WriterState.IDLE),
+    *((state, WriterState.STOPPED) for state in WriterState),
 )
 """Every way from one state to the next. A tuple: to look into a set would hash both, in Python."""
-_MAY_WRITE = (State.IDLE, State.AWAITING_FILE)
+_MAY_WRITE = (WriterState.IDLE, WriterState.AWAITING_FILE)
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class Journal:
         self.chain = Chain()
         self.allocation = Allocation(JournalFiles(fs, directory, options))
         self.stats = WriteStats()
-        self.state = State.IDLE
+        self.state = WriterState.IDLE
         self._current: JournalFile | None = None
         """Use: takes the next block as long as that fits.
         Invariant: the newest file of the chain. Everything before its position is durable."""
@@ -246,7 +246,7 @@ class Journal:
     @property
     def is_idle(self) -> bool:
         """Nothing staged, nothing being written."""
-        return self.state is State.IDLE and self.queue.is_empty
+        return self.state is WriterState.IDLE and self.queue.is_empty
 
     @property
     def closed(self) -> bool:
@@ -272,13 +272,13 @@ class Journal:
     def file_count(self) -> int:
         return len(self.chain.paths)
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: WriterState) -> None:
         assert (self.state, state) in _MOVES, (self.state, state)
         self.state = state
 
     def _write(self) -> None:
         """Write the oldest batch's next block, if a file is there to take it."""
-        if self.state is State.STOPPED:
+        if self.state is WriterState.STOPPED:
             return
         assert self.state in _MAY_WRITE, self.state
         queue = self.queue
@@ -296,7 +296,7 @@ class Journal:
         if last_part is None:
             assert batch.records, batch.token
             queue.rest = batch
-            self._become(State.AWAITING_FILE)
+            self._become(WriterState.AWAITING_FILE)
             if self.allocation.room is not Room.FULL or self._pieces_wanted():
                 self._prepare()
             return
@@ -312,7 +312,7 @@ class Journal:
         if done_batch is not None and batch.sequence != file.sequence:
             self.chain.divided.append((batch.sequence, file.sequence))
         position = file.position
-        self._become(State.WRITING)
+        self._become(WriterState.WRITING)
         self._under_way_bytes = end - position
         self._started_ns = self._now_ns()
         if part.needs_proof:
@@ -324,13 +324,13 @@ class Journal:
     def _hand_over(self, write: _Write) -> None:
         """Give it to the thread. `_ended` is told; no callback may refer to itself: who makes a
         cycle for each block makes work for the collector, which stops everybody."""
-        if self.state is not State.STOPPED:
+        if self.state is not WriterState.STOPPED:
             self._workers.journal(write.run, partial(self._ended, write))
 
     def _ended(self, write: _Write, result: int | BaseException) -> None:
         """The thread is done with a block. A failed write or sync is the end: the system may have
         marked the pages clean, and to sync again would prove nothing."""
-        if self.state is State.STOPPED:
+        if self.state is WriterState.STOPPED:
             return
         if not isinstance(result, BaseException):
             self._written(write.file, write.end, write.done_batch)
@@ -338,7 +338,7 @@ class Journal:
             self._fail(result)
         elif write.part.records:
             # Only a block that lengthens its file can meet this, before it is written.
-            self._become(State.REFUSED)
+            self._become(WriterState.REFUSED)
             self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._hand_over, write))
         else:
             self._take_back(write)
@@ -347,7 +347,7 @@ class Journal:
         """A full disk refused an empty block, which says nothing: not worth waiting for, least of
         all with votes. But the block before is still proved by nothing."""
         self.chain.crc = write.crc_before
-        self._become(State.IDLE)
+        self._become(WriterState.IDLE)
         self._unproved = True
         if self._armed_at is None and not self.queue.is_closing:
             self._arm_idle()
@@ -362,7 +362,7 @@ class Journal:
         elapsed = self._now_ns() - self._started_ns
         stats.write_ns_total += elapsed
         stats.write_ns_max = max(stats.write_ns_max, elapsed)
-        self._become(State.IDLE)
+        self._become(WriterState.IDLE)
         self._under_way_bytes = 0
         self._advance(file, end)
         if batch is not None:
@@ -396,7 +396,7 @@ class Journal:
         chain.durable_lsn = file.start_lsn + end
 
     def _fail(self, error: BaseException) -> None:
-        self._become(State.STOPPED)
+        self._become(WriterState.STOPPED)
         self._owner.journal_failed(error)
 
     # --- blocks --------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ class Journal:
     def _idle(self) -> None:
         """A spell has passed since arming: write what waits, or prove the last block."""
         blocks, self._armed_at = self._armed_at, None
-        if self.queue.is_closing or self.state is State.STOPPED:
+        if self.queue.is_closing or self.state is WriterState.STOPPED:
             return
         if not (self.queue.batch.records or self._unproved):
             return
@@ -494,7 +494,7 @@ class Journal:
             self._remove(old)
 
     def _remove(self, paths: list[str]) -> None:
-        if self.state is not State.STOPPED:
+        if self.state is not WriterState.STOPPED:
             job = partial(self.allocation.files.remove, paths)
             self._workers.essential(job, partial(self._removed, paths))
 
@@ -532,7 +532,7 @@ class Journal:
     def _prepare(self) -> None:
         """Have the next file ready, and the reserve whole, in the background."""
         queue = self.queue
-        if self.state is State.STOPPED or (queue.is_closing and queue.rest is None):
+        if self.state is WriterState.STOPPED or (queue.is_closing and queue.rest is None):
             return
         wanted = self._pieces_wanted()
         job = self.allocation.begin(wanted)
@@ -571,7 +571,7 @@ class Journal:
     # --- the end -------------------------------------------------------------------------------
     def stop(self) -> None:
         """Something failed, here or elsewhere: nothing is written or acknowledged any more."""
-        self._become(State.STOPPED)
+        self._become(WriterState.STOPPED)
 
     def abandon(self) -> None:
         """Let go of the files without writing."""

@@ -61,7 +61,7 @@ def read(
                 raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
         return found
 
-    return lambda: _up_to_hole(files, segments, stop, end, look)
+    return lambda: _up_to_damage(files, segments, stop, end, look)
 
 
 def entries(log: DiskLog, first: int, end: int, bytes_max: int, ahead: int) -> Callable[[], Found]:
@@ -71,28 +71,27 @@ def entries(log: DiskLog, first: int, end: int, bytes_max: int, ahead: int) -> C
     def look(end: int) -> Found:
         return Found(first, files.entries(first, end, bytes_max + ahead))
 
-    return lambda: _up_to_hole(files, segments, stop, stop if ahead else min(end, stop), look)
+    return lambda: _up_to_damage(files, segments, stop, stop if ahead else min(end, stop), look)
 
 
-def _up_to_hole(
+def _up_to_damage(
     files: LogFiles,
     segments: Sequence[SegmentInfo],
     stop: int,
     end: int,
     look: Callable[[int], Found],
 ) -> Found:
-    """`look(end)`; or, when a hole without Idx takes more of its segment along, what lies before
-    the hole, and before others that are met on the way to it. Raises EntriesDamaged when nothing
-    does."""
+    """`look(end)`. When damage without Idx takes more of its segment along, what lies before it,
+    and before other damage on the way to it. Raises EntriesDamaged when nothing does."""
     damage: EntriesDamaged | None = None
     while True:
         limit = end
         try:
             found = files.healing(segments, stop, lambda: look(limit))  # noqa: B023 - called now
-        except EntriesDamaged as hole:
-            if hole.first >= limit:
+        except EntriesDamaged as found_damage:
+            if found_damage.first >= limit:
                 raise
-            damage, end = hole, hole.first
+            damage, end = found_damage, found_damage.first
         except OffsetOutOfRange:
             if damage is None:
                 raise

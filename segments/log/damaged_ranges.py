@@ -1,6 +1,6 @@
-"""Holes of a log: ranges of entries that are known to be damaged.
+"""Ranges of a log's entries that are known to be damaged.
 
-Must not know: how they are found or filled.
+Must not know: how they are found or repaired.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Holes:
+class DamagedRanges:
     """Ranges [first, end), ascending, apart from each other."""
 
     __slots__ = ("ranges", "repairs")
@@ -30,7 +30,7 @@ class Holes:
                 merged.append((a, b))
         self.ranges = tuple(merged)
 
-    def fill(self, indexes: Iterable[int]) -> None:
+    def repaired(self, indexes: Iterable[int]) -> None:
         """These entries are good again."""
         self.repairs += 1
         for index in indexes:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 UNKNOWN = 1 << 63
 
 
-class Maxima:
+class LargestTimestamps:
     """By position: 0 is the oldest segment there is."""
 
     __slots__ = ("_gone", "_levels")

@@ -41,10 +41,10 @@ from segments.format.block import (
     Mark,
 )
 from segments.format.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, frame_header
-from segments.log.damaged_ranges import Holes
-from segments.log.largest_timestamps import UNKNOWN, Maxima
+from segments.log.damaged_ranges import DamagedRanges
+from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
 from segments.log.segment import Cursor, LogFiles, Sealed, SegmentInfo
-from segments.log.tail_cache import Cache, Chunk, Tail
+from segments.log.tail_cache import Chunk, Tail, TailCache
 from segments.log.terms import TermRuns
 
 _first_index = attrgetter("first_index")
@@ -82,14 +82,7 @@ class Install:
 
 
 class Batch:
-    """What was staged since the last block: records, and the frames they speak of.
-
-    `hard` has, for each log whose hard state moved, the place of its newest record in `records` and
-    that record's sequence. `installs` are resets: (log, its generation). `needs_proof` is False as
-    long as only commit indexes moved. `before` is the state of each log as the batch found it,
-    `marks` what the header of a new file would say behind this batch; `stands_for` is the oldest of
-    the journal files whose place the new one takes.
-    """
+    """What was staged since the last block: records, and the frames they speak of."""
 
     __slots__ = (
         "before", "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start",
@@ -99,17 +92,34 @@ class Batch:
     def __init__(self, token: int) -> None:
         self.token = token
         self.records: list[bytes] = []
+        """Use: the block's table.
+        Invariant: those of one log in the order of their sequences, without a gap."""
         self.buffers: list[memoryview] = []
+        """Use: the block's frames.
+        Invariant: end to end they are the frames of `records`, in order; `bytes` long."""
         self.bytes = 0
         self.entries = 0
         self.spans: list[Span] = []
+        """Use: entries to be noted as journaled once the batch is durable."""
         self.installs: list[tuple[DiskLog, int]] = []
+        """Use: resets to be noted then: (log, its generation)."""
         self.hard: dict[int, tuple[int, int]] = {}
+        """Use: by log id, where in `records` its newest hard state is, and that record's sequence.
+        A newer one takes its place as long as nothing else of the log follows it."""
         self.before: dict[int, Mark] = {}
+        """Use: the header of a file that takes only a part of the batch is made from it.
+        Invariant: by log id, the state before the batch of every log that was staged into it."""
         self.marks: list[Mark] | None = None
+        """Use: the marks of the file that begins with this batch; None: not known to begin one.
+        Invariant: the state of all logs behind this batch, and nothing of a later one."""
         self.needs_proof = False
+        """Use: a block must follow that proves this one durable.
+        Invariant: False only as long as nothing but commit indexes moved."""
         self.sequence = 0
+        """Use: the journal file in which the batch begins; 0: it is in none yet."""
         self.stands_for = 0
+        """Use: the oldest of the journal files whose place the file takes that begins with this
+        batch; 0: it takes none."""
         self.last_chunk: Chunk | None = None
         self.last_start = 0
 
@@ -147,6 +157,7 @@ class DiskLog:
     __slots__ = (
         "applied",
         "cursor",
+        "damaged_ranges",
         "deleted",
         "files",
         "first",
@@ -157,7 +168,6 @@ class DiskLog:
         "group",
         "hard",
         "has_scrap",
-        "hole_ranges",
         "id",
         "install",
         "install_sequence",
@@ -184,7 +194,7 @@ class DiskLog:
         self,
         files: LogFiles,
         replica_number: int,
-        cache: Cache,
+        cache: TailCache,
         *,
         first_index: int,
         prev_term: int,
@@ -195,38 +205,65 @@ class DiskLog:
         self.number = replica_number
         self.files = files
         self.hard = HardState(0, 0, first_index - 1)
+        """As last staged, durable or not.
+        Invariant: neither term nor commit index ever sinks."""
         self.first = first_index
         self.last = first_index - 1
         self.offset = next_offset
+        """Offset after the last entry."""
         self.start_offset = next_offset
+        """Offset of the first entry."""
         self.flushed_index = first_index - 1
+        """Use: entries above it are needed from the journal.
+        Invariant: segments hold every entry from `first` to here durably."""
         self.flushed_offset = next_offset
+        """Offset after `flushed_index`."""
         self.applied = 0
+        """Use: a mark says it, and retention trims behind it.
+        Invariant: meta holds the state up to here durably; 0 while that is lost."""
         self.terms = TermRuns(first_index - 1, prev_term)
         self.tail = Tail(cache, first_index - 1)
         self.segments: tuple[SegmentInfo, ...] = ()
         """Oldest first, their numbers without a gap. Replaced and never changed: jobs keep the one
         they were made with."""
-        self.maxima = Maxima()
+        self.maxima = LargestTimestamps()
         """Of all segments but the newest."""
         self.cursor = Cursor()
+        """Where the frame after `flushed_index` goes."""
         self.is_meta_lost = False
         self.limits: SegmentLimits | None = None
         """When a new segment begins, if not as the store's options say."""
         self.sequence = 0
+        """Use: of the next record.
+        Invariant: a record that is missing shows by it, so none is used twice or passed over."""
         self.runs: list[Run] = []
+        """Use: the journal files that hold entries which no segment holds; those may not go.
+        Invariant: ascending and apart from each other; only what is durable in the journal."""
         self.unflushed = 0
+        """Bytes of the tail behind `flushed_index`."""
         self.install: Install | None = None
+        """Use: the state of the last reset; its journal file may not go.
+        Invariant: kept until a checkpoint made of it is in the meta, or a reset follows."""
         self.install_sequence = 0
+        """Use: the journal file that holds the installed state. Until a reset is durable it is
+        still that of the state before it. 0: none is needed."""
         self.reset_token = 0
-        self.hole_ranges = Holes()
+        """Use: state collected after a reset goes to the meta once this token is durable."""
+        self.damaged_ranges = DamagedRanges()
         self.rewritten = False
+        """The tail was written again at the journal's head: it is due, whatever its size."""
         self.flush_blocked = False
+        """Use: after a reset nothing is flushed until the files of what was dropped are gone."""
         self.generation = 0
+        """Resets so far. Use: a job that began before a reset changes nothing after it."""
         self.is_void = True
+        """Nothing was flushed since the log was made or reset."""
         self.is_lost = False
+        """Invariant: once True never False again. Such a log never votes, acknowledges or
+        serves."""
         self.deleted = False
         self.has_scrap = True
+        """Behind the cursor there may be what a flush has left that does not count."""
 
     # --- the contract ------------------------------------------------------------------------
     @property
@@ -279,7 +316,7 @@ class DiskLog:
 
     @property
     def holes(self) -> Sequence[tuple[int, int]]:
-        return self.hole_ranges.ranges
+        return self.damaged_ranges.ranges
 
     def term(self, index: int) -> int:
         if self.first - 1 <= index <= self.last:
@@ -577,9 +614,9 @@ class DiskLog:
         self.flushed_offset = next_offset
         self.terms = TermRuns(first_index - 1, prev_term)
         self.segments = ()
-        self.maxima = Maxima()
+        self.maxima = LargestTimestamps()
         self.cursor = Cursor()
-        self.hole_ranges.clear()
+        self.damaged_ranges.clear()
         self.generation += 1
         self.is_void = True
         self.flush_blocked = True
@@ -602,14 +639,14 @@ class DiskLog:
         """Drop entries below `first_index`; what is in memory goes with its chunk."""
         self.start_offset = self.offset_after(first_index - 1)
         self.terms.trim(first_index - 1)
-        self.hole_ranges.trim(first_index)
+        self.damaged_ranges.trim(first_index)
         self.first = first_index
 
     # --- segments ------------------------------------------------------------------------------
     def recovered(self, segments: Sequence[SegmentInfo]) -> None:
         """The segments that a start found."""
         self.segments = tuple(segments)
-        self.maxima = Maxima([UNKNOWN] * (len(segments) - 1))
+        self.maxima = LargestTimestamps([UNKNOWN] * (len(segments) - 1))
 
     def add_segments(self, opened: Sequence[SegmentInfo], sealed: Sequence[Sealed]) -> None:
         """A flush has begun some, and sealed the one before each."""

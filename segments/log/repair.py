@@ -1,22 +1,30 @@
-"""Filling holes: frames written back where damaged ones lie, from entries that another replica has.
+"""Repairing damaged ranges: frames are written where damaged ones lie, from copies that another
+replica has.
 
-A frame's place is what its Idx says; where that is damaged too, what walking the segment says: the
-frames before it are good, or are among those to be written. An entry that does not fit its place,
-its term or its neighbours is refused: it is not what stood there. A neighbour that is damaged, too,
-says nothing until its own copy comes, which has to fit this one. A crash in between leaves the
-hole. Runs as a chore, so that no flush writes to the same file.
+A frame's place is what its Idx says. Where the Idx is damaged too, the segment is walked: the
+frames before the place are good, or are among those to be written. An entry that does not fit its
+place, its term or its neighbours is refused: it is not what stood there. A damaged neighbour says
+nothing until its own copy comes, which has to fit this one. A crash in between leaves the range
+damaged. A repair waits in the queue of removals, so that no flush writes to the same file.
 
 Must not know: where the entries come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from crc32c import crc32c
 
-from segments.api import CorruptRecord, EntriesDamaged, EntryLike, StoredEntry
+from segments.api import (
+    CorruptRecord,
+    EntriesDamaged,
+    EntryLike,
+    StorageError,
+    StoredEntry,
+)
 from segments.format.frame import (
     CRC,
     FRAME_BYTES,
@@ -28,6 +36,7 @@ from segments.format.frame import (
 )
 from segments.io.fs import File, is_unreadable, read_whole, write_over
 from segments.log.index import IndexDamaged
+from segments.log.log import DiskLog
 from segments.log.segment import (
     SEGMENT_HEADER_BYTES,
     IndexReader,
@@ -43,7 +52,7 @@ _LOOK_AHEAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """An entry of a hole, and the term the log knows for it."""
+    """An entry of a damaged range, and the term the log knows for it."""
 
     entry: StoredEntry
     term: int
@@ -60,6 +69,58 @@ def copy_of(entry: EntryLike, term: int) -> Copy:
         ),
         term,
     )  # fmt: skip
+
+
+class Repair:
+    """One call of `Store.repair`, which waits until nothing else is at the log's files. `begin` and
+    `written` are called on the loop, before and after the job."""
+
+    __slots__ = ("_copies", "_done", "_failure", "_generation", "_log")
+
+    def __init__(
+        self,
+        log: DiskLog,
+        entries: Sequence[EntryLike],
+        done: Callable[[StorageError | None], None],
+    ) -> None:
+        """Only the damaged ones of the entries are written. Raises StorageError when one of those
+        cannot be what the log had."""
+        self._copies = {
+            entry.index: copy_of(entry, log.term(entry.index))
+            for entry in entries
+            if entry.index in log.damaged_ranges
+        }
+        self._log = log
+        self._generation = log.generation
+        self._done = done
+        self._failure: CorruptRecord | None = None
+
+    def begin(self) -> Callable[[], None] | None:
+        """The job; None: the log was reset meanwhile."""
+        log = self._log
+        if log.generation != self._generation:
+            self._done(None)
+            return None
+        return partial(self._write, log.segments, log.flushed_index + 1)
+
+    def _write(self, segments: Sequence[SegmentInfo], end: int) -> None:
+        try:
+            repair(self._log.files, segments, end, self._copies)
+        except CorruptRecord as error:
+            self._failure = error
+
+    def written(self) -> None:
+        """The job has ended: what is good again is no longer damaged."""
+        log, copies, failure = self._log, self._copies, self._failure
+        if log.generation == self._generation:
+            for index, copy in copies.items():  # of some it is true, though others failed
+                log.note_timestamp(index, copy.entry.timestamp)
+            log.damaged_ranges.repaired(() if failure is not None else copies)
+            if isinstance(failure, EntriesDamaged):
+                # Other damage stands before these: it has to be repaired first.
+                log.damaged_ranges.add(failure.first, failure.end)
+                log.damaged_ranges.trim(log.first)
+        self._done(failure)
 
 
 def repair(
@@ -125,16 +186,16 @@ def _rebuild(files: LogFiles, segment: SegmentInfo, end: int, index: int) -> Non
     """Idx of the segment's entries, up to `index` at least. Raises EntriesDamaged."""
     try:
         files.rebuild(segment, end)
-    except EntriesDamaged as hole:
-        if hole.first <= index:
+    except EntriesDamaged as damage:
+        if damage.first <= index:
             raise
 
 
 def _write(file: File, data: bytes, position: int) -> None:
-    """Raises CorruptRecord when the medium does not even take whole pages: it stays a hole.
+    """Raises CorruptRecord when the medium does not even take whole pages: the range stays damaged.
 
-    In a page that cannot be read what lies beside `data` cannot be read either: holes too, found
-    or not yet, which the CRC tells from then on."""
+    In a page that cannot be read what lies beside `data` cannot be read either: it is
+    damaged too, found or not yet, which the CRC tells from then on."""
     try:
         write_over(file, data, position)
     except OSError as error:

@@ -1,12 +1,13 @@
-"""The scrubber: reads what nobody reads, so that damage is found while other replicas have copies.
+"""The scrubber: it reads what no client reads, so that damage is found while other replicas have
+copies.
 
-Segments of all logs, in order, entry by entry through their Idx, every CRC checked; a step of a
-mebibyte at a time in the pool, so many bytes a second, and again from the beginning when all has
-been read. The newest segment too, as far as it was durable when the pass came to its log: some logs
-never fill one. What it finds is a hole of its log, and nothing more: who repairs it is the owner's
-business.
+It goes through the segments of all logs in order, entry by entry through their Idx, and checks
+every CRC. A step is a mebibyte in the pool; a rate in bytes a second is kept; behind the last log
+it begins again. The newest segment is read as far as it was durable when the pass came to its log,
+because some logs never fill one. What it finds is added to the log's damaged ranges. To repair them
+is the owner's business.
 
-Must not know: the tail, who asks for the holes.
+Must not know: the tail, who repairs.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Scrubber:
             self._end_pass()
             return
         files, segments = log.files, log.segments
-        before = log.generation, log.hole_ranges.repairs
+        before = log.generation, log.damaged_ranges.repairs
         durable_end = log.flushed_index + 1
         first, end = self._index, min(self._end, durable_end)
 
@@ -76,8 +77,8 @@ class Scrubber:
                 return files.healing(
                     segments, durable_end, lambda: files.check(first, end, STEP_BYTES)
                 )
-            except EntriesDamaged as hole:
-                return hole.end, 0, [(hole.first, hole.end)]
+            except EntriesDamaged as damage:
+                return damage.end, 0, [(damage.first, damage.end)]
 
         def done(result: tuple[int, int, list[tuple[int, int]]] | BaseException) -> None:
             is_gone = log.deleted or log.generation != before[0]
@@ -90,7 +91,7 @@ class Scrubber:
                 self._fail(result)
             else:
                 self._index, count, bad = result
-                after = log.generation, log.hole_ranges.repairs
+                after = log.generation, log.damaged_ranges.repairs
                 self._note(log, count, bad if after == before and not log.deleted else [])
                 self._wait(count * 1000 // self._rate)
 
@@ -117,9 +118,9 @@ class Scrubber:
         self._pass_bytes += count
         for first, end in bad:
             kept = range(max(first, log.first), end)  # the rest was trimmed meanwhile
-            self.errors += any(index not in log.hole_ranges for index in kept)
+            self.errors += any(index not in log.damaged_ranges for index in kept)
             if kept:
-                log.hole_ranges.add(kept.start, kept.stop)
+                log.damaged_ranges.add(kept.start, kept.stop)
 
     def _end_pass(self) -> None:
         self.passes += 1

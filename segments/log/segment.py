@@ -311,8 +311,8 @@ class LogFiles:
         return runs
 
     def _term(self, reader: IndexReader, index: int, end: int) -> int:
-        """Term of an entry. Where it is a hole without Idx its neighbours tell, if they agree.
-        Raises IndexDamaged."""
+        """Term of an entry. Where both frame and Idx are damaged, its neighbours tell, if they
+        agree. Raises IndexDamaged."""
         try:
             return reader.idx(index).term
         except IndexDamaged:
@@ -460,12 +460,12 @@ class LogFiles:
         *,
         index: int = 0,
         position: int = SEGMENT_HEADER_BYTES,
-        holes: list[int] | None = None,
+        damaged: list[int] | None = None,
     ) -> Iterator[tuple[StoredEntry, int, int]]:
         """(entry, position, length) of a segment's frames below index `end`, in order; from entry
         `index` at `position` when that is given.
 
-        With `holes`, a damaged frame is passed over and noted there, if its Idx is good and says
+        With `damaged`, a damaged frame is passed over and noted there, if its Idx is good and says
         that it lies here, or if its own length, but for one bit, leads to a good one of the next
         entry. Raises EntriesDamaged where the frames break off
         before `end`.
@@ -490,13 +490,13 @@ class LogFiles:
                 if entry is not None:
                     yield entry, position, need
                 else:
-                    if holes is None:
+                    if damaged is None:
                         raise EntriesDamaged(index, end, position)
                     need = self._length_by_idx(segment, index, position)
                     need = need or self._damaged_length(file, index, end, position)
                     if not need:
                         raise EntriesDamaged(index, end, position)
-                    holes.append(index)
+                    damaged.append(index)
                 position += need
                 index += 1
         finally:
@@ -549,12 +549,12 @@ class LogFiles:
             stop = segments[n + 1].first_index if n + 1 < len(segments) else end
             if segment.first_index <= damage.position < stop:
                 try:
-                    holes = self.rebuild(segment, stop)
-                except EntriesDamaged as hole:
-                    if hole.first <= damage.position:
+                    damaged = self.rebuild(segment, stop)
+                except EntriesDamaged as found:
+                    if found.first <= damage.position:
                         raise
                 else:
-                    if damage.position in holes:
+                    if damage.position in damaged:
                         raise EntriesDamaged(damage.position, damage.position + 1, 0)
                 return
         raise damage
@@ -562,17 +562,17 @@ class LogFiles:
     def rebuild(self, segment: SegmentInfo, end: int) -> list[int]:
         """Write the Idx of a segment's entries below `end` again from its frames; those that are
         damaged, whose Idx are left as they are. The largest timestamp so far may be too small
-        behind one of them that has no Idx: when it is filled, all are written again.
+        behind one of them that has no Idx: when that is repaired, all are written again.
 
         Raises EntriesDamaged behind what could be read.
         """
-        holes: list[int] = []
+        damaged: list[int] = []
         max_timestamp, following = -1, segment.first_index
         writer = IndexWriter(self)
         try:
-            for entry, position, length in self.walk(segment, end, holes=holes):
+            for entry, position, length in self.walk(segment, end, damaged=damaged):
                 if entry.index != following:
-                    writer.flush()  # what is added next begins behind a hole
+                    writer.flush()  # what is added next begins behind a damaged entry
                     known = self._max_timestamp(segment, following, entry.index)
                     max_timestamp = max(max_timestamp, known)
                 following = entry.index + 1
@@ -585,7 +585,7 @@ class LogFiles:
             writer.flush()
             writer.sync()
             writer.close()
-        return holes
+        return damaged
 
     def _max_timestamp(self, segment: SegmentInfo, first: int, end: int) -> int:
         """The largest timestamp that Idx of damaged entries [first, end) know, or -1."""

@@ -81,7 +81,7 @@ class Tail:
 
     __slots__ = ("cache", "chunks", "firsts", "flushed_index", "next_bytes")
 
-    def __init__(self, cache: Cache, flushed_index: int) -> None:
+    def __init__(self, cache: TailCache, flushed_index: int) -> None:
         self.cache = cache
         self.chunks: list[Chunk] = []
         self.firsts: list[int] = []
@@ -183,7 +183,7 @@ class Tail:
         return chunk.first + bisect_right(chunk.entries, offset, key=base_offset_of) - 1
 
 
-class Cache:
+class TailCache:
     """The budget of all tails. Counts hits and what no segment holds yet."""
 
     __slots__ = (

@@ -1,10 +1,10 @@
 """Opening a data directory: logs as they were, from identity, segments, journal and meta.
 
-After replay has said what each log should be, its segments are looked at (files of a reset or of an
-unfinished flush are removed), the place of the next frame is found through the last Idx, terms are
-found by binary search over Idx, and the entries that only the journal holds are read back into the
+Replay says what each log should be. Then its segments are looked at: files of a reset or of an
+unfinished flush are noted as stale, the last Idx gives the place of the next frame, and a binary
+search over Idx finds the terms. The entries that only the journal holds are read back into the
 tail. A log whose segments do not hold what the journal says they do is lost, like one whose journal
-records are: it is opened empty behind what was acknowledged, and never used again.
+records are missing: it is opened empty behind what was acknowledged, and never used again.
 
 Must not know: how the store goes on from here.
 """
@@ -24,7 +24,7 @@ from segments.journal.files import file_path
 from segments.log.index import IndexDamaged
 from segments.log.log import Batch, DiskLog, Install, Run
 from segments.log.segment import SEGMENT_HEADER_BYTES, Cursor, LogFiles, SegmentInfo
-from segments.log.tail_cache import Cache
+from segments.log.tail_cache import TailCache
 from segments.log.terms import TermRuns
 from segments.meta.file import Meta
 from segments.recovery.replay import (
@@ -47,13 +47,16 @@ class Recovered:
     goes once that block is durable, because that may be the only proof."""
 
     carried: Batch
+    identity: Identity
+    meta: Meta
+    cache: TailCache
     logs: dict[int, DiskLog] = field(default_factory=dict)
     replay: Replay = field(default_factory=Replay)
     newly_lost: list[int] = field(default_factory=list)
     stale_files: list[str] = field(default_factory=list)
     stale_directories: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
-    """Files in logs' directories that are not ours."""
+    """Files among those of the store that are not its own."""
 
 
 def log_directory(directory: str, log_id: int) -> str:
@@ -66,7 +69,7 @@ def recover(
     directory: str,
     identity: Identity,
     replay: Replay,
-    cache: Cache,
+    cache: TailCache,
     meta: Meta,
     index_entries: int,
     progress: Progress = no_progress,
@@ -74,7 +77,7 @@ def recover(
     """Read everything back, as the journal says it should be. Blocks. Writes nothing but indexes
     that must be rebuilt."""
     journal_directory = f"{directory}/journal"
-    found = Recovered(_carry(replay), replay=replay)
+    found = Recovered(_carry(replay), identity, meta, cache, replay=replay)
     carried_from = replay.carried_from
     reader = JournalReader(fs, journal_directory)
     for n, (log_id, replayed) in enumerate(replay.logs.items()):
@@ -122,7 +125,7 @@ def _settle_meta(log: DiskLog, meta: Meta) -> None:
 def _open_log(
     files: LogFiles,
     replica_number: int,
-    cache: Cache,
+    cache: TailCache,
     replayed: ReplayedLog,
     segments: list[SegmentInfo],
     journal: JournalReader,
@@ -197,7 +200,7 @@ def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:
 
 
 def _open_lost(
-    files: LogFiles, replica_number: int, cache: Cache, replayed: ReplayedLog
+    files: LogFiles, replica_number: int, cache: TailCache, replayed: ReplayedLog
 ) -> DiskLog:
     """Something to report about: no entries, its hard state, and the mark that it is lost."""
     log = DiskLog(

@@ -1,21 +1,24 @@
-"""Files of logs that are no more: moved aside first, then removed.
+"""Files of deleted logs: moved aside first, then removed.
 
-A log is deleted by its absence from the identity; what lies about afterwards, because a process
-died between the two, is found at the next start. Must not know: what the files hold.
+A log is deleted by its absence from the identity. Files that are still there then, because a
+process died between the two, are orphans. The next start finds and removes them.
+
+Must not know: what the files hold.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from segments.api import CorruptRecord
 from segments.checkpoint.flusher import Pulse
 from segments.directory.identity import Identity
+from segments.directory.log_registry import LogRegistry
 from segments.format.names import log_id_of, says_nothing
 from segments.io import failpoint
 from segments.io.fs import FileSystem, is_disk_full
-from segments.io.removals import FILES_AT_ONCE, Chore, Job
+from segments.io.removals import FILES_AT_ONCE, Job, Removal, Removals
 from segments.meta.file import Meta
 from segments.recovery.opening import log_directory
 from segments.recovery.replay import Replay
@@ -26,28 +29,27 @@ REMOVED_LOGS = 128
 
 class Deletions:
     """Logs that were deleted, until nothing of them is left. Their files wait for the identity, so
-    that a crash in between resurrects nothing; other chores need not, which may make room for it.
-    `is_listed` says whether it still has a log, `add` takes a chore, `pulse` counts files."""
+    that a crash in between resurrects nothing. Other removals need not wait for it, and may make
+    room for it."""
 
     def __init__(
         self,
         fs: FileSystem,
         directory: str,
         meta: Meta,
-        *,
-        is_listed: Callable[[int], bool],
-        add: Callable[[Chore], None],
+        registry: LogRegistry,
+        removals: Removals,
         pulse: Pulse,
     ) -> None:
         self._fs = fs
-        self._pulse = pulse
         self._directory = directory
         self._meta = meta
-        self._is_listed = is_listed
-        self._add = add
+        self._registry = registry
+        self._removals = removals
+        self._pulse = pulse
         self._waiting: list[int] = []
         self._unlisted: list[int] = []
-        """A chore is in the queue as long as there are any."""
+        """Invariant: a removal is in the queue as long as there are any."""
 
     def begin(self, log_id: int) -> None:
         """The log is deleted."""
@@ -55,23 +57,24 @@ class Deletions:
 
     def listed(self) -> None:
         """The identity was written."""
-        unlisted = [log_id for log_id in self._waiting if not self._is_listed(log_id)]
+        is_listed = self._registry.is_listed
+        unlisted = [log_id for log_id in self._waiting if not is_listed(log_id)]
         if unlisted:
-            self._waiting = [log_id for log_id in self._waiting if self._is_listed(log_id)]
+            self._waiting = [log_id for log_id in self._waiting if is_listed(log_id)]
             if not self._unlisted:
-                self._add_chore()
+                self._add_removal()
             self._unlisted += unlisted
 
-    def _add_chore(self) -> None:
-        self._add(Chore(0, self._job, lambda: None))
+    def _add_removal(self) -> None:
+        self._removals.add(Removal(0, self._job))
 
     def _job(self) -> Job:
         """What a thread does for those deleted first: many share their syncs."""
         log_ids, self._unlisted = self._unlisted[:REMOVED_LOGS], self._unlisted[REMOVED_LOGS:]
         if self._unlisted:
-            self._add_chore()
+            self._add_removal()
 
-        removal = Removal(self._fs, self._directory, log_ids, self._pulse)
+        removal = RemoveLogs(self._fs, self._directory, log_ids, self._pulse)
 
         def remove() -> bool:
             if removal():
@@ -83,7 +86,7 @@ class Deletions:
         return remove
 
 
-class Removal:
+class RemoveLogs:
     """Moves the files of logs out of the way, durably, then removes them, so many at each call;
     True as long as there are more. To be called again also when a full disk refused it: what has
     been moved goes first then, and makes room. Blocks. `pulse` counts what it gets done."""
@@ -101,47 +104,47 @@ class Removal:
         self._directory = directory
         self._pulse = pulse
         self._files_max = files_max
-        self._graves = {log_id: f"{directory}/deleted/{log_id:08x}" for log_id in log_ids}
+        self._moved = {log_id: f"{directory}/deleted/{log_id:08x}" for log_id in log_ids}
         self._names: tuple[str, list[str]] = ("", [])
-        """The grave that is being emptied, and what was in it."""
+        """The directory that is being emptied, and the files left in it."""
 
     def __call__(self) -> bool:
         fs, left = self._fs, self._files_max
-        left = self._remove_moved([path for path in self._graves.values() if fs.exists(path)], left)
+        left = self._remove_moved([path for path in self._moved.values() if fs.exists(path)], left)
         if not left:
             return True
         moved: list[str] = []
-        for log_id, grave in self._graves.items():
+        for log_id, aside in self._moved.items():
             path = log_directory(self._directory, log_id)
             if fs.exists(path):
                 failpoint.hit("remove.begun")
-                fs.rename(path, grave)
+                fs.rename(path, aside)
                 failpoint.hit("remove.moved")
-                moved.append(grave)
+                moved.append(aside)
         return not self._remove_moved(moved, left)
 
-    def _remove_moved(self, graves: Sequence[str], left: int) -> int:
+    def _remove_moved(self, moved: Sequence[str], left: int) -> int:
         """How many more files may go at this call. First their new names are made durable: half a
         log must not come back under its old one."""
-        if not graves:
+        if not moved:
             return left
         _sync_moves(self._fs, self._directory)
-        for grave in graves:
-            left = self._empty(grave, left)
+        for aside in moved:
+            left = self._empty(aside, left)
             if not left:
                 break
-            self._fs.remove_tree(grave)
+            self._fs.remove_tree(aside)
             failpoint.hit("remove.removed")
         return left
 
-    def _empty(self, grave: str, left: int) -> int:
+    def _empty(self, aside: str, left: int) -> int:
         """Remove files, all but the last ones that may go: the directory goes with those."""
         fs = self._fs
-        if self._names[0] != grave:
-            self._names = grave, [n for n in fs.list(grave) if not fs.is_directory(f"{grave}/{n}")]
+        if self._names[0] != aside:
+            self._names = aside, [n for n in fs.list(aside) if not fs.is_directory(f"{aside}/{n}")]
         names = self._names[1]
         while names and left:
-            fs.unlink(f"{grave}/{names[-1]}")
+            fs.unlink(f"{aside}/{names[-1]}")
             names.pop()
             left -= 1
             self._pulse.beats += 1
@@ -150,7 +153,7 @@ class Removal:
 
 def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[int]) -> None:
     """All of it at once, as a start does."""
-    while Removal(fs, directory, log_ids, Pulse())():
+    while RemoveLogs(fs, directory, log_ids, Pulse())():
         pass
 
 
@@ -159,21 +162,21 @@ def _sync_moves(fs: FileSystem, directory: str) -> None:
     fs.sync_directory(f"{directory}/deleted")
 
 
-def remove_strangers(fs: FileSystem, directory: str, identity: Identity) -> list[str]:
+def remove_orphans(fs: FileSystem, directory: str, identity: Identity) -> list[str]:
     """Finish deletions that a crash cut short, those first that have begun. Paths of what is not
     ours: it is let be. A log of ours had an id that was given out."""
     deleted, logs = f"{directory}/deleted", f"{directory}/logs"
-    graves, others = _logs_in(fs, deleted, identity)
-    # Only what was moved: a log that was reset has a grave, and a directory in which it lives on.
-    if graves:
+    moved, others = _logs_in(fs, deleted, identity)
+    # Only what was moved: a log that was reset has one there, and one in which it lives on.
+    if moved:
         _sync_moves(fs, directory)
-    for log_id in graves:
+    for log_id in moved:
         fs.remove_tree(f"{deleted}/{log_id:08x}")
         failpoint.hit("remove.removed")
     found, strays = _logs_in(fs, logs, identity)
-    strangers = [log_id for log_id in found if log_id not in identity.logs]
-    for n in range(0, len(strangers), REMOVED_LOGS):
-        remove_logs(fs, directory, strangers[n : n + REMOVED_LOGS])
+    orphans = [log_id for log_id in found if log_id not in identity.logs]
+    for n in range(0, len(orphans), REMOVED_LOGS):
+        remove_logs(fs, directory, orphans[n : n + REMOVED_LOGS])
     return others + strays
 
 
@@ -190,7 +193,7 @@ def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[int]
     return log_ids, strays
 
 
-def forget_strangers(meta: Meta, identity: Identity) -> None:
+def forget_orphans(meta: Meta, identity: Identity) -> None:
     """Finish what a crash left to do in the meta. It can wait: for room, and for who finds the
     damage and makes a new file."""
     log_ids = [n for n in range(1, identity.next_log_id) if n not in identity.logs]

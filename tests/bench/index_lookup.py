@@ -17,7 +17,7 @@ from pathlib import Path
 
 from segments.io.fs import RealFileSystem
 from segments.log.index import encode_index_header, pack_idx
-from segments.log.largest_timestamps import Maxima
+from segments.log.largest_timestamps import LargestTimestamps
 from segments.log.segment import LogFiles, SegmentInfo
 
 FRAME_BYTES = 1000
@@ -81,7 +81,7 @@ def look_up_times(files, segments, entries, rng):
     """By time. The index says that an entry's is its number; which of 160,000 segments it is, whose
     times have no order, is found in memory."""
     ends = [*(segment.first_index for segment in segments[1:]), entries + 1]
-    maxima = Maxima([rng.randrange(entries) for _ in range(SEGMENTS)])
+    maxima = LargestTimestamps([rng.randrange(entries) for _ in range(SEGMENTS)])
     asked = [(rng.randrange(SEGMENTS), rng.randrange(entries)) for _ in range(LOOKUPS)]
     cpu = time.process_time()
     for start, timestamp in asked:

@@ -26,7 +26,7 @@ import segments.checkpoint.scheduler
 import segments.store
 from segments.api import SegmentLimits
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
-from segments.journal.writer import Journal, State
+from segments.journal.writer import Journal, WriterState
 from segments.log.log import Span
 from segments.log.segment import Cursor
 from segments.store import DiskStore
@@ -49,13 +49,13 @@ class SegmentJournal(Journal):
         """By log id: the last index written, and where the next frame goes."""
 
     def _write(self) -> None:
-        if self.state is State.STOPPED:
+        if self.state is WriterState.STOPPED:
             return
         batch = self.queue.take()
         if batch.records:
             batch.sequence = self.current_sequence
         plans = [self._plan(span) for span in _joined(batch.spans)]
-        self._become(State.WRITING)
+        self._become(WriterState.WRITING)
 
         def job() -> list[FlushResult]:
             return [run_flush(plan) for plan in plans]
@@ -64,7 +64,7 @@ class SegmentJournal(Journal):
             if isinstance(results, BaseException):
                 self._fail(results)
                 return
-            self._become(State.IDLE)
+            self._become(WriterState.IDLE)
             for result in results:
                 self._written_to[result.log_id] = (result.plan.last, result.cursor)
             self.stats.blocks += 1

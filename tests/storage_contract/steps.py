@@ -1,8 +1,9 @@
 """A life of a store as a sequence of steps that both sides of test_failpoints can compute.
 
 Each step is drawn from a seeded generator and the state of the logs alone, so the process that is
-killed and the twin that outlives it draw the same ones. A step is done when the store has said that
-it is durable; a store that died in a step must be found before it or behind it, never elsewhere.
+killed and the model that outlives it draw the same ones. A step is done when the store has said
+that it is durable; a store that died in a step must be found before it or behind it, never
+elsewhere.
 """
 
 from dataclasses import dataclass

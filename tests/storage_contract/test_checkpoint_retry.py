@@ -29,10 +29,9 @@ def test_retry_that_meets_a_chore_is_not_the_last(harness):
     harness.workers.advance(100)
     assert harness.store.disk_full
     failpoint.arm("")
-    checkpoints = harness.store._checkpoints
-    may_begin, checkpoints._may_begin = checkpoints._may_begin, lambda: False
+    vars(harness.store)["checkpoint_may_begin"] = lambda: False
     harness.workers.advance(1_500)
     assert harness.store.disk_full
-    checkpoints._may_begin = may_begin
+    del vars(harness.store)["checkpoint_may_begin"]
     harness.workers.advance(1_500)
     assert not harness.store.disk_full

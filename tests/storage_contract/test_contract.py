@@ -501,7 +501,7 @@ def test_reader_that_goes_on_does_not_wait_for_the_disk(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
     """What follows is read while it takes what there is, and every byte is what was written."""
-    monkeypatch.setattr("segments.store.AHEAD_BYTES", 3_000)
+    monkeypatch.setattr("segments.log.reader.AHEAD_BYTES", 3_000)
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 400, size=300)

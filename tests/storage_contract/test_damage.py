@@ -1,7 +1,7 @@
 """Bits that flip at rest: found or harmless, and repaired from a copy.
 
-The twin stands for the replica that has a good copy. What the engine serves is either what the twin
-has or an error that names what cannot be served; never anything else.
+The model stands for the replica that has a good copy. What the engine serves is either what the
+model has, or an error that names what cannot be served; never anything else.
 """
 
 import errno
@@ -24,7 +24,7 @@ COUNT = 260
 
 
 def build(make_harness, tmp_path):
-    """(engine, twin) with the same log: many sealed segments, terms that change."""
+    """(engine, model) with the same log: many sealed segments, terms that change."""
     sides = make_harness("disk", tmp_path), make_harness("memory", None)
     for side in sides:
         log = side.new_log()
@@ -62,21 +62,21 @@ def flip_in_frame(engine, index, at, bit=0):
     flip_bit(segment_file(engine, idx.segment), idx.position + at, bit)
 
 
-def read_all(engine, twin):
+def read_all(engine, model):
     """Read every entry through the engine; the indexes it could not give, each checked with the
-    twin where it could."""
-    log, other = engine.log, twin.log
+    model where it could."""
+    log, other = engine.log, model.log
     bad, index = [], log.first_index
     while index <= log.last_index:
         try:
             found = engine.entries(log, index, log.last_index + 1, 3000)
         except EntriesDamaged as damage:
-            hole = damage
+            damaged = damage
             found = []
         if not found:
-            assert hole.first == index
-            bad += range(hole.first, hole.end)
-            index = hole.end
+            assert damaged.first == index
+            bad += range(damaged.first, damaged.end)
+            index = damaged.end
             continue
         for entry in found:
             (true,) = other.entries(entry.index, entry.index + 1, 0)
@@ -89,9 +89,9 @@ def read_all(engine, twin):
     return bad
 
 
-def mend(engine, twin, indexes):
-    """Repair from the twin's copy."""
-    copies = [twin.log.entries(i, i + 1, 0)[0] for i in indexes]
+def mend(engine, model, indexes):
+    """Repair from the model's copy."""
+    copies = [model.log.entries(i, i + 1, 0)[0] for i in indexes]
     answers = []
     engine.store.repair(engine.log, copies, answers.append)
     engine.pump()
@@ -100,7 +100,7 @@ def mend(engine, twin, indexes):
 
 def test_damaged_frame_of_a_sealed_segment_is_a_hole_until_it_is_repaired(make_harness, tmp_path):
     """The range is named; what lies around it is served; the copy is durable."""
-    engine, twin = build(make_harness, tmp_path)
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[1].first_index + 2
     flip_in_frame(engine, bad, 60)
@@ -112,18 +112,18 @@ def test_damaged_frame_of_a_sealed_segment_is_a_hole_until_it_is_repaired(make_h
     assert log.holes == ((bad, bad + 1),)
     assert engine.store.stats()["holes"] == 1
     assert [e.index for e in engine.entries(log, bad - 2, bad + 5)] == [bad - 2, bad - 1]
-    assert read_all(engine, twin) == [bad]
-    assert mend(engine, twin, [bad]) is None
+    assert read_all(engine, model) == [bad]
+    assert mend(engine, model, [bad]) is None
     assert log.holes == ()
-    assert read_all(engine, twin) == []
+    assert read_all(engine, model) == []
     engine.reopen()
-    assert read_all(engine, twin) == []
+    assert read_all(engine, model) == []
     engine.crash()
 
 
 def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path):
     """Term, length, offsets and kind must match what is known."""
-    engine, twin = build(make_harness, tmp_path)
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[1].first_index + 1
     flip_in_frame(engine, bad, 50)
@@ -131,7 +131,7 @@ def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path)
     with pytest.raises(EntriesDamaged):
         engine.entries(log, bad, bad + 1)
     before = path.read_bytes()
-    (true,) = twin.log.entries(bad, bad + 1, 0)
+    (true,) = model.log.entries(bad, bad + 1, 0)
     for change in (
         {"term": true.term + 1}, {"data": bytes(true.data) + b"x"}, {"kind": 9},
         {"base_offset": true.base_offset + 1}, {"records": true.records + 1},
@@ -143,7 +143,7 @@ def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path)
         assert isinstance(answers[0], CorruptRecord), change
         assert path.read_bytes() == before
         assert log.holes == ((bad, bad + 1),)
-    assert mend(engine, twin, [bad]) is None
+    assert mend(engine, model, [bad]) is None
     engine.crash()
 
 
@@ -151,10 +151,10 @@ def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
     make_harness, tmp_path
 ):
     """Real flips, one or two at a time, between lives or under a running store: what is served is
-    right, what is not is repaired from the twin, and the next life finds everything good."""
-    engine, twin = build(make_harness, tmp_path)
+    right, what is not is repaired from the model, and the next life finds everything good."""
+    engine, model = build(make_harness, tmp_path)
     rng = random.Random(8)
-    holes = 0
+    damaged = 0
     for round_ in range(120):
         files = sorted(folder(engine, engine.log).iterdir())
         used = {p.name: size_in_use(engine, p) for p in files}
@@ -164,16 +164,16 @@ def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
         if round_ % 3 == 0:
             engine.reopen()
         assert not engine.log.lost
-        bad = read_all(engine, twin)
-        holes += len(bad)
+        bad = read_all(engine, model)
+        damaged += len(bad)
         if bad:
-            assert mend(engine, twin, bad) is None
-        assert read_all(engine, twin) == []
+            assert mend(engine, model, bad) is None
+        assert read_all(engine, model) == []
         engine.reopen()
         assert not engine.log.lost
-        assert read_all(engine, twin) == []
+        assert read_all(engine, model) == []
         assert engine.log.holes == ()
-    assert holes > 20
+    assert damaged > 20
     engine.crash()
 
 
@@ -189,7 +189,7 @@ def size_in_use(engine, path):
 @pytest.mark.parametrize("what", ["missing", "short", "zeros", "other"])
 def test_index_that_is_missing_short_or_wrong_is_built_again(make_harness, tmp_path, what):
     """An index holds nothing that its log segments do not."""
-    engine, twin = build(make_harness, tmp_path)
+    engine, model = build(make_harness, tmp_path)
     for life in range(2):
         for path in sorted(folder(engine, engine.log).glob("*.index")):
             if what == "missing":
@@ -203,43 +203,43 @@ def test_index_that_is_missing_short_or_wrong_is_built_again(make_harness, tmp_p
         if life:
             engine.reopen()
         assert not engine.log.lost
-        assert read_all(engine, twin) == []
-        for offset in range(0, twin.log.next_offset, 9):
-            found = [s.cold(s.store.index_of_offset, s.log, offset) for s in (engine, twin)]
+        assert read_all(engine, model) == []
+        for offset in range(0, model.log.next_offset, 9):
+            found = [s.cold(s.store.index_of_offset, s.log, offset) for s in (engine, model)]
             assert found[0] == found[1]
     engine.crash()
 
 
 def test_hole_whose_index_is_damaged_too_is_repaired_by_walking(make_harness, tmp_path):
     """Both say nothing about the entry: its place is behind those before it."""
-    engine, twin = build(make_harness, tmp_path)
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[2].first_index + 1
     flip_in_frame(engine, bad, 5, 6)  # its length
     path, position = index_slot(engine, bad)
     flip_bit(path, position + 3)
-    found = read_all(engine, twin)
+    found = read_all(engine, model)
     assert bad in found
-    assert mend(engine, twin, found) is None
-    assert read_all(engine, twin) == []
+    assert mend(engine, model, found) is None
+    assert read_all(engine, model) == []
     engine.reopen()
-    assert read_all(engine, twin) == []
+    assert read_all(engine, model) == []
     engine.crash()
 
 
 def test_segment_cut_short_is_filled_again(make_harness, tmp_path):
     """The end of a sealed segment is gone."""
-    engine, twin = build(make_harness, tmp_path)
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     path = segment_file(engine, log.segments[1].number)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    found = read_all(engine, twin)
+    found = read_all(engine, model)
     assert len(found) > 2
-    assert mend(engine, twin, found) is None
+    assert mend(engine, model, found) is None
     assert path.read_bytes() == whole
     engine.reopen()
-    assert read_all(engine, twin) == []
+    assert read_all(engine, model) == []
     engine.crash()
 
 
@@ -277,8 +277,8 @@ def test_flipped_bits_of_the_meta_are_found_or_harmless(make_harness, tmp_path):
 
 def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
     """Every segment is read, the newest too, so many bytes a second, over and over; what it finds
-    are holes, counted once."""
-    engine, twin = build(make_harness, tmp_path)
+    are damaged, counted once."""
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     sealed = log.segments[-1].first_index - 1
     total = sum(s.stat().st_size for s in folder(engine, log).glob("*.log"))
@@ -295,7 +295,7 @@ def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
     assert stats["scrub_errors"] == 3
     assert stats["scrub_passes"] >= 2
     assert 0.7 * total < stats["scrub_last_pass_bytes"] < total
-    assert mend(engine, twin, bad) is None
+    assert mend(engine, model, bad) is None
     engine.workers.advance(60_000)
     assert log.holes == ()
     assert engine.store.stats()["scrub_errors"] == 3
@@ -367,8 +367,8 @@ def test_scrubber_keeps_to_its_rate(make_harness, tmp_path):
 def test_bytes_that_the_medium_cannot_read_are_damage_and_not_the_end(
     make_harness, tmp_path, monkeypatch
 ):
-    """EIO from a segment is a hole, from an index a reason to write it anew."""
-    engine, twin = build(make_harness, tmp_path)
+    """EIO from a segment is damage, from an index a reason to write it anew."""
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[1].first_index
     idx = log.files.idx(bad)
@@ -391,18 +391,18 @@ def test_bytes_that_the_medium_cannot_read_are_damage_and_not_the_end(
     write = RealFile.pwrite
     monkeypatch.setattr(RealFile, "pread", pread)
     monkeypatch.setattr(RealFile, "pwrite", rewritten)
-    found = read_all(engine, twin)
+    found = read_all(engine, model)
     assert bad in found
     assert [name for name in sectors if name.endswith(".index")] == []
     assert engine.fatal == []
-    assert mend(engine, twin, found) is None
-    assert read_all(engine, twin) == []
+    assert mend(engine, model, found) is None
+    assert read_all(engine, model) == []
     engine.crash()
 
 
 def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_path):
-    """The last entry before the hole does not hold the offset, and is not given for it."""
-    engine, twin = build(make_harness, tmp_path)
+    """The last entry before the damage does not hold the offset, and is not given for it."""
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[2].first_index + 1
     idx = log.files.idx(bad)
@@ -416,7 +416,7 @@ def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_p
         assert caught.value.first == bad
     before = engine.read(log, idx.base_offset - 1, log.commit_index, 3000)
     assert before.end_offset == idx.base_offset
-    assert mend(engine, twin, range(*log.holes[0])) is None
+    assert mend(engine, model, range(*log.holes[0])) is None
     assert engine.read(log, behind, log.commit_index, 0).first_offset <= behind
     engine.crash()
 
@@ -468,8 +468,8 @@ def test_index_that_cannot_be_rebuilt_for_want_of_room_is_rebuilt_later(tmp_path
 @pytest.mark.parametrize("at", [60, 5, 7, 30], ids=["data", "length", "large length", "header"])
 def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness, tmp_path, at):
     """Idx are synced only when their segment is sealed: a power cut takes those of the newest one,
-    and a hole among its entries must not stand before the good ones behind it."""
-    engine, twin = build(make_harness, tmp_path)
+    and damage among its entries must not stand before the good ones behind it."""
+    engine, model = build(make_harness, tmp_path)
     log = engine.log
     segment = log.segments[-1]
     end = log.flushed_index + 1
@@ -485,10 +485,10 @@ def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness
     log = engine.log
     assert not log.lost
     assert [log.term(index) for index in range(log.first_index, log.last_index + 1)] == [
-        twin.log.term(index) for index in range(log.first_index, log.last_index + 1)
+        model.log.term(index) for index in range(log.first_index, log.last_index + 1)
     ]
-    found = read_all(engine, twin)
+    found = read_all(engine, model)
     assert found == [bad]
-    assert mend(engine, twin, found) is None
-    assert read_all(engine, twin) == []
+    assert mend(engine, model, found) is None
+    assert read_all(engine, model) == []
     engine.crash()

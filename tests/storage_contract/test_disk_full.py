@@ -15,7 +15,7 @@ from segments.io import failpoint
 from segments.io.inline_workers import InlineWorkers
 from tests.storage_contract.conftest import DiskHarness
 from tests.storage_contract.steps import OPTIONS, Step, draw
-from tests.storage_contract.test_failpoints import STAGED, Engine, Twin, at, seen
+from tests.storage_contract.test_failpoints import STAGED, Engine, Model, at, seen
 
 TMPFS_BYTES = 6 << 20
 REAL = StoreOptions(
@@ -39,23 +39,23 @@ def disarmed():
 def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
     """ENOSPC at every step of every job: never fatal; the store says so; it is over when there is
     room again, and everything is where it belongs."""
-    twin = Twin(OPTIONS)
+    model = Model(OPTIONS)
     engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
-    twin.start()
+    model.start()
     engine.start()
     rng = random.Random(name)
     was_full = False
     for round_ in range(2):
-        do_some(engine, twin, rng, 15)
+        do_some(engine, model, rng, 15)
         failpoint.arm(f"{name}:enospc")
-        do_some(engine, twin, rng, 15, kinds=STAGED)
+        do_some(engine, model, rng, 15, kinds=STAGED)
         # A checkpoint and a change of the logs that there are wait until there is room.
         for step in (
             Step("checkpoint", term=round_ % 2),
-            Step("renew", min(twin.store.logs), index=7),
+            Step("renew", min(model.store.logs), index=7),
         ):
             engine.do(step)
-            twin.do(step)
+            model.do(step)
         for _ in range(3):
             engine.workers.advance(400)
             was_full |= engine.store.disk_full
@@ -64,25 +64,25 @@ def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
         engine.workers.advance(3000)
         assert engine.fatal == []
         assert not engine.store.disk_full
-        assert seen(engine) == seen(twin)
-    # Chores may find nothing to do for this seed; a file nobody needs may stay a little longer.
+        assert seen(engine) == seen(model)
+    # Removals may find nothing to do for this seed; a file nobody needs may stay a little longer.
     assert was_full or name.startswith(("trim.", "journal.file_", "journal.before", "journal.rel"))
     engine.reopen()
-    twin.reopen()
-    assert seen(engine) == seen(twin)
+    model.reopen()
+    assert seen(engine) == seen(model)
     engine.crash()
 
 
-def do_some(engine, twin, rng, count, kinds=()):
+def do_some(engine, model, rng, count, kinds=()):
     """Steps that both do, of the kinds that do not wait for room."""
     while count:
-        step = draw(rng, twin.store.logs)
+        step = draw(rng, model.store.logs)
         if kinds and step.kind not in kinds:
             continue
         if step.kind == "trim" and engine.store.logs[step.log_id].installed_state:
             continue
         engine.do(step)
-        twin.do(step)
+        model.do(step)
         engine.workers.advance(10)
         count -= 1
 

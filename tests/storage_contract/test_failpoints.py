@@ -1,7 +1,7 @@
 """A real process, killed at every place where it matters, and what the next one finds.
 
 At each failpoint a child lives until it is killed there. The directory is then opened and compared
-with the twin, which has done the same steps: exactly what was acknowledged is there, and the step
+with the model, which has done the same steps: exactly what was acknowledged is there, and the step
 that was under way as a whole or not at all; nothing is asked of an operator. The same directory
 then lives, and dies at the same place, once more.
 """
@@ -42,7 +42,7 @@ class Doing:
             self.submit()
 
 
-class Twin(Doing, MemoryHarness):
+class Model(Doing, MemoryHarness):
     """The memory store, doing the steps that the child said it did."""
 
 
@@ -94,18 +94,18 @@ def at(where):
     return [name for name, text in failpoint.POINTS.items() if text.startswith(where)]
 
 
-def settle(twin, found, step):
-    """Bring the twin to where the store was found, if that is a place where it may be."""
-    if seen(twin) == found:
+def settle(model, found, step):
+    """Bring the model to where the store was found, if that is a place where it may be."""
+    if seen(model) == found:
         return
     if step.kind == "append" and step.count > 1:
         # Too large for a file, it may have got there in part: a prefix.
         last = found[step.log_id][3]
         assert step.index <= last < step.index + step.count, (step, last)
         step = Step("append", step.log_id, last + 1 - step.index, step.size, step.index, step.term)
-    twin.do(step)
-    twin.reopen()
-    assert seen(twin) == found, step
+    model.do(step)
+    model.reopen()
+    assert seen(model) == found, step
 
 
 @pytest.mark.parametrize("name", failpoint.POINTS)
@@ -113,24 +113,24 @@ def test_store_killed_at_a_failpoint_has_exactly_what_was_acknowledged(name, tmp
     """kill -9 at every step of append, checkpoint, roll, truncate, install, trim, delete,
     recycling, identity and meta writes; and again after the recovery from that."""
     directory = tmp_path / "data"
-    twin = Twin(OPTIONS)
-    twin.start()
+    model = Model(OPTIONS)
+    model.start()
     for life in range(2):
         seed = f"{name} {life}"
         nth = 1 if name.startswith("open.") else 1 + (zlib.crc32(seed.encode()) % 4)
         begun, done = run_child(directory, seed, f"{name}:kill@{nth}")
         rng = random.Random(seed)
         for _ in range(done):
-            twin.do(draw(rng, twin.store.logs))
+            model.do(draw(rng, model.store.logs))
         assert begun - done in {0, 1}
-        under_way = draw(rng, twin.store.logs)
-        twin.reopen()
+        under_way = draw(rng, model.store.logs)
+        model.reopen()
         store = DiskHarness(OPTIONS, directory=str(directory))
         store.start()
         assert not any(log.lost for log in store.store.logs.values())
         if begun > done:
-            settle(twin, seen(store), under_way)
-        assert seen(store) == seen(twin)
+            settle(model, seen(store), under_way)
+        assert seen(store) == seen(model)
         assert store.fatal == []
         store.crash()
 
@@ -142,18 +142,18 @@ def test_store_told_of_a_failure_says_so_once_and_acknowledges_nothing_after(
     """A failed write, sync or rename is fatal: `on_fatal` once; a start by reading the disk finds
     what had been acknowledged."""
     request.addfinalizer(lambda: failpoint.arm(""))
-    twin = Twin(OPTIONS)
+    model = Model(OPTIONS)
     engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
-    twin.start()
+    model.start()
     engine.start()
     failpoint.arm(f"{name}:error@3")
     rng = random.Random(name)
     while not engine.fatal:
-        step = draw(rng, twin.store.logs)
+        step = draw(rng, model.store.logs)
         engine.do(step)
         is_acknowledged = step.kind in STAGED and engine.store.durable_token >= engine.token
         if not engine.fatal or is_acknowledged:
-            twin.do(step)
+            model.do(step)
     durable = engine.store.durable_token
     engine.store.submit()
     engine.workers.advance(5000)
@@ -161,11 +161,11 @@ def test_store_told_of_a_failure_says_so_once_and_acknowledges_nothing_after(
     assert len(engine.fatal) == 1
     failpoint.arm("")
     engine.reopen()
-    twin.reopen()
+    model.reopen()
     if is_acknowledged:
-        assert seen(engine) == seen(twin)
+        assert seen(engine) == seen(model)
     else:
-        settle(twin, seen(engine), step)
+        settle(model, seen(engine), step)
     engine.crash()
 
 
@@ -173,31 +173,31 @@ def test_store_told_of_a_failure_says_so_once_and_acknowledges_nothing_after(
 def test_start_that_failed_can_be_tried_again(name, tmp_path, request):
     """Whatever had been done of it, the next start finds the same."""
     request.addfinalizer(lambda: failpoint.arm(""))
-    twin = Twin(OPTIONS)
+    model = Model(OPTIONS)
     engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
     rng = random.Random(name)
-    twin.start()
+    model.start()
     engine.start()
     for _ in range(120):
-        step = draw(rng, twin.store.logs)
+        step = draw(rng, model.store.logs)
         engine.do(step)
-        twin.do(step)
+        model.do(step)
     engine.crash()
-    twin.reopen()
+    model.reopen()
     for _ in range(3):
         failpoint.arm(f"{name}:error")
         with pytest.raises(OSError, match=name):
             engine.start()
     failpoint.arm("")
     engine.start()
-    assert seen(engine) == seen(twin)
+    assert seen(engine) == seen(model)
     engine.crash()
 
 
 def test_failpoints_named_are_those_passed():
     """The table and the code name the same places."""
     passed = set()
-    for source in (ROOT / "segments").glob("*.py"):
+    for source in (ROOT / "segments").rglob("*.py"):
         if source.name != "failpoint.py":
             passed |= set(
                 re.findall(r'failpoint\.(?:hit|is_due|act)\(\s*"([a-z_.]+)"', source.read_text())

@@ -106,8 +106,8 @@ def test_files_of_a_deleted_log_wait_for_the_identity(engine, writer):
     assert not log.files.fs.exists(log.files.directory)
 
 
-def test_many_deleted_logs_go_in_several_chores(engine, writer):
-    """More than one chore takes, deleted before and while the identity is being written."""
+def test_many_deleted_logs_go_in_several_removals(engine, writer):
+    """More than one removal takes, deleted before and while the identity is being written."""
     logs = [engine.new_log(group_id=n) for n in range(300)]
     for log in logs:
         put(engine, log, writer, 1, size=10)

@@ -1,5 +1,5 @@
 """A disk that fills up and is freed again, under an engine that dies in the middle of its jobs and
-of its starts, of a kill or of a power cut, and is found where the twin is."""
+of its starts, of a kill or of a power cut, and is found where the model is."""
 
 import random
 from dataclasses import replace
@@ -15,11 +15,11 @@ from segments.store import DiskStore
 from tests.storage_contract.conftest import ODD
 from tests.storage_contract.steps import draw
 from tests.storage_contract.test_failpoints import seen
-from tests.storage_contract.test_failpoints import settle as settle_twin
+from tests.storage_contract.test_failpoints import settle as settle_model
 from tests.storage_contract.test_full_disk_lives import (
     SIZES,
     Engine,
-    Twin,
+    Model,
     finish,
     make,
     restart,
@@ -94,13 +94,13 @@ def start(engine, rng):
     assert not any(log.lost for log in engine.store.logs.values())
 
 
-def live(engine, twin, rng, steps):
+def live(engine, model, rng, steps):
     """Up to so many steps, and a death in one of them."""
     engine.workers.jobs_left = rng.randint(1, 3 * steps)
     for _ in range(steps):
         if rng.random() < 0.02 and engine.store._journal.allocation.room is Room.WHOLE:
             engine.disk.room = rng.choice((0, 0, 70_000, 200_000, None))
-        step = draw(rng, twin.store.logs)
+        step = draw(rng, model.store.logs)
         if step.kind == "reset" and step.size > engine.options.journal_file_bytes // 2:
             # One that no file takes makes a file longer: its block cannot be refused before.
             step = replace(step, size=1_000)
@@ -120,7 +120,7 @@ def live(engine, twin, rng, steps):
         except DiedError:
             return step, engine.is_done
         assert engine.is_done or engine.token == 1 << 60, step
-        twin.do(step)
+        model.do(step)
         if rng.random() < 0.05:
             try:
                 engine.workers.advance(rng.choice((10, 1_500)))
@@ -133,39 +133,39 @@ def live(engine, twin, rng, steps):
     ("size", "seed"),
     [*((size, seed) for size in CASES for seed in range(3)), *FOUND],
 )
-def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_twin_is(size, seed):
+def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_model_is(size, seed):
     """Every step that was acknowledged, and the one under way as a whole, not at all, or of many
     entries the first."""
     rng = random.Random(f"{size} {seed}")
-    engine, twin = MortalEngine(CASES[size]), Twin(CASES[size])
+    engine, model = MortalEngine(CASES[size]), Model(CASES[size])
     engine.rng = rng
     engine.disk.rng = random.Random(f"disk {seed}")
     start(engine, rng)
-    twin.start()
+    model.start()
     for _ in range(12):
-        step, is_done = live(engine, twin, rng, rng.choice((5, 40, 120)))
+        step, is_done = live(engine, model, rng, rng.choice((5, 40, 120)))
         engine.disk.locks.clear()
         if step is None:
             engine.crash()
         start(engine, rng)
-        twin.reopen()
+        model.reopen()
         if step is not None:
             if is_done:
-                twin.do(step)
-                twin.reopen()
+                model.do(step)
+                model.reopen()
             else:
-                settle_twin(twin, seen(engine), step)
-        assert seen(engine) == seen(twin), step
+                settle_model(model, seen(engine), step)
+        assert seen(engine) == seen(model), step
         if rng.random() < 0.5:
             settle(engine.disk, engine.disk.root)
     engine.workers.jobs_left = 0
-    finish(engine, twin)
+    finish(engine, model)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_starts_that_die_behind_their_first_block_do_not_use_up_the_reserve(size, monkeypatch):
     """Each leaves a file that nothing proves; the next one counts on it, and none is given back."""
-    engine, twin = make(SIZES[size], 40, random.Random(size))
+    engine, model = make(SIZES[size], 40, random.Random(size))
 
     def die(*_):
         raise DiedError
@@ -178,8 +178,8 @@ def test_starts_that_die_behind_their_first_block_do_not_use_up_the_reserve(size
                 engine.start()
     engine.crash()
     restart(engine)
-    twin.reopen()
-    assert seen(engine) == seen(twin)
+    model.reopen()
+    assert seen(engine) == seen(model)
     for n in range(100):
         engine.store.set_hard_state(engine.log, HardState(1_000 + n, 1, engine.log.commit_index))
         engine.submit()

@@ -1,7 +1,7 @@
 """A disk that stays full for as long as it likes: votes do not run out, whoever crashes meanwhile.
 
 The engine lives on the simulated disk, which gives no room back to what is removed, and is compared
-with the twin after each crash and power cut.
+with the model after each crash and power cut.
 """
 
 import random
@@ -29,7 +29,7 @@ LARGE = StoreOptions(
 SIZES = {"small": SMALL, "as a piece": OPTIONS, "large": LARGE}
 
 
-class Twin(Doing, MemoryHarness):
+class Model(Doing, MemoryHarness):
     """What must be found."""
 
 
@@ -51,17 +51,17 @@ class Engine(Doing, SimHarness):
 
 
 def make(options, steps, rng):
-    """An engine and its twin that have seen some life; then there is no more room."""
-    engine, twin = Engine(options), Twin(options)
+    """An engine and its model that have seen some life; then there is no more room."""
+    engine, model = Engine(options), Model(options)
     engine.start()
-    twin.start()
+    model.start()
     for _ in range(steps):
-        both(engine, twin, draw(rng, twin.store.logs))
+        both(engine, model, draw(rng, model.store.logs))
     engine.workers.advance(2_000)
     assert not engine.store.disk_full
     settle(engine.disk, engine.disk.root)
     engine.disk.room = 0
-    return engine, twin
+    return engine, model
 
 
 def settle(disk, directory):
@@ -74,19 +74,19 @@ def settle(disk, directory):
     disk.sync_directory(directory)
 
 
-def both(engine, twin, step):
+def both(engine, model, step):
     engine.do(step)
-    twin.do(step)
+    model.do(step)
 
 
-def end(engine, twin, rng):
+def end(engine, model, rng):
     """A crash or a power cut, and the next life of both."""
     if rng.random() < 0.5:
         engine.power_cut()
     engine.crash()
     restart(engine)
-    twin.reopen()
-    assert seen(engine) == seen(twin)
+    model.reopen()
+    assert seen(engine) == seen(model)
 
 
 def restart(engine):
@@ -106,21 +106,21 @@ def restart(engine):
         engine.disk.room = 0
 
 
-def finish(engine, twin):
+def finish(engine, model):
     """There is room again: everything goes on by itself."""
     engine.disk.room = None
     engine.workers.advance(5_000)
     assert not engine.store.disk_full
     assert engine.fatal == []
-    assert seen(engine) == seen(twin)
+    assert seen(engine) == seen(model)
     rng = random.Random(1)
     for _ in range(30):
-        both(engine, twin, draw(rng, twin.store.logs))
+        both(engine, model, draw(rng, model.store.logs))
         engine.workers.advance(2_000)
     engine.crash()
     engine.start()
-    twin.reopen()
-    assert seen(engine) == seen(twin)
+    model.reopen()
+    assert seen(engine) == seen(model)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -128,19 +128,19 @@ def finish(engine, twin):
 def test_votes_are_taken_however_many_there_are(size, steps):
     """Many times as many as the reserve has room for, over many lives."""
     rng = random.Random(f"{size} {steps}")
-    engine, twin = make(SIZES[size], steps, rng)
+    engine, model = make(SIZES[size], steps, rng)
     for life in range(12):
         for _ in range(120):
-            log = twin.store.logs[rng.choice(sorted(twin.store.logs))]
+            log = model.store.logs[rng.choice(sorted(model.store.logs))]
             hard = log.hard_state
             term = max(hard.term, log.term(log.last_index)) + 1
             vote = Step("hard", log.log_id, 0, rng.randint(0, 3), hard.commit, term)
-            both(engine, twin, vote)
+            both(engine, model, vote)
             assert engine.is_done
         assert engine.fatal == []
         if life % 4 != 3:
-            end(engine, twin, rng)
-    finish(engine, twin)
+            end(engine, model, rng)
+    finish(engine, model)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -148,11 +148,11 @@ def test_votes_are_taken_however_many_there_are(size, steps):
 def test_full_disk_keeps_what_it_took_and_goes_on_voting(size, seed):
     """Entries, truncations, resets and trims as long as there is room for them, and votes after."""
     rng = random.Random(f"{size} {seed}")
-    engine, twin = make(SIZES[size], rng.randint(5, 80), rng)
+    engine, model = make(SIZES[size], rng.randint(5, 80), rng)
     taken = 0
     for _ in range(rng.randint(2, 6)):
         for _ in range(rng.randint(1, 150)):
-            step = draw(rng, twin.store.logs)
+            step = draw(rng, model.store.logs)
             if step.kind in {"create", "renew", "checkpoint"}:
                 engine.workers.advance(300)
                 continue
@@ -161,19 +161,19 @@ def test_full_disk_keeps_what_it_took_and_goes_on_voting(size, seed):
             cost = (step.count or 1) * (step.size + 100) + 4096
             is_essential = rng.random() < 0.3
             if step.kind == "hard" or cost <= engine.store.entry_room(is_essential=is_essential):
-                both(engine, twin, step)
+                both(engine, model, step)
                 assert engine.is_done, step
                 taken += step.kind == "append"
         engine.workers.advance(rng.choice((0, 1_500)))
-        end(engine, twin, rng)
+        end(engine, model, rng)
     assert taken
-    log = twin.store.logs[min(twin.store.logs)]
+    log = model.store.logs[min(model.store.logs)]
     for n in range(200):
         hard = log.hard_state
         term = max(hard.term, log.term(log.last_index)) + 1
-        both(engine, twin, Step("hard", log.log_id, 0, n % 3, hard.commit, term))
+        both(engine, model, Step("hard", log.log_id, 0, n % 3, hard.commit, term))
         assert engine.is_done
-    finish(engine, twin)
+    finish(engine, model)
 
 
 @pytest.mark.parametrize("life", ["crash", "none"])

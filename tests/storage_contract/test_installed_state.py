@@ -29,7 +29,7 @@ def fill(harness, log, writer, count, size=150):
 
 
 def journal_files(harness):
-    """How long the journal is; the twin has none."""
+    """How long the journal is; the model has none."""
     return harness.store.stats().get("journal_files", 0)
 
 

@@ -307,11 +307,11 @@ def test_files_go_when_what_ends_the_need_for_them_is_durable(tmp_path: Path, ch
     assert min(store._journal.chain.paths) > oldest
 
 
-@pytest.mark.parametrize("user", ["chore", "checkpoint"])
+@pytest.mark.parametrize("user", ["removal", "checkpoint"])
 def test_checkpoint_that_found_the_files_in_use_comes_by_time_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
-    """A chore, or another checkpoint, was running when it was due, and nothing is appended any
+    """A removal, or another checkpoint, was running when it was due, and nothing is appended any
     more."""
     workers = InlineWorkers()
     options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_interval_ms=10_000)
@@ -321,13 +321,13 @@ def test_checkpoint_that_found_the_files_in_use_comes_by_time_all_the_same(
     held = []
 
     def pool(job: Callable[[], object], done: Callable[[object], None]) -> None:
-        is_users = store._chores.is_running or store._checkpoints.is_running
+        is_users = store._removals.is_running or store._checkpoints.is_running
         (held if is_users else workers.pool_jobs).append((job, done))
 
     append(store, kept, 20, 1_000)
     workers.advance(5_000)
     monkeypatch.setattr(workers, "pool", pool)
-    if user == "chore":
+    if user == "removal":
         store.delete_log(deleted.log_id)
     else:
         store.checkpoint()

@@ -78,7 +78,7 @@ def test_window_that_begins_behind_the_offset_is_not_served(harness):
     found.index += 2
     del found.entries[:2]
     key = log.id, log.generation, "offset", 10
-    store._ahead.keep(key, found)
+    store._reader.read_ahead.keep(key, found)
     slices = harness.cold(store.read_cold, log, 10, 120, 400)
     assert slices.first_offset == 10
     assert store.stats()["read_ahead_hits"] == 0

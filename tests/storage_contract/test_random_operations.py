@@ -1,4 +1,4 @@
-"""The engine beside its twin: whatever is done to both, both answer the same.
+"""The engine beside its model: whatever is done to both, both answer the same.
 
 Operations are drawn by hypothesis, which shrinks what differs. Sizes are small, so that files roll,
 are released and are recycled, chunks are evicted and indexes span files within a few operations.
@@ -41,10 +41,10 @@ operations = st.one_of(
 
 
 class Pair:
-    """One log (of three) on the engine and on the twin, driven by the same operations."""
+    """One log (of three) on the engine and on the model, driven by the same operations."""
 
-    def __init__(self, engine, twin):
-        self.sides = (engine, twin)
+    def __init__(self, engine, model):
+        self.sides = (engine, model)
         self.current = 0
         self.next_group = 9
         for _ in range(3):
@@ -60,7 +60,7 @@ class Pair:
         return [(side, list(side.store.logs.values())[self.current]) for side in self.sides]
 
     @property
-    def twin_log(self):
+    def model_log(self):
         return self.logs()[1][1]
 
     def run(self, operation):
@@ -82,10 +82,10 @@ class Pair:
             side.store.append(log, entries)
 
     def do_append(self, count, size, records):
-        self.append_at(self.twin_log.last_index + 1, count, size, records)
+        self.append_at(self.model_log.last_index + 1, count, size, records)
 
     def do_replace(self, count, size, fraction):
-        log = self.twin_log
+        log = self.model_log
         uncommitted = log.last_index - log.commit_index
         first = log.commit_index + 1 + uncommitted * fraction // 100
         self.term += 1
@@ -97,10 +97,10 @@ class Pair:
             vote_now = old.vote if vote is None else vote
             term = max(self.term, old.term)
             side.store.set_hard_state(log, HardState(term, vote_now, max(commit, old.commit)))
-        self.term = max(self.term, self.twin_log.hard_state.term)
+        self.term = max(self.term, self.model_log.hard_state.term)
 
     def do_commit(self, fraction):
-        log = self.twin_log
+        log = self.model_log
         self.set_state(log.commit_index + (log.last_index - log.commit_index) * fraction // 100)
 
     def do_vote(self, vote):
@@ -135,7 +135,7 @@ class Pair:
             side.workers.advance(200)
 
     def do_reset(self, ahead, size):
-        first = self.twin_log.last_index + ahead
+        first = self.model_log.last_index + ahead
         state = bytes([first & 0xFF, self.term & 0xFF]) * (size // 2)
         for side, log in self.logs():
             offset = log.next_offset + 3
@@ -159,7 +159,7 @@ class Pair:
             side.checkpoint()
 
     def do_trim(self, fraction):
-        log = self.twin_log
+        log = self.model_log
         count = log.commit_index + 1 - log.first_index
         if log.installed_state:
             return
@@ -193,14 +193,14 @@ class Pair:
                 )
             except StorageError as error:
                 results.append(type(error))
-        engine, twin = results
-        if isinstance(engine, tuple) and isinstance(twin, tuple) and engine != twin:
+        engine, model = results
+        if isinstance(engine, tuple) and isinstance(model, tuple) and engine != model:
             # From disk a read may end where segments do; what it has must be a prefix.
             assert engine[0]
-            assert engine[0] == twin[0][: len(engine[0])]
-            assert engine[2] == twin[2]
+            assert engine[0] == model[0][: len(engine[0])]
+            assert engine[2] == model[2]
         else:
-            assert engine == twin
+            assert engine == model
 
     def do_crash(self):
         for side in self.sides:
@@ -221,31 +221,31 @@ class Pair:
 
     # --- comparison -----------------------------------------------------------------------------
     def compare(self):
-        engine, twin = self.sides
-        assert list(engine.store.logs) == list(twin.store.logs)
+        engine, model = self.sides
+        assert list(engine.store.logs) == list(model.store.logs)
         assert engine.fatal == []
         for log_id, mine in engine.store.logs.items():
-            other = twin.store.logs[log_id]
+            other = model.store.logs[log_id]
             assert not mine.lost
             assert summary(mine) == summary(other)
 
     def compare_contents(self):
-        engine, twin = self.sides
+        engine, model = self.sides
         for log_id, mine in engine.store.logs.items():
-            other = twin.store.logs[log_id]
-            assert engine.all_entries(mine) == twin.all_entries(other)
+            other = model.store.logs[log_id]
+            assert engine.all_entries(mine) == model.all_entries(other)
             applied, items = engine.store.load_meta(mine)
-            assert (applied, items) == twin.store.load_meta(other)
+            assert (applied, items) == model.store.load_meta(other)
             for offset in range(mine.log_start_offset, mine.next_offset, 5):
                 found = [
                     side.cold(side.store.index_of_offset, log, offset)
-                    for side, log in ((engine, mine), (twin, other))
+                    for side, log in ((engine, mine), (model, other))
                 ]
                 assert found[0] == found[1]
             for timestamp in (0, 3, 6, 9):
                 found = [
                     side.cold(side.store.index_of_timestamp, log, timestamp, log.commit_index)
-                    for side, log in ((engine, mine), (twin, other))
+                    for side, log in ((engine, mine), (model, other))
                 ]
                 assert found[0] == found[1]
 
@@ -266,10 +266,10 @@ def summary(log):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=st.lists(operations, max_size=50), odd=st.booleans())
-def test_engine_under_random_operations_equals_its_twin(
+def test_engine_under_random_operations_equals_the_model(
     make_harness, odd_options, backend, plan, odd
 ):
-    """Append, truncate, trim, reset, checkpoint, roll, crash, reopen: the twin's state exactly."""
+    """Append, truncate, trim, reset, checkpoint, roll, crash, reopen: the model's state exactly."""
     with tempfile.TemporaryDirectory() as directory:
         options = [odd_options] if odd else []
         engine = make_harness(backend, Path(directory), *options)
@@ -294,10 +294,10 @@ def test_engine_under_random_operations_equals_its_twin(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=st.lists(operations, max_size=40))
-def test_engine_after_power_cuts_equals_its_twin(make_harness, plan):
+def test_engine_after_power_cuts_equals_the_model(make_harness, plan):
     """What was reported durable survives the loss of everything unsynced."""
-    engine, twin = make_harness("sim", None), make_harness("memory", None)
-    pair = Pair(engine, twin)
+    engine, model = make_harness("sim", None), make_harness("memory", None)
+    pair = Pair(engine, model)
     engine.crash = engine.power_cut
     for operation in plan:
         pair.run(operation)

@@ -4,7 +4,7 @@ import pytest
 
 from segments.api import CorruptRecord, MetaBatch
 from segments.io import failpoint
-from segments.io.removals import Chores
+from segments.io.removals import Removals
 from segments.recovery import opening as recovery
 from tests.storage_contract.conftest import SimHarness, put
 
@@ -149,7 +149,7 @@ def test_state_that_a_damaged_checkpoint_covered_is_installed_again(engine, writ
 def die_while_deleting(engine, doomed, monkeypatch):
     """The identity no longer lists the log, all else of it is there; how its items begin."""
     with monkeypatch.context() as patch:
-        patch.setattr(Chores, "_run", lambda chores, chore, job: None)
+        patch.setattr(Removals, "_run", lambda removals, removal, job: None)
         engine.store.delete_log(doomed.log_id)
         engine.workers.advance(50)
     engine.crash()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from segments.api import EntriesDamaged, HardState, SegmentSpan, StoredEntry
 from segments.io.fs import RealFile, RealFileSystem
 from segments.log import log as segments_log
-from segments.log.largest_timestamps import UNKNOWN, Maxima
+from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
 from tests.storage_contract.conftest import SMALL
 from tests.storage_contract.damage import flip_bit
 
@@ -34,7 +34,7 @@ numbers = st.integers(0, 9)
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_maxima_find_what_a_scan_finds(values, operations, start):
     """Values appended, dropped from the front and changed, in any order."""
-    maxima = Maxima(values)
+    maxima = LargestTimestamps(values)
     for what, where, value in [("s", 0, 0), *operations]:
         if what == "a":
             values.append(value)
@@ -145,7 +145,7 @@ class Timed:
 
     def do_damage(self, fraction, is_idx_damaged, ahead):
         """A frame that flips, its Idx with it or not, and one more Idx, so that what is left is
-        written anew; entries come while it is a hole; then it is mended."""
+        written anew; entries come while it is damaged; then it is repaired."""
         log = self.log
         if not self.is_disk or log.flushed_index <= self.first:
             return
@@ -457,8 +457,8 @@ def test_index_rebuilt_around_a_hole_knows_the_times_that_its_idx_knows(holed):
 
 
 def test_hole_that_is_filled_in_the_newest_segment_counts_for_what_follows(holed):
-    """A start finds its index rebuilt without the hole's time; a flush goes on from there, before
-    and after the hole is filled, and seals the segment."""
+    """A start finds its index rebuilt without the time of a damaged entry. A flush goes on from
+    there, before and after that is repaired, and seals the segment."""
     spoil(holed, frames=[3], rows=[3, 5])
     holed.engine.cold(holed.engine.store.entries_cold, holed.log, 5, 6, 0)
     holed.do_reopen()
@@ -478,8 +478,8 @@ def test_hole_that_is_filled_in_the_newest_segment_counts_for_what_follows(holed
 
 
 def test_hole_that_is_filled_raises_what_was_known_of_its_segment(holed):
-    """What was read of a sealed segment while it had a hole, and what a read begun before the hole
-    was filled says after it."""
+    """What was read of a sealed segment while it was damaged, and what a read begun before the
+    repair says after it."""
     for _ in range(8):
         holed.do_append([8] * 8)
         holed.do_flush(100)

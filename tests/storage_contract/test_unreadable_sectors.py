@@ -157,7 +157,7 @@ def assert_mended(engine, medium, at_once):
 
 
 def test_large_read_names_what_is_bad_and_serves_the_rest(medium):
-    """Of a run of a mebibyte one page is bad: the entries in it are the hole, and no others."""
+    """Of a run of a mebibyte one page is bad: the entries in it are damaged, and no others."""
     engine = build()
     number = engine.log.segments[2].number
     expected = inside(engine, number, 1)
@@ -207,7 +207,7 @@ def test_any_page_may_go_bad(medium, where, at_once):
     rng = random.Random(at_once)
     folder = engine.log.files.directory
     names = engine.fs.list(folder)
-    holes = 0
+    damaged = 0
     for round_ in range(12):
         kinds = {"segment": [".log"], "index": [".index"], "both": [".log", ".index"]}[where]
         for kind in kinds:
@@ -219,11 +219,11 @@ def test_any_page_may_go_bad(medium, where, at_once):
         if round_ % 2 and where != "both":
             engine.restart()
         assert not engine.log.lost
-        holes += len(read_all(engine, rng.choice([0, 3000, 1 << 20])))
+        damaged += len(read_all(engine, rng.choice([0, 3000, 1 << 20])))
         assert_mended(engine, medium, at_once)
         engine.restart()
         assert read_all(engine) == []
-    assert bool(holes) == (where != "index")
+    assert bool(damaged) == (where != "index")
     sizes = {name: engine.fs.open(f"{folder}/{name}").size() for name in names}
     assert all(size <= 16 << 10 for name, size in sizes.items() if name.endswith(".log"))
     engine.put(100)
@@ -268,7 +268,7 @@ def test_flush_into_a_bad_page_of_an_index(medium):
 
 
 def test_flush_into_a_bad_page_of_a_segment(medium):
-    """Where the newest segment ends: what lay there is a hole, what is flushed now is there."""
+    """Where the newest segment ends: what lay there is damaged, what is flushed now is there."""
     engine = build()
     number = engine.log.segments[-1].number
     size = engine.log.cursor.position
@@ -344,7 +344,7 @@ def test_two_write_one_bad_page_of_an_index(medium):
 
 
 def test_repair_that_the_medium_does_not_take_is_refused(medium):
-    """Not the end of the process: the hole stays, and the owner is told."""
+    """Not the end of the process: the range stays damaged, and the owner is told."""
     engine = build()
     number = engine.log.segments[2].number
     medium.spoil(engine, segment_path(engine, number), 1)

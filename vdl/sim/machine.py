@@ -171,7 +171,7 @@ class Life:
     def _tell_notes(self, faults: FrameFaults) -> None:
         """Of each checkpoint's end, once the block with its notes is being written."""
         checkpoints, queue = self.store._checkpoints, self.store._journal.queue
-        ended = checkpoints._ended
+        ended = self.store.checkpoint_ended
 
         def noted() -> None:
             ended()
@@ -185,7 +185,7 @@ class Life:
             else:
                 self.clock.call_later(NOTE_LOOK_NS, partial(look, token, looks - 1))
 
-        vars(checkpoints)["_ended"] = noted
+        vars(self.store)["checkpoint_ended"] = noted
 
     def _links_closed(self) -> bool:
         return self.server.state is ServerState.STOPPED

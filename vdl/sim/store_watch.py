@@ -30,9 +30,8 @@ class StoreWatch:
         self._durable = durable
         self._broken = broken
         journal = store._journal
-        checkpoints = store._checkpoints
         self._release, self._trim = journal.release, store.trim_log
-        self._append, self._collect = store.append, checkpoints._collect
+        self._append, self._collect = store.append, store.checkpoint_collect
         self._reset = store.reset_log
         self._reset_token, self._reset_group = 0, 0
         """The batch that the newest reset lies in, and whose it is."""
@@ -42,7 +41,7 @@ class StoreWatch:
         vars(store)["trim_log"] = self.trim
         vars(store)["reset_log"] = self.reset
         vars(store)["append"] = self.append
-        vars(checkpoints)["_collect"] = self.collect
+        vars(store)["checkpoint_collect"] = self.collect
 
     def release(self, sequence: int) -> None:
         """Journal files before `sequence` go."""

@@ -21,7 +21,7 @@ from segments.directory.identity import LogIdentity
 from segments.format.frame import read_frame
 from segments.io.fs import RealFileSystem
 from segments.journal.files import file_path
-from segments.tool import Directory, Hole
+from segments.tool import DamagedRange, Directory
 
 CLOSED_SECONDS_MAX = 10.0
 Digest = tuple[int, int, int]
@@ -111,7 +111,7 @@ def _read_log(directory: Directory, known: LogIdentity) -> Copy:
         return copy
     try:
         for found in directory.entries(known):
-            if isinstance(found, Hole):
+            if isinstance(found, DamagedRange):
                 copy.problem = f"entries [{found.first}, {found.end}) cannot be read"
                 return copy
             copy.entries[found.index] = (found.term, found.base_offset, crc32c(found.data))

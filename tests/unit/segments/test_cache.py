@@ -5,13 +5,18 @@ import random
 from segments.api import StoredEntry
 from segments.log.log import Batch, DiskLog, Run
 from segments.log.segment import LogFiles
-from segments.log.tail_cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ENTRY_OVERHEAD_BYTES, Cache
+from segments.log.tail_cache import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    ENTRY_OVERHEAD_BYTES,
+    TailCache,
+)
 from segments.log.terms import TermRuns
 
 
 def make_log(budget=1 << 20):
     files = LogFiles(None, "nowhere", 1, 9, 64)
-    return DiskLog(files, 1, Cache(budget), first_index=1, prev_term=0, next_offset=0)
+    return DiskLog(files, 1, TailCache(budget), first_index=1, prev_term=0, next_offset=0)
 
 
 def stage(log, count, size, batch=None):
@@ -123,7 +128,7 @@ def test_hits_and_misses_are_counted():
 
 
 def test_term_runs_answer_as_a_list_would():
-    """Twin: a plain list of terms."""
+    """Model: a plain list of terms."""
     rng = random.Random(4)
     runs, plain, first = TermRuns(0, 0), [0], 0
     for _ in range(3000):
@@ -231,7 +236,7 @@ def test_cache_keeps_its_books_whatever_happens():
     """Random appends, cuts, flushes and drops of several tails: what is charged, what may go and
     what is not flushed are what a count finds."""
     rng = random.Random(11)
-    cache = Cache(200_000)
+    cache = TailCache(200_000)
     logs = []
     for number in range(3):
         files = LogFiles(None, "nowhere", number, 9, 64)

@@ -13,7 +13,7 @@ from segments.format.frame import read_frame
 from segments.log import index, segment
 from segments.log.log import Batch, DiskLog
 from segments.log.segment import LogFiles, SegmentInfo
-from segments.log.tail_cache import Cache
+from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
 
 FRAME = (
@@ -42,7 +42,7 @@ IDENTITY = (
 def staged():
     """One entry, staged into a batch: (log, batch)."""
     files = LogFiles(None, "nowhere", 4, 9, 64)
-    log = DiskLog(files, 1, Cache(1 << 20), first_index=7, prev_term=2, next_offset=100)
+    log = DiskLog(files, 1, TailCache(1 << 20), first_index=7, prev_term=2, next_offset=100)
     batch = Batch(1)
     log.stage([StoredEntry(3, 7, 0, b"hello", 100, 2, 987654321)], batch)
     return log, batch

@@ -1,17 +1,19 @@
 """A directory is let go only when nothing of the store is at its files any more."""
 
+import random
 import threading
 from functools import partial
 
 import pytest
 
-from segments import store as store_module
 from segments.api import DirectoryInUse
 from segments.io.fs import RealFileSystem
 from segments.io.inline_workers import InlineWorkers
 from segments.io.jobs import Jobs
 from segments.io.workers import ThreadWorkers
 from segments.journal.files import JournalFiles
+from segments.recovery import start
+from segments.store import DiskStore
 from tests.unit.segments.conftest import OPTIONS
 
 
@@ -86,11 +88,9 @@ def test_job_of_a_start_that_failed_does_not_begin(bench, monkeypatch):
         raise OSError("cannot")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "remove_stale", fail)
+        patch.setattr(start, "remove_stale", fail)
         with pytest.raises(OSError, match="cannot"):
-            store_module.DiskStore.open(
-                RealFileSystem(), bench.directory, workers, OPTIONS, store_module.random.Random(5)
-            )
+            DiskStore.open(RealFileSystem(), bench.directory, workers, OPTIONS, random.Random(5))
     bench.open()
     assert workers.pool_jobs
     before = sorted((path, path.read_bytes()) for path in bench.path.rglob("*.journal"))

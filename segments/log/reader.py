@@ -1,0 +1,285 @@
+"""Reads behind the tail, as the loop sees them: started, shared, kept for who reads on.
+
+Readers that wait for the same place share one read. What follows a window is read before its reader
+is there (`read_ahead.py`). What a thread found is checked against what has happened to the log
+meanwhile: entries that were removed are `Compacted`, damaged ones are noted.
+
+Must not know: the journal, who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from segments.api import (
+    Compacted,
+    CorruptRecord,
+    EntriesDamaged,
+    OffsetOutOfRange,
+    ReadRefused,
+    SegmentSpan,
+    Slices,
+    StorageError,
+    StoredEntry,
+    Timer,
+    Workers,
+)
+from segments.io.fs import is_disk_full, is_passing
+from segments.log import cold_reads as cold
+from segments.log.log import DiskLog
+from segments.log.read_ahead import AHEAD_BYTES, IDLE_MS, Key, ReadAhead
+from segments.log.segment import Sealed, TimeFound
+
+T = TypeVar("T")
+
+
+class Reader:
+    """The cold reads of `segments.api.Store`, which says what each gives."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        refused: Callable[[OSError], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """`refused` is called for each read that found no descriptor or no memory, `fail` for an
+        error of the disk. Both are the owner's business, whoever asked."""
+        self._workers = workers
+        self._refused = refused
+        self._fail = fail
+        self.read_ahead = ReadAhead()
+        self._timer: Timer | None = None
+        """Use: what nobody comes for is dropped then.
+        Invariant: runs while there are windows, until `stop`."""
+        self._reading: dict[Key, list[Callable[[cold.Found | StorageError], None]]] = {}
+        """Use: reads for consumers under way, and who waits for each; more than one where several
+        go on at one place."""
+        self._is_stopped = False
+        self.refusals = 0
+
+    def read(
+        self,
+        log: DiskLog,
+        offset: int,
+        end_index: int,
+        bytes_max: int,
+        done: Callable[[Slices | StorageError], None],
+    ) -> None:
+        """See `Store.read_cold`."""
+        if not log.start_offset <= offset < log.flushed_offset:
+            self._run(log, cold.outcome(lambda: log.read(offset, end_index, bytes_max)), done)
+            return
+        end_index = min(end_index, log.hard.commit)
+        age = log.generation
+
+        def give(found: cold.Found | StorageError) -> None:
+            if isinstance(found, StorageError):
+                done(found)
+                return
+            slices = cold.slices(found, offset, end_index, bytes_max)
+            self._keep((log.id, age, "offset", slices.end_offset), found)
+            self._read_on(log, age, end_index, found)
+            done(slices)
+
+        key = (log.id, age, "offset", offset)
+        window = self.read_ahead.take(key)
+        if window is not None and window.entries and window.entries[0].base_offset > offset:
+            window = None  # it would pass over records, and so would what its index leads to
+        if window is not None and _holds_records(window, end_index):
+            self.read_ahead.hits += 1
+            self._workers.call_later(0, lambda: give(window))
+            return
+        waiting = self._reading.get(key)
+        if waiting is not None:
+            waiting.append(give)
+            return
+        self._reading[key] = [give]
+        index, ahead = (0, 0) if window is None else (window.index, AHEAD_BYTES)
+        look = cold.read(log, offset, end_index, bytes_max, index, ahead)
+        self._run(log, look, lambda result: self._found(key, result))
+
+    def _read_on(self, log: DiskLog, age: int, end_index: int, window: cold.Found) -> None:
+        """Have what follows a window read before its reader is there, once little is left of it:
+        a reader then waits for the disk only where that is slower."""
+        rest = window.entries[window.count :]
+        if not rest or sum(len(entry.data) for entry in rest) > AHEAD_BYTES // 2:
+            return
+        last = rest[-1]
+        offset, index = last.base_offset + last.records, last.index + 1
+        key = (log.id, age, "offset", offset)
+        if index > min(end_index, log.flushed_index) or log.generation != age:
+            return
+        if key in self._reading or key in self.read_ahead:
+            return
+        self._reading[key] = []
+        look = cold.read(log, offset, end_index, 0, index, AHEAD_BYTES)
+        self._run(log, look, lambda result: self._found(key, result))
+
+    def _found(self, key: Key, result: cold.Found | StorageError) -> None:
+        """A read for consumers has ended. Whoever waits gets it; else it is kept."""
+        waiting = self._reading.pop(key)
+        for give in waiting:
+            give(result)
+        if not waiting and not isinstance(result, StorageError):
+            self._keep(key, result, readers=0)
+
+    def entries(
+        self,
+        log: DiskLog,
+        first: int,
+        end: int,
+        bytes_max: int,
+        done: Callable[[list[StoredEntry] | StorageError], None],
+    ) -> None:
+        """See `Store.entries_cold`."""
+        if first < log.first or first > log.flushed_index or end > log.last + 1:
+            look = cold.outcome(lambda: cold.as_stored(log.entries(first, end, bytes_max)))
+            self._run(log, look, done)
+            return
+        age = log.generation
+
+        def give(found: cold.Found | StorageError) -> None:
+            if isinstance(found, StorageError):
+                done(found)
+                return
+            entries = cold.first_entries(found, end, bytes_max)
+            self._keep((log.id, age, "index", first + len(entries)), found)
+            done(entries)
+
+        window = self.read_ahead.take((log.id, age, "index", first))
+        if window is not None and window.entries:
+            self.read_ahead.hits += 1
+            self._workers.call_later(0, lambda: give(window))
+            return
+        ahead = 0 if window is None else AHEAD_BYTES
+        self._run(log, cold.entries(log, first, end, bytes_max, ahead), give)
+
+    def _keep(self, key: Key, found: cold.Found, *, readers: int = 1) -> None:
+        self.read_ahead.keep(key, found, readers=readers)
+        if self._timer is None:
+            self._timer = self._workers.call_later(IDLE_MS, self._expire)
+
+    def _expire(self) -> None:
+        self.read_ahead.expire()
+        self._timer = None
+        if len(self.read_ahead) and not self._is_stopped:
+            self._timer = self._workers.call_later(IDLE_MS, self._expire)
+
+    def index_of_offset(
+        self, log: DiskLog, offset: int, done: Callable[[int | StorageError], None]
+    ) -> None:
+        """See `Store.index_of_offset`."""
+        answer: int | StorageError = log.tail.find_offset(offset)
+        if not log.start_offset <= offset < log.offset:
+            answer = OffsetOutOfRange(f"offset {offset} not in [{log.start_offset}, {log.offset})")
+        if answer:
+            self._workers.call_later(0, lambda: done(answer))
+        else:
+            self._run(log, cold.index_of_offset(log, offset), done)
+
+    def index_of_timestamp(
+        self,
+        log: DiskLog,
+        timestamp_ms: int,
+        end_index: int,
+        done: Callable[[int | StorageError], None],
+        *,
+        first_index: int = 0,
+    ) -> None:
+        """See `Store.index_of_timestamp`."""
+        age = _age(log)
+        first = max(log.first, first_index)
+        end = max(first, min(log.flushed_index + 1, end_index + 1))
+
+        def in_memory() -> int:
+            if end > end_index:
+                return end_index + 1
+            return cold.index_in_tail(log, timestamp_ms, end, end_index + 1)
+
+        if not log.segments or first == end:
+            index = in_memory()
+            self._workers.call_later(0, lambda: done(index))
+            return
+        job, following = cold.index_of_timestamp(log, timestamp_ms, first, end)
+
+        def found(result: TimeFound | StorageError) -> None:
+            if isinstance(result, StorageError):
+                done(result)
+                return
+            if _age(log) == age:
+                log.note_sealed(result.learned)
+            if result.entry >= 0:
+                done(result.entry)
+            elif following <= min(log.flushed_index, end_index):
+                # There are more segments, or what was in memory then has gone to them, and perhaps
+                # left memory.
+                self.index_of_timestamp(log, timestamp_ms, end_index, done, first_index=following)
+            else:
+                done(in_memory())
+
+        self._run(log, job, found)
+
+    def segment_spans(
+        self, log: DiskLog, done: Callable[[list[SegmentSpan] | StorageError], None]
+    ) -> None:
+        """See `Store.segment_spans`."""
+        age = _age(log)
+
+        def found(result: tuple[list[SegmentSpan], list[Sealed]] | StorageError) -> None:
+            if isinstance(result, StorageError):
+                done(result)
+                return
+            spans, learned = result
+            if _age(log) == age:
+                log.note_sealed(learned)
+            done(spans)
+
+        self._run(log, cold.segment_spans(log), found)
+
+    def _run(
+        self, log: DiskLog, job: Callable[[], T], done: Callable[[T | StorageError], None]
+    ) -> None:
+        before = _age(log)
+
+        def finished(result: T | BaseException) -> None:
+            is_gone = isinstance(result, EntriesDamaged) and result.first < log.first
+            if isinstance(result, EntriesDamaged | FileNotFoundError) and (
+                is_gone or log.deleted or log.generation != before[0]
+            ):
+                done(Compacted("the segment was deleted meanwhile"))
+            elif isinstance(result, OSError) and is_disk_full(result):
+                # Who asks again finds room, perhaps.
+                done(CorruptRecord("index, which there is no room to rebuild", 0))
+            elif isinstance(result, OSError) and is_passing(result):
+                self.refusals += 1
+                self._refused(result)
+                done(ReadRefused(str(result)))
+            elif isinstance(result, OSError):
+                self._fail(result)
+            elif isinstance(result, BaseException) and not isinstance(result, StorageError):
+                raise result
+            else:
+                if isinstance(result, EntriesDamaged) and before == _age(log):
+                    log.damaged_ranges.add(result.first, result.end)
+                    log.damaged_ranges.trim(log.first)
+                done(result)
+
+        self._workers.pool(job, finished)
+
+    def stop(self) -> None:
+        """No timer runs any more."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _holds_records(window: cold.Found, end_index: int) -> bool:
+    return any(entry.records and entry.index <= end_index for entry in window.entries)
+
+
+def _age(log: DiskLog) -> tuple[int, int]:
+    """What was found damaged counts as long as neither a reset nor a repair came between."""
+    return log.generation, log.damaged_ranges.repairs

@@ -1,0 +1,87 @@
+"""A start: the order in which a data directory is opened, so that a crash at any point loses
+nothing.
+
+`begin` finds out what there is. It changes only what says nothing about entries or votes: names of
+a first start, the identity, files of deleted logs, indexes. Then the store writes the journal's
+first block. `finish` removes what recovery found not to count: until that block is durable it may
+be the only proof.
+
+Must not know: the loop, what follows a start.
+"""
+
+from __future__ import annotations
+
+import random
+
+from segments.api import StoreOptions
+from segments.directory.identity import Identity, encode, write_identity
+from segments.directory.log_registry import identity_reserve, replace_identity
+from segments.io.fs import FileSystem, is_refused, make_durable_directory
+from segments.log.tail_cache import TailCache
+from segments.meta.file import Meta
+from segments.recovery.missing_parts import check_logs, find_identity, strays_of
+from segments.recovery.opening import Recovered, recover
+from segments.recovery.orphans import forget_orphans, mend_headers, remove_orphans, remove_stale
+from segments.recovery.replay import Progress, replay_journal
+
+
+def begin(
+    fs: FileSystem,
+    directory: str,
+    options: StoreOptions,
+    rng: random.Random,
+    progress: Progress,
+) -> Recovered:
+    """What the directory holds, whose lock is held. Blocks. `rng` gives a new one its id.
+
+    Raises CorruptRecord (identity), OSError, and DataMissing when something is not there that has
+    been: nothing on disk is changed then.
+    """
+    identity = find_identity(fs, directory, may_be_new=options.accept_empty)
+    if identity is None:
+        # Before anything else: what there is without an identity has lost it.
+        identity = Identity(rng.randbytes(16), is_whole=False)
+        write_identity(fs, directory, encode(identity))
+    if not identity.is_whole:
+        for name in ("journal", "logs"):
+            make_durable_directory(fs, f"{directory}/{name}")
+    replay = replay_journal(fs, f"{directory}/journal", identity, progress)
+    check_logs(fs, directory, replay)
+    make_durable_directory(fs, f"{directory}/deleted")
+    # Its name may be all that the life before it gave the identity: files go by it next.
+    fs.sync_directory(directory)
+    strays = remove_orphans(fs, directory, identity)
+    meta = Meta(fs, f"{directory}/meta", options.meta_map_bytes)
+    try:
+        fs.sync_directory(directory)
+        cache = TailCache(options.cache_bytes_max)
+        recovered = recover(
+            fs, directory, identity, replay, cache, meta, options.index_segment_entries, progress
+        )
+        if recovered.newly_lost:
+            for log_id in recovered.newly_lost:
+                identity.logs[log_id].lost = True
+            replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
+    except BaseException:
+        meta.close()
+        raise
+    recovered.strays = [*strays, *replay.strays, *recovered.strays]
+    return recovered
+
+
+def finish(fs: FileSystem, directory: str, recovered: Recovered) -> list[str]:
+    """Remove what does not count, and make whole what was damaged. Paths of what is not the
+    store's. Blocks. Raises OSError."""
+    identity = recovered.identity
+    remove_stale(fs, recovered.stale_files, recovered.stale_directories)
+    forget_orphans(recovered.meta, identity)
+    if not identity.is_whole or identity.is_half_damaged:
+        is_mended, identity.is_whole = identity.is_whole, True
+        try:
+            replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
+        except OSError as error:
+            # The other half says it all; the next start has room for both, perhaps.
+            if not is_mended or not is_refused(error):
+                raise
+    mend_headers(fs, recovered.replay)
+    return strays_of(fs, directory) + recovered.strays
