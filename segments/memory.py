@@ -1,4 +1,4 @@
-"""The in-memory twin of the disk engine.
+"""The reference model of the disk engine, in memory.
 
 `MemoryStore` keeps the storage contract with plain lists. It is written to be obviously right: the
 contract suite runs the disk engine beside it and compares. It keeps two states: what the owner
@@ -529,7 +529,7 @@ class MemoryStore:
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
     ) -> None:
-        """Memory has no holes."""
+        """Nothing in memory is ever damaged."""
         self._cold(lambda: None, done)
 
     def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:

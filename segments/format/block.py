@@ -19,8 +19,9 @@ follows; where there is only one, it is a second copy. The old form, "VDLJRNL1",
     56 replaced     8  how many bytes of the journal, up to the start LSN, this file stands for:
                        the file before counts up to there only, and what followed it not at all
 
-A file that stands for others is one of a full disk, where they are too dear. Its marks say what
-they said; its first block repeats what they are still needed for: without that it is no file.
+A file that stands for others is made on a full disk, which has no room for them. Its marks say what
+they said. Its first block repeats what they are still needed for; without that block it does not
+count.
 
 Block header (64 bytes), table (32 bytes a record), then the frames of its records, in order:
 

@@ -1,4 +1,4 @@
-"""Names in a data directory: which are the store's own, and what they say. Others are let be.
+"""Names in a data directory: which are the store's own, and what they say. Others are left alone.
 
 Must not know: what the files hold.
 """

@@ -1,12 +1,12 @@
-"""The blocking work of one store: what is under way, so that a directory is let go only after it.
+"""The blocking work of one store: a directory is released only when none of it is under way.
 
-A job that writes when another process has the directory would write over what that one does. So a
-store hands all its work over by `Jobs`, which knows what has not come back. After `over` no job
-begins any more, as in a killed process, and nobody is told of one that has; `then` follows when the
-last of those ended.
+A job that writes after another process has taken the directory would overwrite what that process
+does. So a store hands all its work over by `Jobs`, which knows what has not come back. After `over`
+no job begins any more, as in a killed process, and no `done` is called. `then` is called when the
+last job that had begun has ended.
 
-Threads take no locks: a job says that it begins before it looks whether it may, and `over` says
-that none may before it looks which have begun.
+Threads take no locks. A job says that it begins before it looks whether it may; `over` says that
+none may before it looks which have begun.
 
 Must not know: what the jobs do.
 """

@@ -1,9 +1,9 @@
 """Room set aside for a full disk: what votes, notes of a checkpoint and deletions need.
 
-Small files in a folder of the data directory, the pieces, zeroed and synced. A piece is taken
-whole, by a rename, so that nobody else can have its room on the way; or it is removed, so that
-something else finds room. What was taken can be given back in the same way. All are made again as
-soon as there is room, and until then the disk counts as full.
+The reserve is some small files in a folder of the data directory, the pieces, zeroed and synced. A
+piece is taken whole, by a rename, so that nobody else can take its room on the way. Or it is
+removed, so that something else finds room. What was taken can be given back in the same way. All
+pieces are made again as soon as there is room. Until then the disk counts as full.
 
 Must not know: what the pieces are used for.
 """

@@ -1,13 +1,13 @@
 """Read-ahead: what a reader that goes through cold entries will ask for next.
 
-A reader is known by where its last read ended: who asks for exactly that goes on from there. Its
+A reader is known by where its last read ended: a read that begins exactly there is its next. The
 second read brings more than was asked for, in the same `pread`, and the following ones are served
-from memory. The windows have a budget of their own, the oldest go first, and those whose readers
-stay away go, too; the tail cache, which tailing readers share, never holds any of this. Readers at
-one place share a window.
+from memory. The windows have a budget of their own. The oldest are dropped first, and so are those
+whose readers stay away. The tail cache, which tailing readers share, never holds any of this.
+Readers at one place share a window.
 
-Entries are views, and one that is left keeps all that was read with it: a window is charged with
-that, and what is left of it moves to memory of its own when it has become little.
+Entries are views. One that is left keeps all the memory that was read with it, so a window is
+charged with that. What is left of a window is copied when it has become little.
 
 Must not know: files, who reads.
 """

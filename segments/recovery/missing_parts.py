@@ -1,9 +1,9 @@
 """What is there when a data directory is opened, and what must be there and is not.
 
 A directory is *new* when it is empty, *begun* while its first start makes the rest, and *whole*
-from then on; its identity says which of the last two. What was missing in a whole one was there
+from then on. Its identity says which of the last two. What is missing in a whole one was there
 once: it was moved, removed, or lies on a disk that is not mounted. To go on without it would make
-that final, so it is an error that changes nothing on disk. `README.md` has the table.
+the loss final. So it is an error, and nothing on disk is changed. `README.md` has the table.
 
 Must not know: what the files say, but for the identity.
 """
