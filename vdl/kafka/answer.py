@@ -50,20 +50,20 @@ class Later:
     called before the handler returns, and exactly once. When the client goes away first,
     `cancelled` becomes true, `on_cancel` runs if it was set, and a later `complete` is ignored.
 
-    `hurry`: set by who may answer with what there is before its time is over.
+    `answer_early`: set by who may answer with what there is before its time is over.
 
     `holding`: it has not taken its place in the log yet, so that nothing may start behind it until
-    `let_go` is called.
+    `release` is called.
     """
 
-    __slots__ = ("_notify", "cancelled", "done", "holding", "hurry", "on_cancel", "response")
+    __slots__ = ("_notify", "answer_early", "cancelled", "done", "holding", "on_cancel", "response")
 
     def __init__(self) -> None:
         self.response: Any = None
         self.done = False
         self.cancelled = False
         self.holding = False
-        self.hurry: Callable[[], None] | None = None
+        self.answer_early: Callable[[], None] | None = None
         self.on_cancel: Callable[[], None] | None = None
         self._notify: Callable[[Later], None] | None = None
 
@@ -75,13 +75,13 @@ class Later:
         assert not self.done, "an answer was given twice"
         self.response = response
         self.done = True
-        self.on_cancel = self.hurry = None
+        self.on_cancel = self.answer_early = None
         notify = self._notify
         if notify is not None:
             self._notify = None
             notify(self)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """What is behind it may start."""
         self.holding = False
         if self._notify is not None:
@@ -103,12 +103,12 @@ class Later:
         if self.done or self.cancelled:
             return
         self.cancelled = True
-        self._notify = self.hurry = None
+        self._notify = self.answer_early = None
         on_cancel, self.on_cancel = self.on_cancel, None
         if on_cancel is not None:
             on_cancel()
 
-    def go_on(self, ended: Callable[[], None]) -> None:
+    def detach(self, ended: Callable[[], None]) -> None:
         """Nobody waits any more, but what was begun cannot be taken back: `ended` when it is over.
         Only while not done, in place of `cancel`."""
         assert not self.done, "ask `done` first"

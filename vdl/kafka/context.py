@@ -22,7 +22,7 @@ from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.fetch_sessions import FetchSessions
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
-from vdl.kafka.reader_pace import ReaderPace
+from vdl.kafka.read_throttle import ReadThrottle
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.log import Log
 
@@ -324,7 +324,7 @@ class Context:
     each; emptied after each turn."""
     compute: Compute = at_once
     """Where what takes long is computed."""
-    reader_pace: ReaderPace = field(init=False)
+    read_throttle: ReadThrottle = field(init=False)
     record_checks: RecordChecks = field(init=False)
     requests: RequestMemory = field(init=False)
     """What requests that are arriving or not answered hold."""
@@ -340,7 +340,7 @@ class Context:
         self.fetch_sessions = FetchSessions(
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )
-        self.reader_pace = ReaderPace(self.config.cold_read_bytes_per_second)
+        self.read_throttle = ReadThrottle(self.config.cold_read_bytes_per_second)
 
 
 @dataclass(slots=True)
@@ -355,7 +355,7 @@ class ConnectionInfo:
     """This connection's part of the memory for answers."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
-    told_of_loss_ns: int = 0
+    loss_reported_ns: int = 0
     """The latest loss of a leader that Metadata has told this client of."""
 
 

@@ -51,7 +51,7 @@ class Reader(Protocol):
     """A request of the session that waits for something to say."""
 
     def wake(self, target: Cached) -> None: ...
-    def give_way(self) -> None: ...
+    def superseded(self) -> None: ...
 
 
 class FetchSession:
@@ -87,7 +87,7 @@ class FetchSession:
         """One request at a time: one that waits is answered with what there is."""
         before, self.reader = self.reader, reader
         if before is not None:
-            before.give_way()
+            before.superseded()
 
     def add(self, target: Cached) -> None:
         """A partition, new or with a new position; it is looked at next time."""

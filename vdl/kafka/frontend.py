@@ -1,34 +1,33 @@
 """The front end: client connections as engines that take bytes and give bytes.
 
-`Frontend.accept` makes a `ClientSession` for a connection; whoever owns the socket (the listener,
-or a simulated network) hands it what arrived and sends what it wants sent. Rules:
+`Frontend.accept` makes a `ClientSession` for a connection. Whoever owns the socket (the listener,
+or a simulated network) passes it the bytes that arrive and sends what it wants sent. Rules:
 
-* Requests of one connection start in arrival order and are answered in that order. A request starts
-  when all before it are answered, as in Kafka; only Produce may start while other Produce requests
-  of its connection wait, because it takes its place in the log when it starts. One whose batches
-  are checked off the loop first holds back those behind it.
+* Requests of a connection start, and are answered, in the order of their arrival. As in Kafka, one
+  starts when all before it are answered. Only Produce may start while other Produce requests of its
+  connection wait, because it takes its place in the log at its start. A Produce whose batches are
+  checked off the loop holds back those behind it until then.
 * Every bound is a setting: connections, connections of one address, requests and bytes in flight,
-  unsent bytes, idle time, time for a request that arrives to get on. At a bound the connection is
+  unsent bytes, idle time, time for an arriving request to make progress. A connection at a bound is
   not read.
-* A request may take as long as it likes to arrive, as in Kafka, while it gets on: by at least
-  `FRAME_RATE_MIN` over each `frame_deadline_ms`; at the rate of `CROWDED_RATE_MIN`, from its
-  beginning on, where it holds memory that others wait for.
-* What all connections together hold is bounded as well (`vdl.kafka.memory`): requests that are
-  arriving or not answered, and answers that are not taken. A connection that does not take its
-  answers is not read either. While somebody waits for room, who holds some and does not get on,
-  neither taking answers nor sending the rest of a request, has a part of the usual time for it;
-  and who takes its answers slowly must take them at a rate that needs no more than all of it.
-* Requests start for a part of each turn (`vdl.kafka.turn_pace`): the loop is never theirs for long.
-  Those that are left start in turns to come, their connections in fair order; of such a one no
-  more is read than has arrived at once.
-* Long requests are read and long answers sent a part in each turn (`vdl.kafka.turn_pace`), and
-  stalled connections are closed one by one: nobody waits behind them.
-* Answers that become known during a turn of the loop leave with one call per connection. What the
-  socket does not take stays here and leaves as there is room; where it is a small part of a large
-  chunk of the tail cache it is copied, or it would keep all of that.
-* Bytes that make no sense end their connection, after what was asked before them is answered. A
-  handler that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else, or the
-  connection where the protocol has no answer; a bug in this file costs one connection.
+* A request may take any time to arrive, as in Kafka, while it makes progress: `FRAME_RATE_MIN` over
+  each `frame_deadline_ms`, or `CONTENDED_RATE_MIN` from its beginning if it holds memory that
+  others wait for.
+* The memory of all connections together is bounded as well (`vdl.kafka.memory`): requests that
+  arrive or are not answered, answers that are not sent. A connection that does not take its answers
+  is not read either. While a connection waits for memory, those that hold some and make no progress
+  have a fraction of the usual time; those that take answers slowly must be able to finish within
+  the whole of it.
+* A turn of the loop has a budget for requests (`vdl.kafka.turn_budget`), so the loop is never
+  theirs for long. The rest starts in later turns, in fair order of the connections, and no more is
+  read of these meanwhile. Long requests are received and long answers sent in parts, and stalled
+  connections are closed one by one.
+* Answers that become known in one turn leave with one call per connection. What the socket does not
+  take stays here. If it is a small slice of a large chunk of the tail cache, it is copied, or it
+  would keep the whole chunk in memory.
+* Bytes that make no sense close their connection, after earlier requests are answered. A handler
+  that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else, or the connection
+  where the protocol has no answer. A bug in this file costs one connection.
 
 Must not know: sockets, the event loop, what the requests do.
 """
@@ -59,13 +58,13 @@ from vdl.kafka.memory import (
     partitions_bytes,
     passed_on_bytes,
 )
-from vdl.kafka.turn_pace import (
+from vdl.kafka.turn_budget import (
     LONG_ANSWER_BYTES,
     READ_BYTES_MIN,
     SHORT_BYTES,
-    AnswerPace,
-    FramePace,
-    StartPace,
+    ReceiveBudget,
+    SendBudget,
+    StartBudget,
 )
 from vdl.kafka.wire.runtime import EncodeError, WireError
 
@@ -76,7 +75,7 @@ _SECOND_NS = 1_000 * MS
 _SWEEP_NS = _SECOND_NS
 _CUT_NS = 4 * MS
 """Between two stalled connections that are closed."""
-_HURRY_NS = 20 * MS
+_ANSWER_EARLY_NS = 20 * MS
 """For which a poll that holds memory which others wait for may go on at most."""
 _QUIET_NS = 60_000 * MS
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
@@ -85,7 +84,7 @@ _STALL_PARTS = 6
 `frame_deadline_ms`."""
 FRAME_RATE_MIN = 1 << 10
 """Bytes a second. Slower requests could hold a connection and its memory for ever."""
-CROWDED_RATE_MIN = 1 << 20
+CONTENDED_RATE_MIN = 1 << 20
 """The same while others wait for the memory: the largest request is whole in two minutes."""
 
 
@@ -152,7 +151,6 @@ class ClientSession:
     """One client connection. `closed` once nothing more goes in or out."""
 
     __slots__ = (
-        "_apart",
         "_arriving",
         "_bytes_in_flight",
         "_charged",
@@ -165,6 +163,7 @@ class ClientSession:
         "_is_long",
         "_looked",
         "_marked",
+        "_moderate",
         "_out",
         "_out_bytes",
         "_paced_since_ns",
@@ -213,7 +212,7 @@ class ClientSession:
         """Whether it is one of those that are read at a pace."""
         self._paced_since_ns = 0
         """Since when it waits for its turn to be read; 0 when it does not."""
-        self._apart = 0
+        self._moderate = 0
         """How much of the room that is kept apart it has for that."""
         self._decoded = 0
         """What the request that has started takes beside its frame, if it is no Produce."""
@@ -243,7 +242,7 @@ class ClientSession:
         """Where the next bytes may be put."""
         view = self._connection.get_buffer(size_hint)
         if self._is_long:
-            return view[: max(self._frontend.frame_pace.left, READ_BYTES_MIN)]
+            return view[: max(self._frontend.receive_budget.left, READ_BYTES_MIN)]
         return view
 
     def buffer_updated(self, count: int) -> None:
@@ -282,13 +281,13 @@ class ClientSession:
             self._is_long
             and not self._paced_since_ns
             and not self.closed
-            and not self._frontend.frame_pace.took(self, count)
+            and not self._frontend.receive_budget.took(self, count)
         ):
             self._paced_since_ns = now_ns
             if self._reading:
                 self._transport.pause_reading()
 
-    def read_on(self) -> None:
+    def resume_receiving(self) -> None:
         """It is its turn. The time until now was not the client's."""
         now_ns = self._frontend.context.clock.now_ns()
         waited_ns = now_ns - self._paced_since_ns
@@ -301,7 +300,7 @@ class ClientSession:
             self._looked = self._looked[0] + waited_ns, self._looked[1]
         self._transport.resume_reading()
 
-    def start_on(self) -> None:
+    def resume_starting(self) -> None:
         """It is its turn: what waits may start."""
         self._in_line = self._reads_ahead = False
         try:
@@ -332,7 +331,7 @@ class ClientSession:
         self._writable = True
         self.mark()
 
-    def send_on(self) -> None:
+    def resume_sending(self) -> None:
         """It is its turn: a long answer may leave."""
         try:
             self.resume_writing()
@@ -358,7 +357,7 @@ class ClientSession:
                 continue
             # Its batches wait for their check or for the log all the same, and hold its bytes.
             self._charged -= kept
-            answer.go_on(partial(requests.change, -kept))
+            answer.detach(partial(requests.change, -kept))
         self._started.clear()
         self.info.answers.close()
         requests.change(-self._charged)
@@ -366,14 +365,14 @@ class ClientSession:
         requests.finished(self)
         requests.leave(self)
         self._decoded = 0
-        self._give_apart()
-        self._frontend.heavy.pop(self, None)
-        self._frontend.crowded.pop(self, None)
+        self._return_moderate()
+        self._frontend.large_requests.pop(self, None)
+        self._frontend.waiting_to_start.pop(self, None)
         if self._paced_since_ns:
-            self._frontend.frame_pace.leave(self)
-        self._frontend.answer_pace.leave(self)
+            self._frontend.receive_budget.leave(self)
+        self._frontend.send_budget.leave(self)
         if self._in_line:
-            self._frontend.start_pace.leave(self)
+            self._frontend.start_budget.leave(self)
         self._frontend.forget(self)
 
     # --- requests ----------------------------------------------------------------------------
@@ -383,7 +382,7 @@ class ClientSession:
         # Answers may take long to leave: what waits to start is not counted until then.
         self._bytes_in_flight -= sum(request.bytes for request in self._waiting)
         self._waiting.clear()
-        self._frontend.crowded.pop(self, None)
+        self._frontend.waiting_to_start.pop(self, None)
         self._frontend.context.requests.leave(self)
         if self._started or self._out or self._unsent:
             self.mark()
@@ -422,7 +421,7 @@ class ClientSession:
         arrived = self._connection.arrived
         if self._frontend.context.requests.waiting and self._charged > SMALL_BYTES:
             took_ns = now_ns - self.frame_since_ns
-            if (arrived - self._frame_from) * _SECOND_NS < CROWDED_RATE_MIN * took_ns:
+            if (arrived - self._frame_from) * _SECOND_NS < CONTENDED_RATE_MIN * took_ns:
                 return True
         looked_ns, before = self._looked
         if looked_ns > now_ns - deadline_ns:
@@ -512,7 +511,7 @@ class ClientSession:
         answers = self.info.answers
         size = sum(map(len, buffers))
         if size >= LONG_ANSWER_BYTES:
-            pace = self._frontend.answer_pace
+            pace = self._frontend.send_budget
             if not pace.may_send(self):
                 self._writable = False
                 answers.hold(_pinned(buffers))
@@ -559,7 +558,7 @@ class ClientSession:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
                 return False
-        pace = self._frontend.start_pace
+        pace = self._frontend.start_budget
         if pace.started_ns >= pace.until_ns and not self._is_its_turn(self._waiting[0].arrived_ns):
             return False
         context = self._frontend.context
@@ -573,7 +572,7 @@ class ClientSession:
     def _is_its_turn(self, since_ns: int) -> bool:
         """Whether requests may still start in this turn, and answers be built; if not, this waits
         for one, as it has since `since_ns`."""
-        pace = self._frontend.start_pace
+        pace = self._frontend.start_budget
         if pace.started_ns < pace.until_ns:
             return True
         if not self._in_line:
@@ -586,14 +585,14 @@ class ClientSession:
         if not decoded:
             return True
         memory = self._frontend.context.requests
-        if not memory.has_room_for(decoded) and memory.take_apart(decoded):
-            self._apart = decoded
+        if not memory.has_room_for(decoded) and memory.take_moderate(decoded):
+            self._moderate = decoded
         elif not memory.may_start(self, decoded):
             memory.wait_to_start(self, self.mark, decoded)
-            self._frontend.crowded[self] = None
-            self._frontend.hurry()
+            self._frontend.waiting_to_start[self] = None
+            self._frontend.answer_early()
             return False
-        self._frontend.crowded.pop(self, None)
+        self._frontend.waiting_to_start.pop(self, None)
         self._is_decoded(decoded)
         memory.leave(self)
         return True
@@ -603,19 +602,19 @@ class ClientSession:
         self._decoded += count
         self._charged += count
         self._frontend.context.requests.change(count)
-        self._frontend.heavy[self] = None
+        self._frontend.large_requests[self] = None
 
-    def _give_apart(self) -> None:
-        if self._apart:
-            self._frontend.context.requests.give_apart(self._apart)
-            self._apart = 0
+    def _return_moderate(self) -> None:
+        if self._moderate:
+            self._frontend.context.requests.return_moderate(self._moderate)
+            self._moderate = 0
 
-    def hurry(self) -> None:
+    def answer_early(self) -> None:
         """Others wait for what a long poll of this one holds."""
         if self._started:
             answer = self._started[0].answer
-            if type(answer) is Later and answer.hurry is not None:
-                answer.hurry()
+            if type(answer) is Later and answer.answer_early is not None:
+                answer.answer_early()
 
     def _has_room(self) -> bool:
         """Whether a large answer may be built now; if not, this waits for room."""
@@ -627,7 +626,7 @@ class ClientSession:
         answers.stop_waiting()
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The host may have room again."""
         self._held_back = False
         self.mark()
@@ -640,7 +639,7 @@ class ClientSession:
             self.end(f"unknown API key {request.api_key}")
             return
         frontend = self._frontend
-        frontend.start_pace.started_ns = now_ns = frontend.context.clock.now_ns()
+        frontend.start_budget.started_ns = now_ns = frontend.context.clock.now_ns()
         exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
         if not api.min_version <= version <= api.max_version:
@@ -688,8 +687,10 @@ class ClientSession:
         exchange.answer = answer
         if type(answer) is Later and not answer.done:
             answer.when_done(self._answered)
-            if self._decoded and (frontend.crowded or frontend.context.requests.first is self):
-                frontend.hurry()
+            if self._decoded and (
+                frontend.waiting_to_start or frontend.context.requests.first is self
+            ):
+                frontend.answer_early()
 
     def _answered(self, later: Later) -> None:
         del later
@@ -706,7 +707,7 @@ class ClientSession:
         if type(answer) is Unbuilt:
             if not self._is_its_turn(exchange.started_ns) or not self._has_room():
                 return False
-            self._frontend.start_pace.started_ns = self._frontend.context.clock.now_ns()
+            self._frontend.start_budget.started_ns = self._frontend.context.clock.now_ns()
             try:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge
@@ -717,8 +718,8 @@ class ClientSession:
             # Its room is given back by `_regulate`, and its turn to have more than others now: it
             # may have the next such request waiting.
             self._decoded = 0
-            self._give_apart()
-            self._frontend.heavy.pop(self, None)
+            self._return_moderate()
+            self._frontend.large_requests.pop(self, None)
             self._frontend.context.requests.finished(self)
         if isinstance(answer, BaseException):
             answer = self._frontend.handler_failed(exchange, answer)
@@ -750,8 +751,8 @@ class ClientSession:
         answers = self.info.answers
         if self._out_bytes > UNCOUNTED_BYTES:
             answers.hold(self._out_bytes)
-        if answers.promised:
-            answers.promise(0)
+        if answers.reserved:
+            answers.reserve(0)
         return size
 
     def _regulate(self) -> None:
@@ -830,18 +831,18 @@ class Frontend:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.frame_pace = FramePace(context.clock)
-        self.answer_pace = AnswerPace(context.clock)
-        self.start_pace = StartPace(context.clock)
+        self.receive_budget = ReceiveBudget(context.clock)
+        self.send_budget = SendBudget(context.clock)
+        self.start_budget = StartBudget(context.clock)
         self.stats = {api.name: ApiStats() for api in API.values()}
         self.connections_accepted = 0
         self.connections_refused = 0
         self.connections_ended: Counter[str] = Counter()
         """Connections this server closed, by the first word of the reason."""
         self.handler_errors = 0
-        self.heavy: dict[ClientSession, None] = {}
+        self.large_requests: dict[ClientSession, None] = {}
         """Those whose request is counted as decoded, longest first."""
-        self.crowded: dict[ClientSession, None] = {}
+        self.waiting_to_start: dict[ClientSession, None] = {}
         """Those that wait for room for that."""
         self._sessions: dict[int, ClientSession] = {}
         self._by_host: Counter[str] = Counter()
@@ -857,7 +858,7 @@ class Frontend:
         self._stalled: deque[ClientSession] = deque()
         """Found by a sweep, and to be cut one by one."""
         self._cut_timer: Timer | None = None
-        self._hurry_timer: Timer | None = None
+        self._early_timer: Timer | None = None
         self._stopping = False
         self._next_id = 1
 
@@ -897,9 +898,9 @@ class Frontend:
         if not self._by_host[info.peer_host]:
             del self._by_host[info.peer_host]
         if session.ending:
-            self._tell_ended(info, session.ending)
+            self._log_end(info, session.ending)
 
-    def _tell_ended(self, info: ConnectionInfo, reason: str) -> None:
+    def _log_end(self, info: ConnectionInfo, reason: str) -> None:
         """Count; log bad clients, but one in a while for each kind of badness."""
         kind = reason.partition(" ")[0]
         self.connections_ended[kind] += 1
@@ -984,30 +985,30 @@ class Frontend:
                 except Exception as error:  # noqa: BLE001 - the connection edge
                     self.session_failed(session, error)
 
-    def hurry(self) -> None:
+    def answer_early(self) -> None:
         """For sessions: one waits for room. Polls that hold much end soon; not at once, or their
         clients would ask again and again as fast as they can."""
-        if self._hurry_timer is None:
-            self._hurry_timer = self.context.clock.call_later(_HURRY_NS, self._hurry)
+        if self._early_timer is None:
+            self._early_timer = self.context.clock.call_later(_ANSWER_EARLY_NS, self._answer_early)
 
-    def _hurry(self) -> None:
-        self._hurry_timer = None
-        if self.crowded or self.context.requests.first is not None:
-            for session in list(self.heavy):
-                session.hurry()
+    def _answer_early(self) -> None:
+        self._early_timer = None
+        if self.waiting_to_start or self.context.requests.first is not None:
+            for session in list(self.large_requests):
+                session.answer_early()
 
     def hold_back(self, session: ClientSession) -> None:
         """For sessions: a Produce waits for the host to have room."""
         self._held_back.append(session)
         if self._hold_timer is None:
             delay_ns = self.context.config.overload_retry_ms * MS
-            self._hold_timer = self.context.clock.call_later(delay_ns, self._let_go)
+            self._hold_timer = self.context.clock.call_later(delay_ns, self._release_held)
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         self._hold_timer = None
         held, self._held_back = self._held_back, []
         for session in held:
-            session.let_go()
+            session.release()
 
     # --- bookkeeping -----------------------------------------------------------------------------
     def finished(self, exchange: Exchange, size: int) -> int:
@@ -1024,7 +1025,7 @@ class Frontend:
         """Count, log the first of its kind with its trace, and answer UNKNOWN_SERVER_ERROR."""
         api = exchange.api
         self.stats[api.name].errors += 1
-        self._tell_failed(f"{api.name} v{exchange.version}", error)
+        self._log_failure(f"{api.name} v{exchange.version}", error)
         request = exchange.request
         if request is None:
             return Reply.CLOSE
@@ -1032,10 +1033,10 @@ class Frontend:
 
     def session_failed(self, session: ClientSession, error: BaseException) -> None:
         """A bug in the front end itself: it costs this connection, not the server."""
-        self._tell_failed("connection", error)
+        self._log_failure("connection", error)
         session.abort("failed in the server")
 
-    def _tell_failed(self, where: str, error: BaseException) -> None:
+    def _log_failure(self, where: str, error: BaseException) -> None:
         self.handler_errors += 1
         kind = (where, type(error).__name__)
         if kind not in self._told:

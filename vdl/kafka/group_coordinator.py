@@ -79,7 +79,7 @@ class GroupCoordinator:
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
         led = self._led.get(group.group_id)
         if led is not None and result.events:
-            led.happened(result.events)
+            led.handle_events(result.events)
 
     def on_installed(self, group: StateGroup) -> None:
         """A follower's affair: a leader, who has timers and waiters here, is sent no snapshots."""
@@ -137,7 +137,7 @@ class GroupCoordinator:
         if not isinstance(led, LedCoordinator):
             waiter.complete(Joined(led, command.member_id))
             return
-        led.heard_of(command.group_id, command.member_id)
+        led.renew_session(command.group_id, command.member_id)
 
         def applied(outcome: Outcome) -> None:
             if outcome.kind is not OutcomeKind.APPLIED:
@@ -150,7 +150,7 @@ class GroupCoordinator:
                 return
             live = led.live(command.group_id)
             group = live.group
-            live.heard_of(member_id, group.members[member_id].session_timeout_ms)
+            live.renew_session(member_id, group.members[member_id].session_timeout_ms)
             if group.state is GroupState.PREPARING_REBALANCE:
                 live.await_join(member_id, waiter)
             else:
@@ -171,7 +171,7 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             waiter.complete(Synced(error))
             return
-        led.heard_of(command.group_id, command.member_id)
+        led.renew_session(command.group_id, command.member_id)
         group = led.machine.group(command.group_id)
         assert group is not None, command.group_id
         leads = group.leader == command.member_id
@@ -210,7 +210,7 @@ class GroupCoordinator:
             group_id, generation, member_id, group_instance_id
         )
         if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
-            led.heard_of(group_id, member_id)
+            led.renew_session(group_id, member_id)
         return error
 
     # --- commands that are answered when applied -----------------------------------------------
@@ -229,7 +229,7 @@ class GroupCoordinator:
             done(led, None)
             return
         if member_id:
-            led.heard_of(group_id, member_id)
+            led.renew_session(group_id, member_id)
 
         def applied(outcome: Outcome) -> None:
             if outcome.kind is OutcomeKind.APPLIED:

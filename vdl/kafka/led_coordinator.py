@@ -45,7 +45,7 @@ from vdl.state.coordinator import Coordinator
 RETRY_NS = 500 * MS
 """When a timer's command was not appended, or its fate is open, it is proposed again."""
 
-STOOD_STILL_NS = 1_000 * MS
+STALL_NS = 1_000 * MS
 """A timer that runs this late says that the server, not its clients, was silent."""
 
 DELETED_MAX = 10_000
@@ -153,13 +153,13 @@ class LiveGroup:
         """Begin where the applied state stands: this server has just begun to serve it."""
         group = self.group
         for member in group.members.values():
-            self.heard_of(member.member_id, member.session_timeout_ms)
+            self.renew_session(member.member_id, member.session_timeout_ms)
         for member_id, session_timeout_ms in group.pending.items():
-            self.heard_of(member_id, session_timeout_ms)
+            self.renew_session(member_id, session_timeout_ms)
         if group.state is GroupState.PREPARING_REBALANCE:
             self.rebalance_started()
         elif group.state is GroupState.COMPLETING_REBALANCE:
-            self._set_phase(group.rebalance_timeout_ms * MS, self._time_to_sync_is_over)
+            self._set_phase(group.rebalance_timeout_ms * MS, self._sync_timed_out)
 
     def close(self, error: ErrorCode) -> None:
         """Answer everybody and stop the timers."""
@@ -203,14 +203,14 @@ class LiveGroup:
         group = self.group
         syncs, self.syncs = self.syncs, {}
         for member_id, sync in syncs.items():
-            self.heard_of(member_id, group.members[member_id].session_timeout_ms)
+            self.renew_session(member_id, group.members[member_id].session_timeout_ms)
             sync.complete(Synced(ErrorCode.REBALANCE_IN_PROGRESS))
         timeout_ns = group.rebalance_timeout_ms * MS
         if group.held:
             self._hold_end_ns = self.led.clock.now_ns() + timeout_ns
             self._hold(group, timeout_ns)
         else:
-            self._set_phase(timeout_ns, self._time_to_join_is_over)
+            self._set_phase(timeout_ns, self._join_timed_out)
 
     def join_completed(self) -> None:
         """Everybody who waits is in the generation; those who are not were told so before."""
@@ -218,17 +218,17 @@ class LiveGroup:
         self.synced.clear()
         self._cancel_phase()
         if group.state is GroupState.COMPLETING_REBALANCE:
-            self._set_phase(group.rebalance_timeout_ms * MS, self._time_to_sync_is_over)
+            self._set_phase(group.rebalance_timeout_ms * MS, self._sync_timed_out)
         joins, self.joins = self.joins, {}
         for member_id, member in group.members.items():
-            self.heard_of(member_id, member.session_timeout_ms)
+            self.renew_session(member_id, member.session_timeout_ms)
         for member_id, join in joins.items():
             join.complete(Joined(ErrorCode.NONE, member_id, group))
 
     def sync_completed(self) -> None:
         syncs, self.syncs = self.syncs, {}
         for member_id, sync in syncs.items():
-            self.heard_of(member_id, self.group.members[member_id].session_timeout_ms)
+            self.renew_session(member_id, self.group.members[member_id].session_timeout_ms)
             sync.complete(self.assignment_of(member_id))
         self._stop_phase_when_synced()
 
@@ -243,7 +243,7 @@ class LiveGroup:
             sync.complete(Synced(error))
 
     # --- sessions ------------------------------------------------------------------------------
-    def heard_of(self, member_id: str, session_timeout_ms: int) -> None:
+    def renew_session(self, member_id: str, session_timeout_ms: int) -> None:
         """A sign of life: the session begins anew. On the path of every heartbeat."""
         due_ns = self.led.clock.now_ns() + session_timeout_ms * MS
         self.sessions[member_id] = due_ns
@@ -263,13 +263,13 @@ class LiveGroup:
         self._session_timer = None
         now_ns = self.led.clock.now_ns()
         sessions = self.sessions
-        if now_ns - self._session_due_ns > STOOD_STILL_NS:
+        if now_ns - self._session_due_ns > STALL_NS:
             for member_id in sessions:
                 sessions[member_id] = now_ns + self._session_ns(member_id)
         over = []
         for member_id, due_ns in sessions.items():
             if due_ns <= now_ns:
-                if self._waits_here(member_id):
+                if self._has_open_request(member_id):
                     sessions[member_id] = now_ns + self._session_ns(member_id)
                 else:
                     over.append(member_id)
@@ -279,7 +279,7 @@ class LiveGroup:
         if sessions:
             self._arm_sessions(min(sessions.values()))
 
-    def _waits_here(self, member_id: str) -> bool:
+    def _has_open_request(self, member_id: str) -> bool:
         join = self.joins.get(member_id)
         sync = self.syncs.get(member_id)
         return (join is not None and join.is_present) or (sync is not None and sync.is_present)
@@ -297,7 +297,7 @@ class LiveGroup:
         due_ns = clock.now_ns() + delay_ns
 
         def due() -> None:
-            if clock.now_ns() - due_ns > STOOD_STILL_NS:
+            if clock.now_ns() - due_ns > STALL_NS:
                 self._set_phase(delay_ns, over)
             else:
                 over()
@@ -318,28 +318,28 @@ class LiveGroup:
         """Wait a little for more members before a first rebalance (KIP-134)."""
         self._hold_members = len(group.members)
         delay_ns = self.led.options.group_initial_rebalance_delay_ms * MS
-        self._set_phase(min(delay_ns, left_ns), self._hold_is_over)
+        self._set_phase(min(delay_ns, left_ns), self._hold_timed_out)
 
-    def _hold_is_over(self) -> None:
+    def _hold_timed_out(self) -> None:
         """Wait again if somebody came meanwhile, but never beyond the rebalance timeout."""
         group = self.group
         left_ns = self._hold_end_ns - self.led.clock.now_ns()
         if len(group.members) > self._hold_members and left_ns > 0:
             self._hold(group, left_ns)
         else:
-            self._time_to_join_is_over()
+            self._join_timed_out()
 
-    def _time_to_join_is_over(self) -> None:
-        self._set_phase(RETRY_NS, self._time_to_join_is_over)
+    def _join_timed_out(self) -> None:
+        self._set_phase(RETRY_NS, self._join_timed_out)
         self.led.propose(commands.CompleteJoin(self.group_id, self.group.generation))
 
-    def _time_to_sync_is_over(self) -> None:
+    def _sync_timed_out(self) -> None:
         """Members that joined but do not sync hold partitions that nobody reads."""
         group = self.group
         missing = [member_id for member_id in group.members if member_id not in self.synced]
         self._cancel_phase()
         if missing:
-            self._set_phase(RETRY_NS, self._time_to_sync_is_over)
+            self._set_phase(RETRY_NS, self._sync_timed_out)
             self.led.propose(
                 commands.ExpireMembers(self.group_id, missing, generation=group.generation)
             )
@@ -386,27 +386,27 @@ class LedCoordinator:
 
     def propose(self, command: Any) -> None:
         """On behalf of a timer, which is armed to try again."""
-        self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_nobody)
+        self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_ignore)
 
     def deadline_ns(self) -> int:
         return self.clock.now_ns() + self.options.read_timeout_ms * MS
 
-    def heard_of(self, group_id: str, member_id: str) -> None:
+    def renew_session(self, group_id: str, member_id: str) -> None:
         """A request of a member is a sign of life, whatever it asks."""
         group = self.machine.group(group_id)
         if group is None:
             return
         member = group.members.get(member_id)
         if member is not None:
-            self.live(group_id).heard_of(member_id, member.session_timeout_ms)
+            self.live(group_id).renew_session(member_id, member.session_timeout_ms)
         elif member_id in group.pending:
-            self.live(group_id).heard_of(member_id, group.pending[member_id])
+            self.live(group_id).renew_session(member_id, group.pending[member_id])
 
     # --- what was applied ----------------------------------------------------------------------
-    def happened(self, events: list[GroupEvent]) -> None:
+    def handle_events(self, events: list[GroupEvent]) -> None:
         """Turn what one command did into answers and timers. The state is the one after all."""
         for event in events:
-            self._happened(event)
+            self._handle_event(event)
         for group_id in dict.fromkeys(event.group_id for event in events):
             group = self.machine.group(group_id)
             if group is None or not (group.members or group.pending):
@@ -415,7 +415,7 @@ class LedCoordinator:
                 if live is not None:
                     live.close(ErrorCode.UNKNOWN_MEMBER_ID)
 
-    def _happened(self, event: GroupEvent) -> None:
+    def _handle_event(self, event: GroupEvent) -> None:
         live = self.live(event.group_id)
         match event:
             case RebalanceStarted():
@@ -427,7 +427,7 @@ class LedCoordinator:
             case MemberRemoved():
                 live.member_removed(event.member_id, event.error)
             case MemberPending():
-                live.heard_of(event.member_id, live.group.pending[event.member_id])
+                live.renew_session(event.member_id, live.group.pending[event.member_id])
             case GroupDeleted():
                 pass
             case _:
@@ -469,5 +469,5 @@ def undecided(led: LedCoordinator, outcome: Outcome) -> ErrorCode:
     return ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-def _nobody(_: Outcome) -> None:
+def _ignore(_: Outcome) -> None:
     """Nobody waits for what a timer proposed: the timer is armed again."""

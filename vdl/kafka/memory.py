@@ -1,30 +1,30 @@
-"""What clients make a server hold: requests that are not answered, answers that are not taken.
+"""Bounds on the memory that clients make a server hold: unanswered requests, answers not yet sent.
 
-Each of the two has a bound for the whole server, and each client connection its account with both.
-An account is charged *before* memory is taken, so that many connections of one turn cannot all
-spend the same room.
+Each of the two has one bound for the whole server. Each connection has an account with both. An
+account is charged *before* memory is taken, so connections of one turn cannot spend the same room
+twice.
 
-Requests (`queued.max.request.bytes`): the frames that are whole and not answered, and the buffers
-of those that still arrive. A connection may always have `SMALL_BYTES` under way, which is not
-counted, so heartbeats, metadata and small batches go on whatever others do, at no cost. For more it
-asks, and without room it is not read. Room for one largest request is kept apart for the one that
-waits longest: it is always read to its end, then the next, so requests that are all begun and none
-whole can stop nobody.
+Requests (`queued.max.request.bytes`). Counted are whole frames that are not answered, and the
+buffers of frames that still arrive. `SMALL_BYTES` of each connection are not counted: heartbeats,
+metadata and small batches are never held up, and cost nothing here. A connection that needs more
+asks first, and is not read while there is no room. A reserve holds one largest request. It belongs
+to the connection that has waited longest, until its request is whole, then to the next: requests
+that are all incomplete cannot block one another.
 
-A request in few bytes may become many objects, so it counts as `decoded_bytes` from when it starts
-until it is answered. Without room it does not start, but waits in a line beside that of those to be
-read; a sixteenth is kept apart for requests of moderate size. A long poll gives its room back when
-such a request waits: it is answered with what there is, and does not hold the largest's room.
+A small request may decode to many objects. It counts as `decoded_bytes` from its start until its
+answer. Without room it is not started; it waits in a queue of its own. A sixteenth of the bound is
+reserved for requests of moderate size. While a request waits, long polls that hold memory are
+answered early.
 
-Answers (`response.memory_max`): from when an answer is built until the socket has taken it, with
-what its slices keep alive. Many long polls may be woken in one turn, so each is charged before the
-next one looks for room. Nobody is given all the room there is: a share of what is left, and at most
-a small one until the connection has taken more than buffers between a server and a client hold, for
-it may never read. A quarter is kept apart for those that have; who stops reading must prove it
-again. Without room a request whose answer may be large does not start, and a long poll has to wait.
+Answers (`response.memory_max`). Counted from when an answer is built until the socket has taken it,
+with all memory that its slices keep alive. Each answer is charged before the next one looks for
+room, because one turn may wake many long polls. A connection gets a share of the free room, and
+only a small one until it has taken more bytes than the buffers between server and client hold: it
+may never read. A quarter is reserved for connections that have. Without room, a request with a
+large answer is not started, and a long poll waits.
 
-Somebody who waits has others who hold. Those that do not get on, or too slowly, are given up after
-a while, but only while somebody waits: see `Frontend`.
+While a connection waits for room, those that hold room and make no progress are closed after a
+while: see `Frontend`.
 
 Must not know: requests, answers, sockets.
 """
@@ -41,21 +41,19 @@ if TYPE_CHECKING:
     from vdl.kafka.wire.produce import ProduceRequest
 
 SMALL_BYTES = 64 << 10
-"""What one connection may have under way at any time, in each direction: it is not counted."""
+"""Bytes of one connection, in each direction, that are not counted."""
 MEDIUM_BYTES = 1 << 20
-"""A request that is decoded to no more, such as a Fetch of a thousand partitions, has room kept
-apart from that of long ones."""
+"""Requests that decode to no more, such as a Fetch of a thousand partitions, have a reserve."""
 UNCOUNTED_BYTES = 1 << 10
-"""An answer of so few is not counted."""
+"""Answers of no more are not counted."""
 FIRST_SHARE = 256
-"""A connection that has not proved to read gets at most such a part of the room for answers."""
+"""A connection that has not proved to read gets at most 1/256 of the room for answers."""
 PROOF_SHARES = 16
-"""It has proved it when it has taken so many times that part in all."""
+"""It has proved it when it has taken 16 times as much in all."""
 SHARE = 8
-"""Nobody gets more than such a part of the room that is left."""
+"""A connection gets at most an eighth of the free room."""
 WOKEN_MAX = 4
-"""So many of those that wait longest are looked at when room is given back; who then waits no more
-has the next ones looked at."""
+"""When room is freed, the connections that have waited longest are tried, this many at a time."""
 
 _DECODED_FACTOR = 32
 """Bytes that a byte of a request becomes at most where it is full of small elements: a partition of
@@ -146,7 +144,13 @@ class RequestMemory(Memory):
     """The bound of requests. `reserve` of it is kept for `first`."""
 
     __slots__ = (
-        "_moderate", "_starting", "_starts_are_next", "apart", "apart_used", "first", "reserve",
+        "_moderate",
+        "_starting",
+        "_starts_are_next",
+        "first",
+        "moderate_reserve",
+        "moderate_used",
+        "reserve",
     )  # fmt: skip
 
     def __init__(self, limit: int, request_bytes_max: int) -> None:
@@ -154,36 +158,34 @@ class RequestMemory(Memory):
         assert request_bytes_max < limit, (request_bytes_max, limit)
         self.reserve = request_bytes_max + SMALL_BYTES
         """Its length and the chunk it began in come to a largest request."""
-        self.apart = min(limit - self.reserve, limit // 16)
-        """Kept apart for requests that are decoded to little."""
-        self.apart_used = 0
+        self.moderate_reserve = min(limit - self.reserve, limit // 16)
+        """Bytes that only requests of moderate size may take."""
+        self.moderate_used = 0
         self._starting: dict[object, Callable[[], None]] = {}
-        """Who waits for room to start a request. They want much at once: in one line with those
-        that arrive piece by piece they would hold those up."""
+        """Waiting for room to start a request. They need much at once, so they have a queue of
+        their own: in one queue they would block requests that arrive piece by piece."""
         self._moderate: dict[object, Callable[[], None]] = {}
-        """Those of them that may have what is kept apart. It is no use to the others, who may wait
-        longer."""
+        """Those of `_starting` that may take the moderate reserve. The others may wait longer."""
         self._starts_are_next = False
-        """Whose line is looked at first."""
+        """Which queue is tried first."""
         self.first: object = None
-        """Who is read to the end of its request whatever others hold."""
+        """The connection that owns the reserve: it is read to the end of its request."""
 
     @property
     def waiting(self) -> int:
         return len(self._waiting) + len(self._starting)
 
     def may_have(self, who: object, more: int, *, is_alone: bool) -> bool:
-        """Whether `who` may have `more` bytes beside what it holds. `is_alone`: it holds nothing
-        but the request that arrives; who has others under way waits for their answers, and must
-        not stand in line."""
+        """Whether `who` may take `more` bytes. `is_alone`: it holds only the request that arrives.
+        A connection with other requests under way waits for their answers, not in the queue."""
         return self._may_have(who, more, self._waiting, is_alone=is_alone)
 
     def may_start(self, who: object, more: int) -> bool:
-        """Whether `who` may start a request that is decoded to so much."""
+        """Whether `who` may start a request that decodes to `more` bytes."""
         return self._may_have(who, more, self._starting, is_alone=True)
 
     def wait_to_start(self, who: object, callback: Callable[[], None], more: int) -> None:
-        """As `wait`, with a request that is decoded to so much."""
+        """As `wait`, for a request that decodes to `more` bytes."""
         if who not in self._starting:
             self.waits += 1
         self._starting[who] = callback
@@ -191,11 +193,11 @@ class RequestMemory(Memory):
             self._moderate[who] = callback
 
     def leave_arriving(self, who: object) -> None:
-        """Waits no more to be read. It may go on waiting to start what has been read."""
+        """Leave the queue of reading; it may still wait to start a request."""
         super().leave(who)
 
     def leave(self, who: object) -> None:
-        """Waits no more, for whatever it was."""
+        """Leave all queues."""
         if self._moderate and self._moderate.pop(who, None) is not None:
             self._wake_moderate()
         if self._starting and self._starting.pop(who, None) is not None and self._has_room():
@@ -229,31 +231,31 @@ class RequestMemory(Memory):
 
     def has_room_for(self, more: int) -> bool:
         """Whether anybody may have so many bytes more."""
-        return self.used + more <= self.limit - self.reserve - self.apart
+        return self.used + more <= self.limit - self.reserve - self.moderate_reserve
 
-    def take_apart(self, count: int) -> bool:
-        """Take so much of what is kept apart, if there is so much. It goes to `used` as well."""
-        if count > MEDIUM_BYTES or self.apart_used + count > self.apart:
+    def take_moderate(self, count: int) -> bool:
+        """Take `count` bytes of the moderate reserve, if it has them. They count as `used`, too."""
+        if count > MEDIUM_BYTES or self.moderate_used + count > self.moderate_reserve:
             return False
-        self.apart_used += count
+        self.moderate_used += count
         return True
 
-    def give_apart(self, count: int) -> None:
-        """Give it back."""
-        self.apart_used -= count
-        assert self.apart_used >= 0, self.apart_used
+    def return_moderate(self, count: int) -> None:
+        """Return bytes of the moderate reserve."""
+        self.moderate_used -= count
+        assert self.moderate_used >= 0, self.moderate_used
         self._wake_moderate()
 
     def _wake_moderate(self) -> None:
-        if self.apart_used < self.apart:
+        if self.moderate_used < self.moderate_reserve:
             for callback in list(islice(self._moderate.values(), WOKEN_MAX)):
                 callback()
 
     def _has_room(self) -> bool:
-        return self.first is None or self.used < self.limit - self.reserve - self.apart
+        return self.first is None or self.used < self.limit - self.reserve - self.moderate_reserve
 
     def finished(self, who: object) -> None:
-        """It holds little again: the next one's turn."""
+        """It holds little again: the reserve goes to the next connection."""
         if self.first is who:
             self.first = None
             self._starts_are_next = not self._starts_are_next
@@ -268,8 +270,7 @@ class AnswerMemory(Memory):
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
         self._proved: dict[object, Callable[[], None]] = {}
-        """Of those that wait, who have proved to read. What is kept apart for them is no use to
-        others, who may wait longer."""
+        """Waiting connections that have proved to read: only they may take the reserve."""
         self.first = max(limit // FIRST_SHARE, min(SMALL_BYTES, limit // 64))
         """The most that a connection gets which has not proved to read."""
         self.ample = limit // 2
@@ -299,13 +300,13 @@ class AnswerMemory(Memory):
 class AnswerAccount:
     """One connection's part of the room for answers."""
 
-    __slots__ = ("_memory", "held", "promised", "taken")
+    __slots__ = ("_memory", "held", "reserved", "taken")
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
         self.held = 0
         """Charged for answers that wait for the socket."""
-        self.promised = 0
+        self.reserved = 0
         """Charged for the one that is being built, if it is."""
         self.taken = 0
         """Bytes of answers that the socket took, since it last stopped taking them."""
@@ -316,7 +317,7 @@ class AnswerAccount:
         return self.taken >= PROOF_SHARES * self._memory.first
 
     def limit(self) -> int:
-        """How large an answer may be built now; 0: none, wait."""
+        """Bytes that an answer may have now; 0: none, wait."""
         memory = self._memory
         room = memory.limit - memory.used
         has_proved = self.taken >= PROOF_SHARES * memory.first  # as above, without a call
@@ -329,10 +330,10 @@ class AnswerAccount:
             return memory.first
         return share if share >= SMALL_BYTES else min(room, SMALL_BYTES)
 
-    def promise(self, count: int) -> None:
-        """An answer of `count` bytes is being built: instead of what was promised before."""
-        change = count - self.promised
-        self.promised = count
+    def reserve(self, count: int) -> None:
+        """Reserve `count` bytes for the answer that is being built, in place of what was before."""
+        change = count - self.reserved
+        self.reserved = count
         if change:
             self._memory.change(change)
 
@@ -353,5 +354,5 @@ class AnswerAccount:
     def close(self) -> None:
         """The connection is gone."""
         self._memory.leave(self)
-        self.promise(0)
+        self.reserve(0)
         self.hold(0)

@@ -292,7 +292,7 @@ class Server:
         for coordinator in host.coordinators:
             context.groups.attach(coordinator)
         self.frontend = Frontend(context)
-        host.overload.request_wait_ns = self.frontend.start_pace.oldest_ns
+        host.overload.request_wait_ns = self.frontend.start_budget.oldest_ns
         host.on_catalog_change = self._catalog_changed
         host.on_answers = self.frontend.flush
         host.trimming.policy_of = self._retention_policy
@@ -471,7 +471,7 @@ class Server:
             "overloaded_total": host.overload.times,
             "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,
             "client_connections": len(frontend),
-            "client_connections_waiting": len(frontend.start_pace),
+            "client_connections_waiting": len(frontend.start_budget),
             "client_connections_accepted_total": frontend.connections_accepted,
             "client_connections_refused_total": frontend.connections_refused,
             "handler_errors_total": frontend.handler_errors,

@@ -9,7 +9,7 @@ from tests.unit.kafka.twin import World, batch, fill
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
-from vdl.kafka.reader_pace import READ_BYTES_MAX, REQUEST_WAIT_NS_MAX
+from vdl.kafka.read_throttle import READ_BYTES_MAX, REQUEST_WAIT_NS_MAX
 from vdl.kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -472,7 +472,7 @@ def test_reader_that_leaves_while_it_waits_gives_its_turn_back() -> None:
     leaving.request(FETCH, 11, fetch(0))
     world.run(1)
     leaving.session.connection_lost()
-    pace = world.context.reader_pace
+    pace = world.context.read_throttle
     admission = pace.ask((-2, 0), READ_BYTES_MAX, world.clock.now_ns())
     assert admission.wait_ns <= SECOND // 2
     reads = stream.cold_reads
@@ -493,7 +493,7 @@ def test_request_waits_for_all_its_reads_from_disk_no_longer_than_the_limit() ->
     waited_ms = 0
     answers: list[FetchResponse] = []
     while not answers and waited_ms < 30_000:
-        world.context.reader_pace.produced(-1, 1, world.clock.now_ns())
+        world.context.read_throttle.produced(-1, 1, world.clock.now_ns())
         world.run(100)
         waited_ms += 100
         answers = client.answers()
@@ -503,6 +503,6 @@ def test_request_waits_for_all_its_reads_from_disk_no_longer_than_the_limit() ->
 
 def occupy(world: World) -> None:
     """Producers are at work, elsewhere, and another reader has taken a mebibyte."""
-    pace, now_ns = world.context.reader_pace, world.clock.now_ns()
+    pace, now_ns = world.context.read_throttle, world.clock.now_ns()
     pace.produced(-1, 1, now_ns)
     assert pace.ask((-1, -1), READ_BYTES_MAX, now_ns).wait_ns == 0

@@ -293,12 +293,12 @@ def test_who_has_proved_to_read_does_not_wait_behind_those_that_have_not() -> No
     memory = AnswerMemory(4 * MIB)
     woken: list[int] = []
     held, reader, *others = [memory.account() for _ in range(12)]
-    held.promise(4 * MIB)
+    held.reserve(4 * MIB)
     for number, other in enumerate(others):
         other.wait(partial(woken.append, number))
     reader.taken = 4 * MIB
     reader.wait(partial(woken.append, -1))
-    held.promise(4 * MIB - 100_000)
+    held.reserve(4 * MIB - 100_000)
     assert -1 in woken
     assert reader.limit()
     assert not others[0].limit()
@@ -701,7 +701,7 @@ def test_a_long_request_that_waits_to_start_keeps_its_place() -> None:
         holder.session.connection_lost()
     world.run(10)
     assert not client.session._waiting
-    assert not world.frontend.crowded
+    assert not world.frontend.waiting_to_start
 
 
 def test_polls_of_some_partitions_start_when_others_give_their_room_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vdl.clock import MS
-from vdl.kafka.reader_pace import ReaderPace
+from vdl.kafka.read_throttle import ReadThrottle
 from vdl.sim.options import Options
 from vdl.sim.world import World
 
@@ -26,7 +26,7 @@ def lived() -> tuple[World, list[str]]:
 def test_consumer_behind_catches_up_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The world is what it is meant to be: reads were paced, and nothing is violated."""
     waits: list[int] = []
-    ask = ReaderPace.ask
+    ask = ReadThrottle.ask
 
     def asked(*arguments: object) -> object:
         admission = ask(*arguments)  # type: ignore[arg-type]
@@ -34,7 +34,7 @@ def test_consumer_behind_catches_up_from_disk(monkeypatch: pytest.MonkeyPatch) -
             waits.append(admission.wait_ns)
         return admission
 
-    monkeypatch.setattr(ReaderPace, "ask", asked)
+    monkeypatch.setattr(ReadThrottle, "ask", asked)
     _, violations = lived()
     assert violations == []
     assert len(waits) > 10
@@ -45,7 +45,7 @@ def test_consumer_that_does_not_gain_on_producers_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pace that ignores what producers write."""
-    monkeypatch.setattr("vdl.kafka.reader_pace.GAIN", 0)
-    monkeypatch.setattr("vdl.kafka.reader_pace.AMPLE_GAIN", 0)
+    monkeypatch.setattr("vdl.kafka.read_throttle.GAIN", 0)
+    monkeypatch.setattr("vdl.kafka.read_throttle.AMPLE_GAIN", 0)
     _, violations = lived()
     assert violations == ["reader-starved"]

@@ -42,7 +42,7 @@ from vdl.kafka.handlers.partitions import (
     leader_endpoints,
 )
 from vdl.kafka.memory import UNCOUNTED_BYTES
-from vdl.kafka.reader_pace import REQUEST_WAIT_NS_MAX, Admission
+from vdl.kafka.read_throttle import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.wire.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -93,8 +93,8 @@ class _Target:
         "found",
         "group_id",
         "key",
+        "reported",
         "stream",
-        "told",
         "unknown",
         "wait",
     )
@@ -104,7 +104,7 @@ class _Target:
     ) -> None:
         self.key = key
         """Its place in a session."""
-        self.told: tuple[int, int] | None = None
+        self.reported: tuple[int, int] | None = None
         """(high watermark, log start) as the client of a session knows them."""
         self.asked = asked
         self.group_id = group_id
@@ -247,15 +247,15 @@ class _Poll:
         if not self._may_read():
             return
         answers = self.ctx.connection.answers
-        if answers.promised:
-            answers.promise(0)  # what was read from disk is part of what follows
+        if answers.reserved:
+            answers.reserve(0)  # what was read from disk is part of what follows
         room = answers.limit()
         found = self._read(room)
         if found is None:
             return
         size, at_once = found
         if size > UNCOUNTED_BYTES:
-            answers.promise(size)
+            answers.reserve(size)
         if size >= self.request.min_bytes or at_once or self.expired:
             self._build()
             self._answer(size)
@@ -269,7 +269,7 @@ class _Poll:
         if size > answers.limit():
             return False
         if size > UNCOUNTED_BYTES:
-            answers.promise(size)
+            answers.reserve(size)
         self.finish(encoded)
         return True
 
@@ -440,7 +440,7 @@ class _Poll:
         admission = target.admission
         if admission is None:
             reader = (self.ctx.connection.id, target.group_id)
-            admission = server.reader_pace.ask(reader, bytes_max, server.clock.now_ns())
+            admission = server.read_throttle.ask(reader, bytes_max, server.clock.now_ns())
             target.admission = admission
             wait_ns = min(admission.wait_ns, REQUEST_WAIT_NS_MAX - self.waited_ns)
             if wait_ns > 0:
@@ -449,7 +449,7 @@ class _Poll:
                 self.admission_timer = server.clock.call_later(wait_ns, self._admitted)
                 return
         bytes_max = min(bytes_max, admission.bytes)
-        self.ctx.connection.answers.promise(bytes_max)
+        self.ctx.connection.answers.reserve(bytes_max)
         done = partial(self._read_from_disk, target, admission)
         target.admission = None
         stream.read_cold(target.asked.fetch_offset, bytes_max, done)
@@ -469,7 +469,7 @@ class _Poll:
         else:
             target.cold = found
             found_bytes = found.bytes
-        self.ctx.server.reader_pace.found(admission, found_bytes)
+        self.ctx.server.read_throttle.found(admission, found_bytes)
         if not self.later.cancelled:
             self._open_gate()
 
@@ -495,7 +495,7 @@ class _Poll:
         there was none for, or the time is over."""
         answers = self.ctx.connection.answers
         # Who waits builds nothing and holds nothing: it is read again.
-        answers.promise(0)
+        answers.reserve(0)
         for target in self.targets:
             target.cold = target.found = None
         if not has_room:
@@ -524,7 +524,7 @@ class _Poll:
         self.woken = True
         self._schedule()
 
-    def give_way(self) -> None:
+    def superseded(self) -> None:
         """Another request of the session has come: this one is told what there is."""
         self.session = None
         self.finish(FetchResponse())
@@ -534,7 +534,7 @@ class _Poll:
         self.expired = True
         self._schedule()
 
-    def hurry(self) -> None:
+    def answer_early(self) -> None:
         """Others need the memory: answer with what there is."""
         if not self.expired:
             if self.timer is not None:
@@ -559,12 +559,12 @@ class _Poll:
         """`size`: bytes of records in it."""
         response = FetchResponse()
         if self.session is None:
-            endpoints = self._tell_all(response)
+            endpoints = self._answer_all(response)
             if self.opens_session:
                 self._open_session(response)
         else:
             response.session_id = self.session.id
-            endpoints = self._tell_news(response, self.session)
+            endpoints = self._answer_changed(response, self.session)
         if endpoints and self.ctx.api_version >= _ENDPOINTS_FROM:
             response.node_endpoints = endpoints
         if size and self.woken and self.share_key is not None and not response.session_id:
@@ -574,7 +574,7 @@ class _Poll:
         else:
             self.finish(response)
 
-    def _tell_all(self, response: FetchResponse) -> list[NodeEndpoint]:
+    def _answer_all(self, response: FetchResponse) -> list[NodeEndpoint]:
         """Every partition that was asked for."""
         endpoints: list[NodeEndpoint] = []
         for topic_answer, targets in self.topics:
@@ -605,7 +605,7 @@ class _Poll:
             self._settle(session, target)
         self.session = session
 
-    def _tell_news(self, response: FetchResponse, session: FetchSession) -> list[NodeEndpoint]:
+    def _answer_changed(self, response: FetchResponse, session: FetchSession) -> list[NodeEndpoint]:
         """The partitions of the session about which there is something new."""
         endpoints: list[NodeEndpoint] = []
         topics: dict[str | bytes, FetchableTopicResponse] = {}
@@ -634,11 +634,11 @@ class _Poll:
         target.answer = target.cold = target.found = None
         assert answer is not None, target.key
         if answer.error_code or answer.diverging_epoch is not None:
-            target.told = None  # told again until it is over, and when it is
+            target.reported = None  # told again until it is over, and when it is
             return True
         stands = answer.high_watermark, answer.log_start_offset
-        is_new = stands != target.told
-        target.told = stands
+        is_new = stands != target.reported
+        target.reported = stands
         if answer.records:
             session.served(target)
             return True
@@ -673,7 +673,7 @@ class _Poll:
             # A session's partitions outlive the request; what was read for it must not.
             target.cold = target.found = target.answer = target.diverging = None
             if target.admission is not None:
-                self.ctx.server.reader_pace.give_back(target.admission)
+                self.ctx.server.read_throttle.give_back(target.admission)
                 target.admission = None
         if self.session is not None:
             # Its partitions go on waiting for the next request.
@@ -709,7 +709,7 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
         session.read_by(poll)
     later = poll.later
     later.on_cancel = poll.release
-    later.hurry = poll.hurry
+    later.answer_early = poll.answer_early
     poll.attempt()
     return later
 

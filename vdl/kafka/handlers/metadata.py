@@ -116,7 +116,7 @@ class View:
         told of the loss alone, it lets go and asks again after 100 ms."""
         lost_ns = self.ctx.server.host.leader_lost_ns(group_id)
         self.lost_ns = max(self.lost_ns, lost_ns)
-        return lost_ns > self.ctx.connection.told_of_loss_ns
+        return lost_ns > self.ctx.connection.loss_reported_ns
 
     def topic(self, topic: Topic) -> MetadataResponseTopic:
         """One topic with all its partitions."""
@@ -262,7 +262,7 @@ def _some(
 
 def _response(view: View, topics: list[MetadataResponseTopic]) -> MetadataResponse:
     connection = view.ctx.connection
-    connection.told_of_loss_ns = max(connection.told_of_loss_ns, view.lost_ns)
+    connection.loss_reported_ns = max(connection.loss_reported_ns, view.lost_ns)
     return MetadataResponse(
         brokers=view.brokers(),
         cluster_id=view.ctx.server.host.cluster_id,

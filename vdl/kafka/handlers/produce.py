@@ -212,7 +212,7 @@ class _Produce:
             if self.later is not None and not self.later.done:
                 self.later.complete(error)
         if not self.line and self.later is not None:
-            self.later.let_go()
+            self.later.release()
 
     def place(self, placed: _Placed, stream: LogStream | None) -> None:
         """Append a batch that was checked, or say what is wrong with it."""
@@ -242,7 +242,7 @@ class _Produce:
         if header.max_timestamp == NO_TIMESTAMP:
             header.max_timestamp = self.ctx.server.host.agreed_ms()
         ctx = self.ctx
-        ctx.server.reader_pace.produced(group_id, len(placed.records), ctx.received_ns)
+        ctx.server.read_throttle.produced(group_id, len(placed.records), ctx.received_ns)
         stream.append(
             placed.records,
             header,

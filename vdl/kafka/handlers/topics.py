@@ -135,7 +135,7 @@ def _propose_creation(
         groups: list[int] = []
         if outcome.kind is OutcomeKind.APPLIED:
             for created, (_, result) in zip(outcome.result.topics, wanted, strict=True):
-                _tell_created(ctx, created, result)
+                _fill_created(ctx, created, result)
                 groups += created.group_ids
         else:
             code, message = undecided(outcome)
@@ -165,7 +165,7 @@ def _propose_creation(
     return later
 
 
-def _tell_created(ctx: RequestContext, created: CreatedTopic, result: CreatableTopicResult) -> None:
+def _fill_created(ctx: RequestContext, created: CreatedTopic, result: CreatableTopicResult) -> None:
     result.error_code = created.error
     result.error_message = created.message or None
     ctx.server.topics_refused += created.error is ErrorCode.POLICY_VIOLATION
@@ -218,7 +218,7 @@ def handle_delete_topics(
     def decided(outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.APPLIED:
             for deleted, result in zip(outcome.result.topics, results, strict=True):
-                _tell_deleted(deleted, result)
+                _fill_deleted(deleted, result)
         else:
             code, message = undecided(outcome)
             for result in results:
@@ -250,7 +250,7 @@ def fail_delete_topics(
     return DeleteTopicsResponse(responses=results)
 
 
-def _tell_deleted(deleted: DeletedTopic, result: DeletableTopicResult) -> None:
+def _fill_deleted(deleted: DeletedTopic, result: DeletableTopicResult) -> None:
     result.error_code = deleted.error
     if deleted.error is ErrorCode.NONE:
         result.name = deleted.name

@@ -15,7 +15,7 @@ from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.api import API, Api
 from vdl.kafka.context import KafkaOptions, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
-from vdl.kafka.turn_pace import (
+from vdl.kafka.turn_budget import (
     ANSWER_BYTES,
     FEW_BYTES,
     FRAME_BYTES,
@@ -23,9 +23,9 @@ from vdl.kafka.turn_pace import (
     SHARE_NS,
     SHORT_BYTES,
     START_NS,
-    AnswerPace,
-    FramePace,
-    StartPace,
+    ReceiveBudget,
+    SendBudget,
+    StartBudget,
 )
 from vdl.kafka.wire import produce
 from vdl.kafka.wire.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -86,7 +86,7 @@ def test_long_requests_of_many_take_little_of_each_turn() -> None:
         world.run(1)
     assert most <= FRAME_BYTES + len(senders) * READ_BYTES_MIN
     assert all(len(sender.client.answers()) == 1 for sender in senders)
-    assert not world.frontend.frame_pace
+    assert not world.frontend.receive_budget
 
 
 def test_long_requests_of_few_are_read_faster() -> None:
@@ -103,7 +103,7 @@ def test_long_requests_of_few_are_read_faster() -> None:
         for _ in range(8):
             for sender in senders:
                 sender.send()
-        waited += len(world.frontend.frame_pace)
+        waited += len(world.frontend.receive_budget)
         world.run(4)
     assert waited, "the pace was not needed"
     assert before - sum(len(sender.rest) for sender in senders) >= 2 * 6 * FRAME_BYTES
@@ -117,7 +117,7 @@ def test_short_requests_are_read_as_they_come() -> None:
     for _ in range(30):
         for sender in [*long, *short]:
             sender.send()
-    assert world.frontend.frame_pace
+    assert world.frontend.receive_budget
     assert not any(sender.rest for sender in short)
 
 
@@ -138,7 +138,7 @@ def test_who_waits_for_its_turn_is_not_late() -> None:
         for sender in senders:
             sender.send()
         world.run(1)
-        waited += bool(world.context.requests.waiting and world.frontend.frame_pace)
+        waited += bool(world.context.requests.waiting and world.frontend.receive_budget)
         now_ns, deadline_ns = world.clock.now_ns(), options.frame_deadline_ms * MS
         for sender in senders:
             assert not sender.client.session.is_stalled(now_ns, deadline_ns)
@@ -152,21 +152,25 @@ def test_a_client_that_goes_away_waits_no_more() -> None:
     for _ in range(5):
         for sender in senders:
             sender.send()
-    assert len(world.frontend.frame_pace) > 10
+    assert len(world.frontend.receive_budget) > 10
     for sender in senders:
         sender.client.session.connection_lost()
-    assert not world.frontend.frame_pace
+    assert not world.frontend.receive_budget
 
 
 class Nobody:
-    def read_on(self) -> None: ...
+    def resume_receiving(self) -> None: ...
 
-    def start_on(self) -> None: ...
+    def resume_starting(self) -> None: ...
 
 
 def test_a_pace_that_nobody_needs_sets_no_timer() -> None:
     world = World()
-    pace, answers, starts = FramePace(world.clock), AnswerPace(world.clock), StartPace(world.clock)
+    pace, answers, starts = (
+        ReceiveBudget(world.clock),
+        SendBudget(world.clock),
+        StartBudget(world.clock),
+    )
     pace.took(Nobody(), 1)
     answers.sent(1)
     assert starts.may_start(Nobody(), 0)
@@ -208,13 +212,13 @@ def test_long_answers_of_one_turn_leave_in_several() -> None:
     world.time.run_until(world.time.now_ns)
     assert 0 < sum(len(reader.received) for reader in readers) <= ANSWER_BYTES + MIB + 1000
     assert len(other.answers()) == 1
-    assert len(world.frontend.answer_pace) > 20
+    assert len(world.frontend.send_budget) > 20
     # One that waits asks for more, and is answered in order.
     readers[-1].request(API_VERSIONS, 0, ApiVersionsRequest())
     world.run(1)
     for reader in readers:
         assert reader.answers()[0].responses[0].partitions[0].records
-    assert not world.frontend.answer_pace
+    assert not world.frontend.send_budget
     assert world.context.answers.used == 0
     assert all(reader.reading for reader in readers)
 
@@ -224,7 +228,7 @@ def test_an_answer_that_waits_for_its_turn_leaves_before_its_connection_is_close
     for reader in readers:
         reader.request(FETCH, 11, fetch())
     world.time.run_until(world.time.now_ns)
-    assert world.frontend.answer_pace
+    assert world.frontend.send_budget
     readers[-1].session.receive(pack(">i", -1))  # nonsense ends a connection
     world.run(1)
     assert readers[-1].closed
@@ -237,7 +241,7 @@ def test_a_reader_that_goes_away_waits_no_more() -> None:
         reader.request(FETCH, 11, fetch())
     for reader in readers:
         reader.session.connection_lost()
-    assert not world.frontend.answer_pace
+    assert not world.frontend.send_budget
     assert world.context.answers.used == 0
 
 
@@ -311,7 +315,7 @@ def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None
     assert [len(client.answers()) for client in clients] == [5] * 100
     gaps = [after - before for before, after in pairwise(beats)]
     assert max(gaps) <= 10 * MS + START_NS + COST_NS
-    assert not costly.frontend.start_pace
+    assert not costly.frontend.start_budget
 
 
 def test_answers_that_become_known_together_are_built_in_turns(
@@ -375,11 +379,11 @@ def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
     assert second.reading, "it has not sent more"
     ask(second, 3)
     assert not second.reading
-    assert costly.frontend.start_pace.oldest_ns() == 0, "until now it was served"
+    assert costly.frontend.start_budget.oldest_ns() == 0, "until now it was served"
     costly.time.now_ns += 7 * MS
-    assert costly.frontend.start_pace.oldest_ns() == 7 * MS
+    assert costly.frontend.start_budget.oldest_ns() == 7 * MS
     costly.run(1_000)
-    assert costly.frontend.start_pace.oldest_ns() == 0
+    assert costly.frontend.start_budget.oldest_ns() == 0
     assert second.reading
     assert len(second.answers()) == 6
 
@@ -388,10 +392,10 @@ def test_a_client_whose_request_has_not_started_may_go_away(costly: CostlyWorld)
     first, second = costly.client(), costly.client()
     ask(first, 60)
     ask(second, 3)
-    assert len(costly.frontend.start_pace) == 2
+    assert len(costly.frontend.start_budget) == 2
     second.session.connection_lost()
     first.session.connection_lost()
-    assert not costly.frontend.start_pace
+    assert not costly.frontend.start_budget
     costly.run(1_000)
     assert second.session.info.id not in costly.started
     third = costly.client()

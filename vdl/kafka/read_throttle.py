@@ -1,23 +1,22 @@
-"""How fast readers that are far behind are fed while producers are at work.
+"""Throttle of disk reads for consumers that are far behind, while producers are active.
 
-A reader with gigabytes before it takes whatever it is given: the disk, and the processor of server
-and client. Nobody waits for its next megabyte, but somebody does for each acknowledgement. So while
-records are produced here, reads from disk are paced; when nobody produces, they are not.
+A reader with gigabytes to catch up takes all the disk and CPU it is given. Its next megabyte is not
+urgent; an acknowledgement is. So disk reads are throttled while records are produced here, and are
+not otherwise.
 
-A constant pace would leave a reader behind for ever when producers are faster. So the pace follows
-what producers write to the partitions this server leads, measured over the last second; what it
-writes as a follower is read elsewhere. A read begins as soon as either of these lets it:
+A constant rate would leave a reader behind for ever when producers are faster. So the rate follows
+the last second of what producers wrote to partitions that this server leads. (What it writes as a
+follower is read elsewhere.) A read starts as soon as one of two rules allows it:
 
-* the share: all readers together get the floor, or twice what all producers write, whichever is
-  more, in the order in which they ask; and up to `AMPLE_BYTES` a second six times what these write:
-  who writes that much sends large batches and does not wait for single acknowledgements, where
-  the floor protects those who do;
-* the gain: each reader gets twice what producers write to the partition that it reads, whatever
-  others take. So several readers behind one partition all catch up.
+* Share: all readers together get the floor, or twice the producers' rate if that is more, in the
+  order in which they ask. Up to `AMPLE_BYTES` a second they get six times the producers' rate:
+  producers that write so much send large batches, and the floor protects the others.
+* Gain: each reader gets twice the producers' rate of its own partition, whatever others take. So
+  several readers of one partition all catch up.
 
-One reader alone gets the faster of the two, not their sum. A read has at most `READ_BYTES_MAX`, so
-that who asks for more in one request gets no larger share. No read waits longer than `WAIT_NS_MAX`:
-with very many readers the pace gives way, and none of them starves.
+A single reader gets the faster of the two, not their sum. A read has at most `READ_BYTES_MAX`, so a
+larger request gets no larger share. No read waits longer than `WAIT_NS_MAX`: with very many readers
+the throttle yields, and none starves.
 
 Must not know: requests, the disk.
 """
@@ -59,7 +58,7 @@ class Admission:
     is_paced: bool = False
 
 
-class ReaderPace:
+class ReadThrottle:
     """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
 
     __slots__ = (

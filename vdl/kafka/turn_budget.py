@@ -1,23 +1,23 @@
-"""How much of a turn long requests and long answers get, so that nobody waits behind them.
+"""Budgets of a turn of the loop for receiving, starting and answering large requests.
 
-To move bytes is work of the loop: a megabyte takes milliseconds where the system gives each page of
-it anew. Of many clients that send long requests, or ask for long answers, each may have a piece
-ready in every turn, and whoever asks for little would wait for all the pieces.
+Moving bytes is work of the loop: a megabyte costs milliseconds where the system has to provide each
+page. Many clients with long requests or large answers may each have a piece ready in every turn,
+and a small request would wait for all of them. Each budget therefore serves its connections in
+turn, over several turns of the loop.
 
-`FramePace`: all long requests together get `FRAME_BYTES` in each `FRAME_NS`, taking turns. Who has
-sent when that is used up is not read until those before him were. While `FEW` wait at most, they
-get `FEW_BYTES`: some producers with large requests are no crowd. Requests up to `SHORT_BYTES`,
-which hold a batch of the usual size or some, are read as they come.
+`ReceiveBudget`: all long requests together get `FRAME_BYTES` in each `FRAME_NS`. When that is used
+up, a connection is not read before those ahead of it. While at most `FEW` wait, the budget is
+`FEW_BYTES`: some producers with large requests are no overload. Requests up to `SHORT_BYTES`, some
+batches of the usual size, are read at once.
 
-`StartPace`: requests start, and large answers are built, for `START_NS` in a turn. What is left
-starts in turns to come, behind a look at all files and timers: a server that is asked for more than
-it can do still hears its peers and its own clock. Connections whose requests wait take turns,
-`SHARE_NS` each; one that sends more meanwhile is not read, so that what waits here is bounded and
-TCP tells its client. A turn costs something whatever is done in it: shorter ones cost an overloaded
-server half of what it can do.
+`StartBudget`: requests start, and large answers are built, for `START_NS` of a turn. The rest waits
+for later turns, behind a poll of all sockets and timers: an overloaded server still hears its peers
+and its own clock. Waiting connections take turns of `SHARE_NS`. One that sends more meanwhile is
+not read, so the backlog is bounded and TCP slows the client down. A turn has a fixed cost: shorter
+ones halve what an overloaded server can do.
 
-`AnswerPace`: long answers leave until `ANSWER_BYTES` have left in a turn; the next ones leave in
-turns of their own. Between them the loop looks at all others. That costs no bandwidth.
+`SendBudget`: long answers are sent until `ANSWER_BYTES` have left in a turn; the others are sent in
+later turns. The loop serves everything else in between. That costs no bandwidth.
 
 Must not know: requests, answers, sockets.
 """
@@ -55,21 +55,21 @@ SHARE_NS = 25 * MS
 
 
 class Starter(Protocol):
-    def start_on(self) -> None:
+    def resume_starting(self) -> None:
         """It is this one's turn to have requests started."""
 
 
 class Sender(Protocol):
-    def read_on(self) -> None:
+    def resume_receiving(self) -> None:
         """It is this one's turn to be read."""
 
 
 class Receiver(Protocol):
-    def send_on(self) -> None:
+    def resume_sending(self) -> None:
         """It is this one's turn to be sent its answer."""
 
 
-class FramePace:
+class ReceiveBudget:
     """The pace of one server's reading."""
 
     __slots__ = ("_clock", "_given", "_is_ticking", "_waiting", "left")
@@ -87,7 +87,7 @@ class FramePace:
         return len(self._waiting)
 
     def took(self, sender: Sender, count: int) -> bool:
-        """`count` bytes of a long request were read. False: read no more of it before `read_on`."""
+        """`count` bytes of a long request were read. False: wait for `resume_receiving`."""
         self.left -= count
         if not self._is_ticking:
             self._is_ticking = True
@@ -108,10 +108,10 @@ class FramePace:
             self._clock.call_later(FRAME_NS, self._tick)
         for sender in list(islice(self._waiting, READS_PER_TICK)):
             del self._waiting[sender]
-            sender.read_on()
+            sender.resume_receiving()
 
 
-class StartPace:
+class StartBudget:
     """The pace of one server's requests."""
 
     __slots__ = (
@@ -149,8 +149,8 @@ class StartPace:
         return self._clock.now_ns() - min(self._waiting.values()) if self._waiting else 0
 
     def may_start(self, starter: Starter, since_ns: int) -> bool:
-        """Whether its next request, there since `since_ns`, may start; if not, `start_on` is called
-        in a turn to come."""
+        """Whether its next request, which arrived at `since_ns`, may start; if not,
+        `resume_starting` is called in a later turn."""
         if not self._waiting:
             if self.started_ns < self._end_ns:
                 self.until_ns = self._end_ns  # the only one that is served: the turn is all its
@@ -196,14 +196,14 @@ class StartPace:
             starter = next(iter(self._waiting))
             del self._waiting[starter]
             self.started_ns, self.until_ns = now_ns, min(now_ns + SHARE_NS, end_ns)
-            starter.start_on()
+            starter.resume_starting()
             now_ns = self._clock.now_ns()
         self._end_ns = self.until_ns = 0
         if self._waiting:
             self._arm()
 
 
-class AnswerPace:
+class SendBudget:
     """The pace of one server's answers."""
 
     __slots__ = ("_clock", "_is_over", "_left", "_waiting")
@@ -222,7 +222,8 @@ class AnswerPace:
         return len(self._waiting)
 
     def may_send(self, receiver: Receiver) -> bool:
-        """Whether a long answer may leave now; if not, `send_on` is called in a turn to come."""
+        """Whether a long answer may be sent now; if not, `resume_sending` is called in a later
+        turn."""
         if self._left > 0:
             return True
         self._waiting[receiver] = None
@@ -245,4 +246,4 @@ class AnswerPace:
         while self._waiting and self._left > 0:
             receiver = next(iter(self._waiting))
             del self._waiting[receiver]
-            receiver.send_on()
+            receiver.resume_sending()

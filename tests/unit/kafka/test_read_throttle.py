@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from vdl.kafka.ingest_rate import SLOT_NS, IngestRate
-from vdl.kafka.reader_pace import (
+from vdl.kafka.read_throttle import (
     AMPLE_BYTES,
     AMPLE_GAIN,
     AT_WORK_NS,
@@ -15,7 +15,7 @@ from vdl.kafka.reader_pace import (
     READ_BYTES_MAX,
     WAIT_NS_MAX,
     Reader,
-    ReaderPace,
+    ReadThrottle,
 )  # fmt: skip
 
 SECOND = 1_000_000_000
@@ -25,7 +25,7 @@ FLOOR = 1 * MB
 
 
 def run(
-    pace: ReaderPace,
+    pace: ReadThrottle,
     seconds: int,
     *,
     ingest: dict[int, int],
@@ -53,7 +53,7 @@ def run(
 @pytest.mark.parametrize("rate", [100_000, 4 * MB, 60 * MB, 200 * MB])
 def test_single_reader_gets_twice_what_is_produced(rate: int) -> None:
     """A reader that always asks gains on its producers, however fast they are."""
-    given = run(ReaderPace(FLOOR), 6, ingest={1: rate}, readers={(1, 1): 10_000 * MB})
+    given = run(ReadThrottle(FLOOR), 6, ingest={1: rate}, readers={(1, 1): 10_000 * MB})
     for taken in given[1, 1][1:]:
         assert taken >= GAIN * rate - READ_BYTES_MAX
         assert taken >= FLOOR - READ_BYTES_MAX
@@ -64,19 +64,19 @@ def test_single_reader_gets_twice_what_is_produced(rate: int) -> None:
 
 def test_reader_beside_a_producer_of_single_records_gets_the_floor() -> None:
     """Whoever waits for each acknowledgement is protected as by a constant."""
-    given = run(ReaderPace(32 * MB), 4, ingest={1: 1 * MB}, readers={(1, 1): 10_000 * MB})
+    given = run(ReadThrottle(32 * MB), 4, ingest={1: 1 * MB}, readers={(1, 1): 10_000 * MB})
     for taken in given[1, 1]:
         assert abs(taken - 32 * MB) <= 2 * READ_BYTES_MAX
 
 
 def test_reader_beside_a_producer_of_large_batches_gets_more_than_it_needs() -> None:
     """Beside 20 MB/s more than 100 MB/s."""
-    given = run(ReaderPace(32 * MB), 4, ingest={1: 20 * MB}, readers={(1, 1): 10_000 * MB})
+    given = run(ReadThrottle(32 * MB), 4, ingest={1: 20 * MB}, readers={(1, 1): 10_000 * MB})
     assert min(given[1, 1][1:]) >= 100 * MB
 
 
 def test_single_reader_that_takes_less_gets_all_it_takes() -> None:
-    given = run(ReaderPace(FLOOR), 6, ingest={1: 40 * MB}, readers={(1, 1): 50 * MB})
+    given = run(ReadThrottle(FLOOR), 6, ingest={1: 40 * MB}, readers={(1, 1): 50 * MB})
     assert min(given[1, 1][1:]) >= 50 * MB - READ_BYTES_MAX
 
 
@@ -91,7 +91,7 @@ def test_readers_of_random_loads_gain_each() -> None:
             for connection in range(rng.randint(1, 6))
         }
         asking = rng.choice((READ_BYTES_MAX // 8, READ_BYTES_MAX, 50 << 20))
-        given = run(ReaderPace(FLOOR), 4, ingest=ingest, readers=readers, asking=asking)
+        given = run(ReadThrottle(FLOOR), 4, ingest=ingest, readers=readers, asking=asking)
         for reader, takes in readers.items():
             wanted = min(takes, GAIN * ingest[reader[1]])
             for taken in given[reader][1:]:
@@ -100,7 +100,7 @@ def test_readers_of_random_loads_gain_each() -> None:
 
 def test_reader_that_asks_for_more_gets_no_larger_share() -> None:
     """Two readers where nothing is produced, one asking for fifty times as much at once."""
-    pace = ReaderPace(20 * MB)
+    pace = ReadThrottle(20 * MB)
     due, given = {1: 0, 2: 0}, {1: 0, 2: 0}
     for now_ns in range(0, 5 * SECOND, STEP):
         pace.produced(9, 1, now_ns)
@@ -117,7 +117,7 @@ def test_reader_that_asks_for_more_gets_no_larger_share() -> None:
 def test_fast_producers_readers_do_not_take_the_share_of_others() -> None:
     """Three readers behind a busy partition leave a reader of a quiet one its part of the floor."""
     readers = {(connection, 1): 10_000 * MB for connection in range(3)} | {(9, 2): 10_000 * MB}
-    given = run(ReaderPace(40 * MB), 4, ingest={1: 20 * MB}, readers=readers)
+    given = run(ReadThrottle(40 * MB), 4, ingest={1: 20 * MB}, readers=readers)
     assert min(given[9, 2][1:]) >= 40 * MB // 4 - 2 * READ_BYTES_MAX
     for connection in range(3):
         assert min(given[connection, 1][1:]) >= GAIN * 20 * MB - 2 * READ_BYTES_MAX
@@ -125,7 +125,7 @@ def test_fast_producers_readers_do_not_take_the_share_of_others() -> None:
 
 def test_no_reader_waits_longer_than_the_limit() -> None:
     """A thousand readers at a pace for one: each is let in within a second, at every time."""
-    pace = ReaderPace(1_000)
+    pace = ReadThrottle(1_000)
     pace.produced(1, 1, 0)
     waits = [pace.ask((n, 2), READ_BYTES_MAX, 0).wait_ns for n in range(1_000)]
     assert max(waits) == WAIT_NS_MAX
@@ -135,7 +135,7 @@ def test_no_reader_waits_longer_than_the_limit() -> None:
 
 def test_what_was_not_found_is_given_back() -> None:
     """Small answers do not use up what large ones were asked for."""
-    pace = ReaderPace(READ_BYTES_MAX)
+    pace = ReadThrottle(READ_BYTES_MAX)
     pace.produced(1, 1, 0)
     for _ in range(100):
         admission = pace.ask((1, 2), READ_BYTES_MAX, 0)
@@ -148,7 +148,7 @@ def test_what_was_not_found_is_given_back() -> None:
 
 def test_what_took_nothing_gives_nothing_back() -> None:
     """One past the limit is let in without a part of the share: it must not hand one out."""
-    pace = ReaderPace(READ_BYTES_MAX // 4)
+    pace = ReadThrottle(READ_BYTES_MAX // 4)
     pace.produced(1, 1, 0)
     pace.ask((1, 2), READ_BYTES_MAX, 0)
     for n in range(100):
@@ -159,7 +159,7 @@ def test_what_took_nothing_gives_nothing_back() -> None:
 
 
 def test_readers_are_not_paced_when_producers_have_gone() -> None:
-    pace = ReaderPace(1_000)
+    pace = ReadThrottle(1_000)
     pace.produced(1, 60 * MB, 0)
     pace.ask((1, 2), READ_BYTES_MAX, 0)
     for _ in range(10):
@@ -169,7 +169,7 @@ def test_readers_are_not_paced_when_producers_have_gone() -> None:
 
 def test_pace_forgets_who_has_gone() -> None:
     """What it knows of readers and partitions is of the last seconds, however long it runs."""
-    pace = ReaderPace(1_000 * MB)
+    pace = ReadThrottle(1_000 * MB)
     for n in range(5_000):
         pace.produced(n, 1, n * STEP)
         pace.ask((n, n), 1, n * STEP)
