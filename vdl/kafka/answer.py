@@ -35,7 +35,7 @@ class Encoded:
 
 
 class Unbuilt:
-    """A large answer that is built in its turn, when there is room for it. `build` may raise."""
+    """A large answer that is built when its turn comes and there is memory. `build` may raise."""
 
     __slots__ = ("build",)
 
@@ -46,14 +46,14 @@ class Unbuilt:
 class Later:
     """An answer that is not known yet.
 
-    The handler returns it and keeps a reference where the answer will come from. `complete` may be
-    called before the handler returns, and exactly once. When the client goes away first,
-    `cancelled` becomes true, `on_cancel` runs if it was set, and a later `complete` is ignored.
+    The handler returns it and keeps a reference where the answer will come from. `complete` must be
+    called exactly once; it may be called before the handler returns. If the client disconnects
+    first, `cancelled` becomes true, `on_cancel` runs if it is set, and `complete` does nothing.
 
-    `answer_early`: set by who may answer with what there is before its time is over.
+    `answer_early`: set by handlers that can answer with what they have before their deadline.
 
-    `holding`: it has not taken its place in the log yet, so that nothing may start behind it until
-    `release` is called.
+    `holding`: the request has not taken its place in the log yet. No request of its connection may
+    start behind it until `release` is called.
     """
 
     __slots__ = ("_notify", "answer_early", "cancelled", "done", "holding", "on_cancel", "response")
@@ -68,8 +68,8 @@ class Later:
         self._notify: Callable[[Later], None] | None = None
 
     def complete(self, response: Any) -> None:
-        """The answer: a response, `Encoded`, `Unbuilt`, a `Reply`, or the exception that prevented
-        it. The connection sends it when its turn comes."""
+        """Set the answer: a response, `Encoded`, `Unbuilt`, a `Reply`, or the exception that
+        prevented it. The connection sends it in its order."""
         if self.cancelled:
             return
         assert not self.done, "an answer was given twice"
@@ -82,14 +82,14 @@ class Later:
             notify(self)
 
     def release(self) -> None:
-        """What is behind it may start."""
+        """The requests behind it may start."""
         self.holding = False
         if self._notify is not None:
             self._notify(self)
 
     def run(self, step: Callable[[], None]) -> None:
-        """One step towards the answer, called from outside the handler: if it raises, that is the
-        answer, and whoever called goes on. After the answer, and for nobody, it does not run."""
+        """Run one step towards the answer, outside the handler. An exception becomes the answer,
+        and does not reach the caller. Nothing runs once there is an answer, or no client."""
         if self.done or self.cancelled:
             return
         try:
@@ -99,7 +99,7 @@ class Later:
                 self.complete(error)
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """The client is gone."""
         if self.done or self.cancelled:
             return
         self.cancelled = True
@@ -109,13 +109,13 @@ class Later:
             on_cancel()
 
     def detach(self, ended: Callable[[], None]) -> None:
-        """Nobody waits any more, but what was begun cannot be taken back: `ended` when it is over.
-        Only while not done, in place of `cancel`."""
+        """The client is gone, but the work cannot be undone: call `ended` when it is complete. In
+        place of `cancel`, only while not done."""
         assert not self.done, "ask `done` first"
         self._notify = lambda later: ended() if later.done else None
 
     def when_done(self, notify: Callable[[Later], None]) -> None:
-        """For the front end: have `notify` called at `complete`. Only while not done."""
+        """For the front end: call `notify` at `complete`. Only while not done."""
         assert not self.done, "ask `done` first"
         assert self._notify is None, "one connection waits for one answer"
         self._notify = notify

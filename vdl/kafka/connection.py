@@ -1,27 +1,27 @@
 """The reading half of a Kafka connection, without the socket: bytes in, requests out.
 
-In the shape of h11: whoever owns the socket asks `get_buffer` where to put bytes, reports them with
-`buffer_updated`, and takes what has become whole with `next_request` until it returns None. That is
-asyncio's `BufferedProtocol`, and just as well a simulated network. `FrameReader` alone (frames
+In the shape of h11. The owner of the socket asks `get_buffer` where to put bytes, reports them with
+`buffer_updated`, and takes whole requests with `next_request` until it returns None. That is
+asyncio's `BufferedProtocol`; a simulated network works the same way. `FrameReader` alone (frames
 without a header) serves the other end of a connection.
 
-Memory, the rules:
+Rules of memory:
 
-* A byte of a buffer is written once. Buffers are never rewound or reused, so a view that was given
-  out stays what it is for as long as somebody holds it, and nobody has to say when he is done.
+* A byte of a buffer is written once. Buffers are never rewound or reused, so a view stays valid as
+  long as it is referenced, and is never returned.
 * A view keeps its whole buffer alive: a chunk of at most `CHUNK_BYTES_MAX`, shared with the small
-  frames that came with it, or the frame's own. Keep a request's body until it is answered at most;
-  what lives longer is copied out.
-* A frame that is too big for a chunk gets a buffer of its own and is received where it will stay.
-  That buffer grows with what has arrived, never with what was claimed: to `GROWTH` times as much.
-* A frame above `MAPPED_BYTES_MIN` whose first `MAPPED_AFTER` bytes have arrived is mapped whole:
-  the system gives pages as they are written, so memory is taken by what has arrived, nothing is
-  copied any more, and all of it goes back to the system at once.
-* A connection with nothing under way holds no buffer at all.
+  frames that came with it, or the frame's own. Keep a request's body until its answer at most; copy
+  what lives longer.
+* A frame too large for a chunk gets its own buffer and is received in place. The buffer grows with
+  what has arrived, never with what was announced: to `GROWTH` times as much.
+* A frame above `MAPPED_BYTES_MIN` is mapped whole once `MAPPED_AFTER` bytes have arrived. The
+  system provides pages as they are written, so memory follows what has arrived, nothing is copied
+  again, and all of it is returned at once.
+* A connection with nothing under way holds no buffer.
 
-A length that cannot be is a `WireError`, as is a header that cannot be read; the same error comes
-again at every further call. There is no way to go on, since nobody knows where the next frame would
-begin. Which keys and versions exist is decided by who takes the request.
+An impossible length or an unreadable header is a `WireError`, and every further call raises it
+again: nobody knows where the next frame begins. Which keys and versions exist is the caller's
+decision.
 
 Must not know: sockets, the event loop, handlers, the order of answers.
 """

@@ -3,10 +3,9 @@
 `Context` is built once per server and passed down; nothing in `vdl.kafka` reaches for a global.
 `RequestContext` is one request's: who asks, on which listener, in which version, until when.
 
-`Host` and `LogStream` are the front end's view of the log-stream layer below it, written down as
-protocols so that the whole front end can be driven by a twin in one thread. Every call returns at
-once; what takes time reports through a callback, on the loop. All deadlines are monotonic
-nanoseconds of the server's clock.
+`Host` and `LogStream` are the front end's view of the layer below, as protocols: tests replace that
+layer by a fake in one thread. Every call returns at once; what takes time calls back, on the loop.
+All deadlines are monotonic nanoseconds of the server's clock.
 
 Must not know: sockets, the event loop, the wire format.
 """
@@ -68,8 +67,8 @@ class KafkaOptions:
     """`min.insync.replicas`: replicas that must have a batch on disk before acks=all is answered,
     all of them if there are fewer; a majority always must."""
     retention_ms: int = -1
-    """`log.retention.ms`: how long topics keep their records that do not say. Kafka's 168 hours
-    would delete old data for whoever does not know of them: here the default is for ever."""
+    """`log.retention.ms`: retention of topics without a setting of their own. Kafka's default, 168
+    hours, deletes old data of users who do not know of it: here the default is for ever."""
     record_check_loop_bytes: int = 2 << 20
     """Larger batches are checked off the loop, as are compressed ones of more than 32 KiB."""
     partitions_per_request_max: int = 10_000
@@ -103,9 +102,9 @@ class KafkaOptions:
     """`queued.max.request.bytes`: requests of all connections that are arriving or not answered.
     Room for one largest request is kept apart in it, so it is at least twice as much."""
     answer_memory_max: int = 256 << 20
-    """Answers to all connections that are being built or not taken."""
+    """Bytes of answers to all connections that are being built or not sent."""
     overload_retry_ms: int = 5
-    """How often producers that are held back by an overloaded host are looked at again."""
+    """How often an overloaded host is asked again on behalf of waiting producers."""
 
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
@@ -284,7 +283,7 @@ class Host(Protocol):
         """The servers whose replicas are in sync, as the group's leader last said."""
 
     def leader_lost_ns(self, group_id: int) -> int:
-        """When the group lost its leader together with the leader's server; 0 if not lately."""
+        """When the group lost its leader because that server failed; 0: not recently."""
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         """`done`, later, when `alive_servers` and `leader_of` are certain again; True: a majority
@@ -292,7 +291,7 @@ class Host(Protocol):
 
     @property
     def overloaded(self) -> bool:
-        """Too much is appended and not yet in segments: producers are not listened to now."""
+        """Too many entries wait for their segments: no Produce is started now."""
 
     def coordinator_group(self, key: str) -> int: ...
 
@@ -310,13 +309,13 @@ class Context:
     clock: Clock
     log: Log
     random_bytes: Callable[[int], bytes]
-    """Luck, for ids that must not repeat: `os.urandom`, or a seeded source."""
+    """Randomness, for ids that must not repeat: `os.urandom`, or a seeded source."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
     topics_refused: int = 0
     """Topics that were not created because servers have all the replicas they may have."""
     leader_waits: int = 0
-    """How many wait for leaders now: see `vdl.kafka.leaders`."""
+    """Requests that wait for leaders now: see `vdl.kafka.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, tuple[int, Encoded]] = field(default_factory=dict)
@@ -327,9 +326,9 @@ class Context:
     read_throttle: ReadThrottle = field(init=False)
     record_checks: RecordChecks = field(init=False)
     requests: RequestMemory = field(init=False)
-    """What requests that are arriving or not answered hold."""
+    """Memory of requests that arrive or are not answered."""
     answers: AnswerMemory = field(init=False)
-    """What answers that are not taken hold."""
+    """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -356,7 +355,7 @@ class ConnectionInfo:
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
     loss_reported_ns: int = 0
-    """The latest loss of a leader that Metadata has told this client of."""
+    """The latest loss of a leader that Metadata has reported to this client."""
 
 
 @dataclass(slots=True)
@@ -372,7 +371,7 @@ class RequestContext:
     received_ns: int
     """When it was started."""
     arrived_ns: int
-    """When it was there: a server that has much to do starts it later."""
+    """When it had arrived: a busy server starts it later."""
 
     def deadline_ns(self, timeout_ms: int) -> int:
         """When a client's timeout ends: not before now, not beyond the server's own limit."""

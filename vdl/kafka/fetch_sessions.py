@@ -1,21 +1,21 @@
-"""Fetch sessions (KIP-227): what a client asked for last, so that it need say only what changed.
+"""Fetch sessions (KIP-227): what a client asked for last, so that it sends only changes.
 
-A session is made by a full fetch (epoch 0) and holds its partitions. Each further request carries
-the session's id and the next epoch, names the partitions whose position moved, or which are new,
-and those to be forgotten; the answer tells only of partitions about which there is something new.
-Epoch -1 ends a session; an unknown id is FETCH_SESSION_ID_NOT_FOUND, an epoch that is not the next
-one INVALID_FETCH_SESSION_EPOCH, and with either the client begins anew with a full fetch. A session
-belongs to whoever knows its id, not to a connection, as in Kafka.
+A full fetch (epoch 0) creates a session with its partitions. Each further request carries the
+session's id and the next epoch. It names partitions that are new or have another position, and
+those to be forgotten; the answer has only partitions with something new. Epoch -1 ends a session.
+An unknown id is FETCH_SESSION_ID_NOT_FOUND, a wrong epoch INVALID_FETCH_SESSION_EPOCH; after either
+the client starts again with a full fetch. As in Kafka, a session belongs to whoever knows its id,
+not to a connection.
 
-A request costs what there is to say, not what the session holds. A partition with nothing to say is
-*quiet*: it waits for its log to change, across requests, and is looked at when that wakes it. All
-others are `ready`, in the order in which they are served: who got records goes to the end, so that
-nobody starves when an answer is full.
+The cost of a request follows its changes, not the size of the session. A partition with nothing new
+is *quiet*: it subscribes to its log, across requests, and is read when the log wakes it. All others
+are `ready`, in the order in which they are served. One that got records goes to the end, so that
+none starves when an answer is full.
 
 Sessions are bounded in number (`max.incremental.fetch.session.cache.slots`) and by the partitions
-in all of them. For a new one gives way who was not used for `EVICT_AFTER_NS`, else who is that old
-and the smallest, and smaller than the new one. Without a place the client is told session 0: it
-goes on with full fetches.
+in all of them. A new one evicts one that was not used for `EVICT_AFTER_NS`, else the smallest of
+that age, if it is smaller than the new one. Without a place the client gets session 0, and goes on
+with full fetches.
 
 Must not know: requests, logs, answers.
 """

@@ -74,18 +74,18 @@ _API_VERSIONS = 18
 _SECOND_NS = 1_000 * MS
 _SWEEP_NS = _SECOND_NS
 _CUT_NS = 4 * MS
-"""Between two stalled connections that are closed."""
+"""Between closing two stalled connections."""
 _ANSWER_EARLY_NS = 20 * MS
-"""For which a poll that holds memory which others wait for may go on at most."""
+"""How long a poll may go on that holds memory which others wait for."""
 _QUIET_NS = 60_000 * MS
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 _STALL_PARTS = 6
-"""While others wait for room, who holds some and does not get on is given up after such a part of
-`frame_deadline_ms`."""
+"""While others wait for memory, a connection that holds some and makes no progress is closed after
+a sixth of `frame_deadline_ms`."""
 FRAME_RATE_MIN = 1 << 10
-"""Bytes a second. Slower requests could hold a connection and its memory for ever."""
+"""Bytes a second: the slowest an arriving request may be."""
 CONTENDED_RATE_MIN = 1 << 20
-"""The same while others wait for the memory: the largest request is whole in two minutes."""
+"""The same while others wait for the memory: the largest request then takes two minutes."""
 
 
 class Transport(Protocol):
@@ -190,16 +190,16 @@ class ClientSession:
         self.info = info
         self.closed = False
         self.ending = ""
-        """Why no further request is read; empty while requests are."""
+        """Why no further request is read; empty while requests are read."""
         self.last_active_ns = now_ns
         """When bytes last arrived, or an answer was given."""
         self.frame_since_ns = 0
-        """When the request that is arriving began, or reading went on in the middle of it; 0 when
-        none is, and while nothing is read: that time is not the client's."""
+        """When the arriving request began, or reading resumed in the middle of it. 0: no request
+        arrives, or nothing is read, which is no fault of the client."""
         self._frame_from = 0
-        """How much of it had arrived then."""
+        """Bytes of it that had arrived then."""
         self._looked = (0, 0)
-        """When it was last seen to have got on, and how much had arrived then."""
+        """Last progress seen: when, and bytes that had arrived by then."""
         self._frontend = frontend
         self._transport = transport
         self._connection = Connection(bytes_max=frontend.context.config.request_bytes_max)
@@ -207,35 +207,35 @@ class ClientSession:
         self._started: deque[Exchange] = deque()
         self._bytes_in_flight = 0
         self._arriving = 0
-        """What the request that arrives will hold after one more read."""
+        """Bytes that the arriving request will hold after one more read."""
         self._is_long = False
-        """Whether it is one of those that are read at a pace."""
+        """The arriving request is long: it is read within `ReceiveBudget`."""
         self._paced_since_ns = 0
-        """Since when it waits for its turn to be read; 0 when it does not."""
+        """Since when it waits for that budget; 0: it does not."""
         self._moderate = 0
-        """How much of the room that is kept apart it has for that."""
+        """Bytes of the moderate reserve that the started request has."""
         self._decoded = 0
-        """What the request that has started takes beside its frame, if it is no Produce."""
+        """Bytes that the started request takes beside its frame, if it is no Produce."""
         self._charged = 0
-        """What the server's memory for requests counts for this connection."""
+        """Bytes that `RequestMemory` counts for this connection."""
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._unsent: Sequence[Buffer] = ()
-        """What the transport could not take yet; nothing further is sent or started before."""
+        """What the transport has not taken yet. Until then nothing is sent or started."""
         self.stuck_since_ns = 0
-        """When the transport last took something of what is unsent; 0 when nothing is."""
+        """When the transport last took some of it; 0: nothing is unsent."""
         self._unsent_since_ns = 0
-        """Since when something is unsent without a break; 0 when nothing is."""
+        """Since when something has been unsent without a break; 0: nothing is."""
         self._unsent_at_first = 0
-        """How many bytes were, then."""
+        """Bytes that were unsent then."""
         self._marked = False
         self._reading = True
         self._writable = True
         self._held_back = False
         self._in_line = False
-        """Whether its requests wait for a turn in which they may start."""
+        """Its requests wait for `StartBudget`."""
         self._reads_ahead = False
-        """Whether more has arrived meanwhile: no more is read before."""
+        """More has arrived meanwhile: reading stops until they start."""
 
     # --- from the transport --------------------------------------------------------------------
     def get_buffer(self, size_hint: int) -> memoryview:
@@ -288,7 +288,7 @@ class ClientSession:
                 self._transport.pause_reading()
 
     def resume_receiving(self) -> None:
-        """It is its turn. The time until now was not the client's."""
+        """Its turn to be read. The wait is not counted against the client."""
         now_ns = self._frontend.context.clock.now_ns()
         waited_ns = now_ns - self._paced_since_ns
         self._paced_since_ns = 0
@@ -301,7 +301,7 @@ class ClientSession:
         self._transport.resume_reading()
 
     def resume_starting(self) -> None:
-        """It is its turn: what waits may start."""
+        """Its turn: waiting requests may start."""
         self._in_line = self._reads_ahead = False
         try:
             self.proceed()
@@ -332,14 +332,14 @@ class ClientSession:
         self.mark()
 
     def resume_sending(self) -> None:
-        """It is its turn: a long answer may leave."""
+        """Its turn: a long answer may be sent."""
         try:
             self.resume_writing()
         except Exception as error:  # noqa: BLE001 - the connection edge
             self._frontend.session_failed(self, error)
 
     def connection_lost(self) -> None:
-        """The client is gone, or was closed; nobody waits for answers any more."""
+        """The client is gone: cancel what it waits for, and free what it holds."""
         if self.closed:
             return
         self.closed = True
@@ -415,7 +415,7 @@ class ClientSession:
         self._looked = now_ns, self._frame_from
 
     def is_slow(self, now_ns: int, deadline_ns: int) -> bool:
-        """Whether the request that is arriving did not get on for a whole deadline."""
+        """Whether the arriving request made no progress for a whole deadline."""
         if self._paced_since_ns or not 0 < self.frame_since_ns <= now_ns - deadline_ns:
             return False
         arrived = self._connection.arrived
@@ -430,9 +430,9 @@ class ClientSession:
         return (arrived - before) * _SECOND_NS < FRAME_RATE_MIN * (now_ns - looked_ns)
 
     def is_stalled(self, now_ns: int, deadline_ns: int) -> bool:
-        """Whether it holds memory that others wait for, and does not get on: its answers are not
-        taken, or too slowly, or a request that it began does not come. Who needs long for its
-        answers has not proved to read, whether others wait or not."""
+        """Whether it holds memory that others wait for and makes no progress: it takes no answers,
+        or too slowly, or its request does not arrive. A connection that takes long to read has to
+        prove again that it reads, whether others wait or not."""
         context = self._frontend.context
         before_ns = now_ns - deadline_ns // _STALL_PARTS
         if 0 < self._unsent_since_ns <= before_ns:
@@ -454,18 +454,18 @@ class ClientSession:
         )
 
     def _reads_slowly(self, now_ns: int, deadline_ns: int) -> bool:
-        """Whether what is unsent would not be taken within a deadline at the rate so far."""
+        """Whether at the rate so far the unsent bytes would take longer than a deadline."""
         taken = self._unsent_at_first - sum(map(len, self._unsent))
         return taken * deadline_ns < self._unsent_at_first * (now_ns - self._unsent_since_ns)
 
     @property
     def unsent_bytes(self) -> int:
-        """What answers that are not taken keep in memory, as it is."""
+        """Bytes of memory that unsent answers keep alive, counted anew."""
         return _pinned([*self._unsent, *self._out])
 
     @property
     def arriving_bytes(self) -> int:
-        """What requests that are arriving or not answered keep in memory, as it is; 0 if little."""
+        """Bytes of memory of requests that arrive or are not answered, counted anew; 0 if few."""
         count = self._bytes_in_flight + self._connection.held
         return count if count > SMALL_BYTES else 0
 
@@ -570,8 +570,8 @@ class ClientSession:
         return True
 
     def _is_its_turn(self, since_ns: int) -> bool:
-        """Whether requests may still start in this turn, and answers be built; if not, this waits
-        for one, as it has since `since_ns`."""
+        """Whether the turn's budget allows a request to start or an answer to be built. If not,
+        the session queues, as one that has waited since `since_ns`."""
         pace = self._frontend.start_budget
         if pace.started_ns < pace.until_ns:
             return True
@@ -580,7 +580,7 @@ class ClientSession:
         return not self._in_line
 
     def _may_decode(self, api: Api, request: Request) -> bool:
-        """Whether there is room for what the request is decoded to; if not, this waits for it."""
+        """Whether there is memory for the decoded request; if not, the session queues for it."""
         decoded = decoded_bytes(request.bytes, passed_on=bool(api.passed_on))
         if not decoded:
             return True
@@ -598,7 +598,7 @@ class ClientSession:
         return True
 
     def _is_decoded(self, count: int) -> None:
-        """So much more is held until the request is answered."""
+        """`count` more bytes are held until the request is answered."""
         self._decoded += count
         self._charged += count
         self._frontend.context.requests.change(count)
@@ -610,14 +610,14 @@ class ClientSession:
             self._moderate = 0
 
     def answer_early(self) -> None:
-        """Others wait for what a long poll of this one holds."""
+        """Others wait for memory that a long poll of this connection holds."""
         if self._started:
             answer = self._started[0].answer
             if type(answer) is Later and answer.answer_early is not None:
                 answer.answer_early()
 
     def _has_room(self) -> bool:
-        """Whether a large answer may be built now; if not, this waits for room."""
+        """Whether there is memory for a large answer; if not, the session queues for it."""
         memory = self._frontend.context.answers
         answers = self.info.answers
         if memory.used > memory.ample and not answers.limit():
@@ -791,8 +791,8 @@ class ClientSession:
             self._transport.resume_reading()
 
     def _charge(self, held: int, *, may_read: bool) -> bool:
-        """Count what this connection's requests hold, and will hold after one more read; False
-        when there is no room for that: then it is not read, and waits for room."""
+        """Charge what this connection's requests hold, and will hold after one more read. False if
+        there is no room: it is not read, and queues."""
         memory = self._frontend.context.requests
         counted = held if held > SMALL_BYTES else 0
         more = counted - self._charged
@@ -841,9 +841,9 @@ class Frontend:
         """Connections this server closed, by the first word of the reason."""
         self.handler_errors = 0
         self.large_requests: dict[ClientSession, None] = {}
-        """Those whose request is counted as decoded, longest first."""
+        """Sessions whose request is counted as decoded, longest first."""
         self.waiting_to_start: dict[ClientSession, None] = {}
-        """Those that wait for room for that."""
+        """Sessions that wait for memory for a decoded request."""
         self._sessions: dict[int, ClientSession] = {}
         self._by_host: Counter[str] = Counter()
         self._marked: list[ClientSession] = []
@@ -916,7 +916,7 @@ class Frontend:
             )
 
     def _sweep(self) -> None:
-        """Close connections that are idle, or whose request does not get on."""
+        """Close connections that are idle, or whose request makes no progress."""
         config = self.context.config
         now_ns = self.context.clock.now_ns()
         idle_before = now_ns - config.connection_idle_ms * MS
@@ -936,8 +936,8 @@ class Frontend:
             self._cut()
 
     def _cut(self) -> None:
-        """Close one that is stalled still: what it holds goes back page by page, which is work. The
-        next ones later; by then nobody may wait any more."""
+        """Close one connection that is still stalled. Freeing its memory page by page is work, so
+        the next ones follow later; by then nobody may be waiting."""
         self._cut_timer = None
         now_ns = self.context.clock.now_ns()
         deadline_ns = self.context.config.frame_deadline_ms * MS
@@ -986,8 +986,8 @@ class Frontend:
                     self.session_failed(session, error)
 
     def answer_early(self) -> None:
-        """For sessions: one waits for room. Polls that hold much end soon; not at once, or their
-        clients would ask again and again as fast as they can."""
+        """For sessions: one waits for memory. Long polls that hold much are answered soon. Not at
+        once, or their clients would poll again as fast as they can."""
         if self._early_timer is None:
             self._early_timer = self.context.clock.call_later(_ANSWER_EARLY_NS, self._answer_early)
 

@@ -1,16 +1,16 @@
-"""Consumer groups as the handlers see them: which coordinator is here, and how to ask it.
+"""Consumer groups as handlers see them: which coordinators are led here, and how to use them.
 
-A consumer group belongs to one coordinator group for ever, and is served by whichever server leads
-that. Requests that change a group are proposed and answered when applied here; Heartbeat is
-answered from the applied state; reads wait until a quorum has confirmed this leader.
+A consumer group belongs to one coordinator group for ever; the server that leads this serves it.
+Requests that change a group are proposed, and answered when applied here. Heartbeat is answered
+from the applied state. Reads wait until a quorum has confirmed this leader.
 
 Rules:
 
-* Every request is answered once. Where it cannot be decided here, the answer makes the client look
-  for the coordinator again, and claims nothing about its fate.
-* Only the coordinator that leads draws member ids, before it proposes.
+* Every request is answered exactly once. If this server cannot decide it, the answer makes the
+  client look for the coordinator again, and says nothing about the request's fate.
+* Member ids are drawn by the leading coordinator, before it proposes.
 
-Must not know: wire formats and versions (responses are built by whoever asks), other APIs.
+Must not know: wire formats and versions (the caller builds responses), other APIs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class GroupCoordinator:
             led.handle_events(result.events)
 
     def on_installed(self, group: StateGroup) -> None:
-        """A follower's affair: a leader, who has timers and waiters here, is sent no snapshots."""
+        """Only followers get snapshots: a leader, which has timers and requests here, does not."""
         assert group.group_id not in self._led, group.group_id
 
     def on_serving(self, group: StateGroup) -> None:
@@ -119,7 +119,7 @@ class GroupCoordinator:
         return found
 
     def new_member_id(self, client_id: str, group_instance_id: str | None) -> str:
-        """An id no member ever had: the instance's or the client's name, and luck."""
+        """A new member id: the instance's or the client's name, and 128 random bits."""
         unique = UUID(int=self._rng.getrandbits(128), version=4)
         return f"{client_id if group_instance_id is None else group_instance_id}-{unique}"
 

@@ -1,8 +1,7 @@
-"""Waiting until groups have leaders, as far as this server can see.
+"""Waiting until groups have leaders, as far as this server knows.
 
-News of leaders arrives with the links' lists, for all groups at once and without a subscriber in
-mind; whoever has just created topics looks again every few milliseconds until they are led: the
-less often, the more do so.
+Leader lists of peers cover all groups at once and have no subscribers. A request that has created
+topics therefore polls every few milliseconds; the more requests poll, the longer the interval.
 
 Must not know: topics, requests.
 """
@@ -17,7 +16,7 @@ from vdl.kafka.context import Context
 
 _LOOK_AGAIN_NS = 5 * MS
 _LOOK_COST_NS = MS // 10
-"""Each who waits makes the pause of all longer by this: some fifty times what a look takes."""
+"""Each waiting request makes the interval longer by this: some fifty times the cost of a poll."""
 
 
 def when_led(
@@ -28,14 +27,14 @@ def when_led(
     later: Later,
     done: Callable[[], None],
 ) -> None:
-    """`done`, as a step of `later`, once every group has been seen to have a leader, or at the
-    deadline; at once if that is now. Nothing is done any more when `later` is over. `groups` is
-    gone through once, as far as the first that has no leader."""
+    """Run `done`, as a step of `later`, once each group has been seen with a leader, or at the
+    deadline; at once if that is now. Stops when `later` is done or cancelled. `groups` is iterated
+    once, up to the first without a leader."""
     _Wait(server, groups, deadline_ns, later, done).look(is_first=True)
 
 
 class _Wait:
-    """One who waits."""
+    """One waiting request."""
 
     __slots__ = ("_deadline_ns", "_done", "_group", "_groups", "_later", "_server")
 

@@ -1,19 +1,18 @@
-"""One coordinator group while this server leads it: who waits for an answer, and the timers.
+"""One coordinator group while this server leads it: open requests and timers.
 
-What a group *is* lies in the replicated state (`vdl.state.coordinator`) and survives any server.
-Here is what only the coordinator that leads now needs: open JoinGroup and SyncGroup requests, when
-each member must be heard of again, until when a rebalance waits. All of it begins anew when this
-server starts to serve a coordinator group and ends when it stops.
+The state of consumer groups is replicated (`vdl.state.coordinator`) and survives any server. Here
+is what only the current leader needs: open JoinGroup and SyncGroup requests, when each member's
+session ends, until when a rebalance waits. It is created when this server starts to serve a
+coordinator group, and dropped when it stops.
 
 Rules:
 
-* Timers only propose; a change is decided where it is applied.
-* Events of applied commands answer who waits; a request is answered once, whatever happens.
-* A new leader gives every member a whole session: nobody is expelled for the time it took to elect.
-* The server that stood still must not blame its clients: what ran out meanwhile gets its whole time
-  again.
-* A member that waits here for its rebalance is alive, and has a whole session from the answer on;
-  one whose connection is gone is not.
+* Timers only propose commands; `apply` decides.
+* Events of applied commands answer open requests. Every request is answered exactly once.
+* A new leader gives every member a whole session: none is expelled for the time of an election.
+* After a stall of this server, timers that are late start again: the clients were not at fault.
+* A member with an open request here is alive, and gets a whole session from its answer on; one
+  whose connection is gone does not.
 
 Must not know: requests, wire formats, other coordinator groups.
 """
@@ -43,14 +42,14 @@ from vdl.state.consumer_groups import (
 from vdl.state.coordinator import Coordinator
 
 RETRY_NS = 500 * MS
-"""When a timer's command was not appended, or its fate is open, it is proposed again."""
+"""After which a timer proposes its command again, if that was not appended or its fate is open."""
 
 STALL_NS = 1_000 * MS
-"""A timer that runs this late says that the server, not its clients, was silent."""
+"""A timer this late means that the server was stalled, not that clients were silent."""
 
 DELETED_MAX = 10_000
-"""So many offsets in deleted partitions go at one such time, and all of the partition with which
-that is reached; the others go at the next."""
+"""Offsets of deleted partitions that one check removes, at about: a partition is removed whole. The
+rest is removed by the next check."""
 
 
 class GroupOptions(Protocol):
@@ -150,7 +149,7 @@ class LiveGroup:
         return group
 
     def resume(self) -> None:
-        """Begin where the applied state stands: this server has just begun to serve it."""
+        """Start from the applied state: this server has just started to serve it."""
         group = self.group
         for member in group.members.values():
             self.renew_session(member.member_id, member.session_timeout_ms)
@@ -162,7 +161,7 @@ class LiveGroup:
             self._set_phase(group.rebalance_timeout_ms * MS, self._sync_timed_out)
 
     def close(self, error: ErrorCode) -> None:
-        """Answer everybody and stop the timers."""
+        """Answer all open requests and stop the timers."""
         for timer in (self._session_timer, self._phase_timer):
             if timer is not None:
                 timer.cancel()
@@ -213,7 +212,7 @@ class LiveGroup:
             self._set_phase(timeout_ns, self._join_timed_out)
 
     def join_completed(self) -> None:
-        """Everybody who waits is in the generation; those who are not were told so before."""
+        """All open joins are of members of the generation; the others were answered before."""
         group = self.group
         self.synced.clear()
         self._cancel_phase()
@@ -244,7 +243,7 @@ class LiveGroup:
 
     # --- sessions ------------------------------------------------------------------------------
     def renew_session(self, member_id: str, session_timeout_ms: int) -> None:
-        """A sign of life: the session begins anew. On the path of every heartbeat."""
+        """A request of the member arrived: its session starts again. On every heartbeat's path."""
         due_ns = self.led.clock.now_ns() + session_timeout_ms * MS
         self.sessions[member_id] = due_ns
         if self._session_timer is None or due_ns < self._session_due_ns:
@@ -258,8 +257,8 @@ class LiveGroup:
         self._session_timer = self.led.clock.call_later(delay_ns, self._check_sessions)
 
     def _check_sessions(self) -> None:
-        """Propose to expel whose session ended. The timer is armed for the earliest end known
-        when it was armed; sessions have been renewed since."""
+        """Propose to expel members whose session ended. The timer runs at the earliest end that was
+        known when it was armed; sessions may have been renewed since."""
         self._session_timer = None
         now_ns = self.led.clock.now_ns()
         sessions = self.sessions
@@ -321,7 +320,7 @@ class LiveGroup:
         self._set_phase(min(delay_ns, left_ns), self._hold_timed_out)
 
     def _hold_timed_out(self) -> None:
-        """Wait again if somebody came meanwhile, but never beyond the rebalance timeout."""
+        """Wait again if a member joined meanwhile, but never beyond the rebalance timeout."""
         group = self.group
         left_ns = self._hold_end_ns - self.led.clock.now_ns()
         if len(group.members) > self._hold_members and left_ns > 0:
@@ -392,7 +391,7 @@ class LedCoordinator:
         return self.clock.now_ns() + self.options.read_timeout_ms * MS
 
     def renew_session(self, group_id: str, member_id: str) -> None:
-        """A request of a member is a sign of life, whatever it asks."""
+        """Any request of a member renews its session."""
         group = self.machine.group(group_id)
         if group is None:
             return
@@ -404,7 +403,7 @@ class LedCoordinator:
 
     # --- what was applied ----------------------------------------------------------------------
     def handle_events(self, events: list[GroupEvent]) -> None:
-        """Turn what one command did into answers and timers. The state is the one after all."""
+        """Turn the events of one command into answers and timers. The state is that after all."""
         for event in events:
             self._handle_event(event)
         for group_id in dict.fromkeys(event.group_id for event in events):
@@ -470,4 +469,4 @@ def undecided(led: LedCoordinator, outcome: Outcome) -> ErrorCode:
 
 
 def _ignore(_: Outcome) -> None:
-    """Nobody waits for what a timer proposed: the timer is armed again."""
+    """The outcome of a timer's command: the timer is armed again, whatever it is."""

@@ -1,18 +1,19 @@
-"""What is inside a produced batch is checked before it may be appended: on the loop if that is
-quick, else in a thread that only computes.
+"""Checks of the records in a produced batch, before the append: on the loop if that is quick, else
+in a thread that only computes.
 
-`check` gives a verdict at once, or says that the batch must leave the loop; then `check_later`
-gives it, and whoever asked keeps the order of what comes behind. Rules and codes are Kafka's
-(`LogValidator`): what cannot be read is INVALID_RECORD; well-formed records that are not wanted are
-named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compressed data that no client
-can read, or that would become too much, is INVALID_RECORD, where Kafka says UNKNOWN_SERVER_ERROR.
+`check` gives a verdict at once, or says that the batch must leave the loop. Then `check_later`
+gives it, and the caller keeps the order of what follows. Rules and codes are Kafka's
+(`LogValidator`): unreadable records are INVALID_RECORD; well-formed records that are not allowed
+are named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compressed data that no
+client can read, or that would decompress to too much, is INVALID_RECORD; Kafka says
+UNKNOWN_SERVER_ERROR.
 
-Bounds, over all connections together:
+Bounds over all connections:
 
-* `CHECKS_AT_ONCE` batches are checked in threads at once, each decompressed into a buffer of
-  `OUTPUT_BYTES_MAX`. More is never held decompressed; the buffers are used again.
-* What waits for a thread is held as it was sent. From `WAITING_BYTES_MAX` on, `is_full` says that
-  no further produce may start.
+* `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer of
+  `OUTPUT_BYTES_MAX`. No more is ever held decompressed; the buffers are reused.
+* Batches that wait for a thread are held as they were sent. From `WAITING_BYTES_MAX` on, `is_full`
+  says that no further Produce may start.
 
 Must not know: requests, connections, logs.
 """

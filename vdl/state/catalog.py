@@ -1,20 +1,20 @@
 """The catalog: servers, topics, where their replicas are, and the cluster's range of producer ids.
 
-State of group 0, the same on every server, so each server answers Metadata from its own copy. A
-group id is given out once and never again; a replica is thereby named for ever.
+It is the state of group 0, the same on every server; each server answers Metadata from its own
+copy. A group id is given out once and never reused, so it identifies a partition for ever.
 
-A replica is the memory of what it voted for and acknowledged. So a number (server id, replica
-number) belongs to the one data directory it was given to: when a server comes back with another
-directory, or finds a replica damaged, the catalog gives out the next number, and the groups change
-their members accordingly. What stands here is what the members *are to be*; each group's leader
-brings them about.
+A replica remembers its votes and what it acknowledged. Therefore a replica number (server id,
+number) belongs to the one data directory it was given to. If a server returns with another
+directory, or finds a replica damaged, the catalog gives out the next number, and the group changes
+its members. The catalog holds the members a group *should have*; the group's leader makes the
+change.
 
 Rules:
 
-* `apply` decides. Its results carry Kafka's error codes, one for each topic asked for.
-* Nothing is read but the state and the command: no clock, no luck, no other group.
+* `apply` decides. Its results carry Kafka's error codes, one for each topic of the command.
+* Inputs are the state and the command only: no clock, no randomness, no other group.
 
-Must not know: who leads what, whether a server is alive (a command may say), records.
+Must not know: leaders, which servers are alive (a command may say), records.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Every command a replicated state machine understands, and the envelope it travels in.
+"""Every command of a replicated state machine, and the envelope in which it is logged.
 
-A command is one entry of the catalog's or a coordinator's log. It carries whatever its outcome may
-depend on: the proposer's wall time, the identifiers it drew, the limits of its configuration. Two
-replicas that apply the same entries therefore reach the same bytes.
+A command is one entry of the catalog's or a coordinator's log. It carries everything its outcome
+depends on: the proposer's time, the identifiers it drew, the limits of its configuration. Two
+replicas that apply the same entries therefore have the same bytes.
 
 Rules:
 
-* Tags are numbers and are never reused; fields are only ever added at the end, with a default.
-* A field this version does not know is an error, not something to skip: a replica that cannot
-  understand a command must stop rather than diverge.
+* Tags are numbers and are never reused. Fields are only added at the end, with a default.
+* An unknown field is an error: a replica that does not understand a command must stop, or it would
+  diverge.
 
 Must not know: who proposes, how entries are stored, Kafka's wire format.
 """

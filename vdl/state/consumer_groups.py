@@ -1,12 +1,12 @@
 """All consumer groups of one coordinator: the classic membership protocol as a state machine.
 
-JoinGroup, SyncGroup, LeaveGroup and the ends of timers are commands; `apply` checks their
-preconditions against the state they meet and says what happened. The coordinator's leader turns
-`events` into answers for the requests that wait, and into timers. Heartbeats are no commands: they
-change nothing that must outlive the leader.
+JoinGroup, SyncGroup, LeaveGroup and expired timers are commands. `apply` checks their preconditions
+against the current state and returns events. The coordinator's leader turns events into answers of
+open requests, and into timers. Heartbeats are no commands: they change nothing that must outlive
+the leader.
 
-Everything a rebalance has reached is replicated: who has joined, who was given an id, who leads. So
-a group goes on where it stood when its coordinator moves to another server; nobody has to rejoin.
+The progress of a rebalance is replicated: who has joined, who was given an id, who leads. A group
+therefore continues where it was when its coordinator moves to another server; nobody has to rejoin.
 
 Must not know: requests, versions, time other than `now_ms`, who leads the Raft group.
 """

@@ -1,7 +1,7 @@
-"""The state of one coordinator group: consumer groups and the offsets they committed.
+"""The state of one coordinator group: consumer groups and their committed offsets.
 
-Two machines in one log, because an offset may be committed only by a member of the current
-generation: both are decided at the same point of the same log.
+Two machines share one log, because only a member of the current generation may commit an offset:
+both are decided at the same point of the log.
 
 Must not know: which groups belong to this coordinator, requests, timers.
 """

@@ -1,8 +1,7 @@
 """Committed offsets of consumer groups.
 
-Each carries the ids of the topic and of the partition's group it belongs to: when a topic is
-deleted and one of the same name is created, the old positions mean nothing there and are not
-answered.
+Each carries the id of its topic and of its partition's group. When a topic is deleted and another
+one gets its name, the old offsets are not answered for the new one.
 
 Must not know: groups beyond their id, which topics exist.
 """

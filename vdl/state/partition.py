@@ -1,10 +1,10 @@
-"""The replicated state of one partition beside its records: its producers' windows, its log start.
+"""The replicated state of one partition beside its records: producer windows and log start offset.
 
-The windows follow from the committed batches. The log start offset is moved by commands, which
-stand in the partition's own log between the batches (entries without records): what was deleted
-stays deleted whoever leads next. Idle producers are forgotten by commands too, because the log has
-no times that a server may go by. All of it is the same on every replica; a snapshot of a partition
-is this and a few numbers about its log.
+The windows follow from the committed batches. The log start offset is moved by commands in the
+partition's own log, between the batches (entries without records): deleted records stay deleted
+under every later leader. Idle producers are forgotten by commands as well, because a server cannot
+rely on any time in the log. All of it is the same on every replica. A snapshot of a partition is
+this, and a few numbers about its log.
 
 Must not know: records, leadership, the log itself.
 """

@@ -1,11 +1,11 @@
-"""Where replicas of new partitions go.
+"""Placement of the replicas of new partitions.
 
-Each partition gets its preferred leader first: the server that leads the fewest, so that leaders
-spread; then followers, those on machines (racks) not used yet before the others, the least loaded
-first. Servers that are down get replicas only when there are not enough others. All ties go to the
-server that follows in id order, so the outcome is a function of its inputs.
+Each partition gets its preferred leader first: the server with the fewest preferred leaders, so
+that leaders spread. Followers come next: servers on machines (racks) without a replica yet, then
+the others, the least loaded first. Servers that are down are used only if there are not enough
+others. Ties go to the server that follows in id order, so the outcome is a function of the inputs.
 
-Must not know: topics, what a server is apart from its id and rack.
+Must not know: topics, anything of a server but its id and rack.
 """
 
 from __future__ import annotations

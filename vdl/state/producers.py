@@ -1,29 +1,28 @@
-"""The idempotent producers of one partition: which batches are in its log already (KIP-98).
+"""The idempotent producers of one partition: which batches its log already has (KIP-98).
 
-A producer numbers its records; the partition accepts a batch only if its first number follows the
-last one accepted. So a batch sent again, because its answer was lost, is recognised and answered
-with the offset it has, also by the next leader and after a restart: the windows are a function of
+A producer numbers its records. The partition accepts a batch only if its first number follows the
+last accepted one. A batch that is sent again, because its answer was lost, is recognised and
+answered with its offset, also by the next leader and after a restart: the windows are a function of
 the committed log.
 
-Two layers. `Producers` is what committed batches made, the same on every replica. `Overlay` is what
-this leader has appended since, not committed yet; it dies with the term. `check` reads both.
+Two layers. `Producers` is the result of committed batches, the same on every replica. `Overlay` is
+what this leader has appended and not committed yet; it ends with the term. `check` reads both.
 
 Rules, and where they are stricter than Kafka's:
 
-* A producer's first batch here, and its first in a new epoch, must start at 0. A later one from a
-  producer nobody knows is UNKNOWN_PRODUCER_ID. Kafka (`ProducerAppendInfo.checkSequence`) accepts
-  it whatever its number, and so can swallow a gap. Numbers of one epoch are therefore dense from 0.
-  Java's client and franz-go begin a new epoch and send the batch again; librdkafka does so
-  for a batch it sent once, and ends with a fatal error for one that it sent before: it may be in
-  the log, and would be twice.
-* Hence a batch that lies wholly below the window was certainly appended:
-  DUPLICATE_SEQUENCE_NUMBER, which clients take as success without an offset. OUT_OF_ORDER_SEQUENCE
-  would be taken as "not appended", and a batch whose fate the client does not know would be
-  appended twice.
+* The first batch of a producer here, and the first of a new epoch, must start at 0. A later batch
+  of an unknown producer is UNKNOWN_PRODUCER_ID. Kafka (`ProducerAppendInfo.checkSequence`) accepts
+  any first number, and so can miss a gap. The numbers of an epoch are therefore dense from 0. The
+  Java client and franz-go start a new epoch and send the batch again. librdkafka does so for a
+  batch it sent once; for one it sent before it ends with a fatal error: it may be in the log, and
+  would be there twice.
+* Hence a batch wholly below the window was certainly appended: DUPLICATE_SEQUENCE_NUMBER, which
+  clients take as success without an offset. OUT_OF_ORDER_SEQUENCE_NUMBER would mean "not appended",
+  and a batch with an open fate would be appended twice.
 * A producer that was idle for `producer.id.expiration.ms` is forgotten by a command in the log
-  (`expire`), because the only times in a partition's log are its clients' own. Kafka goes by those.
+  (`expire`): the only other times in a partition's log are its clients'. Kafka uses those.
 * Beyond `PRODUCERS_MAX` the producer that was idle longest is forgotten, however long that is.
-* A forgotten producer is one that nobody knows: see the first rule. Kafka would take its batch.
+* A forgotten producer is an unknown one: see the first rule. Kafka would accept its batch.
 
 On the path of every idempotent batch: plain attributes, no allocation beyond the window's entry.
 """

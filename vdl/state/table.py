@@ -1,10 +1,10 @@
-"""The bytes machines store: canonical values, and keys of bounded length.
+"""The stored bytes of state machines: canonical values, and keys of bounded length.
 
 Equal state is equal bytes, on every replica. Values are encoded when a checkpoint takes them, not
-when they change: a key touched by a thousand commands in between is encoded once.
+when they change: a key that a thousand commands touched in between is encoded once.
 
-Names that clients choose may be as long as they like; stores take keys of a few hundred bytes. So a
-key made of such names is their digest, and the value says the names.
+Clients may choose long names; stores take keys of a few hundred bytes. A key made of such names is
+their digest, and the value contains the names.
 
 Must not know: what the values mean.
 """

@@ -1,15 +1,15 @@
-"""InitProducerId (key 22) v0–5: an id for a producer that wants to write each record once.
+"""InitProducerId (key 22) v0–5: an id for an idempotent producer.
 
-v3 lets a producer say which id and epoch it had (KIP-360). Without a transactional id there is
-nothing to fence, so it gets a new id then too, as from any broker.
+v3: a producer may name its id and epoch (KIP-360). Without a transactional id there is nothing to
+fence, so it gets a new id, as from Kafka. v6 is about two-phase commit (KIP-939) and not spoken.
 
-Each id is a command to the catalog. Producers start rarely, the command is batched with whatever
-else the turn brings, and a server needs to remember no block of ids.
+Each id is a command to the catalog. Producers start rarely, the command is batched with others of
+the turn, and no server has to remember a block of ids.
 
-There are no transactions here: nobody may use a transactional id. That error (53), here and where
-a client looks for the transaction coordinator first, is the one that librdkafka, the Java client
-and kafka-python all report as final at once; librdkafka asks again for ever after an invalid
-request, all do after 14, 15, 16 and 51. v6 is about two-phase commit (KIP-939).
+There are no transactions. A transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+(53), here and when a client looks for the transaction coordinator: librdkafka, the Java client and
+kafka-python all treat that as final at once. After an invalid request librdkafka retries for ever;
+after 14, 15, 16 and 51 all do.
 
 Must not know: what producers write.
 """
