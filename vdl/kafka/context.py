@@ -90,7 +90,7 @@ class KafkaOptions:
     connection_idle_ms: int = 600_000
     """`connections.max.idle.ms`: a connection that sent nothing for this long is closed."""
     frame_deadline_ms: int = 30_000
-    """A request that is arriving must get on over each such time (`frontend.FRAME_RATE_MIN`)."""
+    """An arriving request must make progress in each such period (`frontend.FRAME_RATE_MIN`)."""
     requests_in_flight_max: int = 64
     """Requests of one connection that are read and not answered yet; then reading stops."""
     request_bytes_in_flight_max: int = 16 << 20
@@ -137,7 +137,7 @@ class KafkaOptions:
     offsets_retention_minutes: int = 10_080
     """`offsets.retention.minutes`."""
     offsets_retention_check_ms: int = 600_000
-    """`offsets.retention.check.interval.ms`: how often offsets nobody needs are looked for."""
+    """`offsets.retention.check.interval.ms`: how often expired offsets are looked for."""
 
 
 class Appended(Protocol):
@@ -225,7 +225,7 @@ class LogStream(Protocol):
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
-        """The epoch the log's start was written in; -1 when it cannot be told."""
+        """`done` gets the epoch in which the log's start was written; -1: unknown."""
 
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
@@ -280,7 +280,7 @@ class Host(Protocol):
         """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
-        """The servers whose replicas are in sync, as the group's leader last said."""
+        """The servers whose replicas are in sync, as the group's leader last reported."""
 
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader because that server failed; 0: not recently."""

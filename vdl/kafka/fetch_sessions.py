@@ -48,7 +48,7 @@ class Cached(Protocol):
 
 
 class Reader(Protocol):
-    """A request of the session that waits for something to say."""
+    """A request of the session that waits for changes."""
 
     def wake(self, target: Cached) -> None: ...
     def superseded(self) -> None: ...
@@ -76,7 +76,7 @@ class FetchSession:
         self.created_ns = self.used_ns = now_ns
         self.partitions: dict[Key, Cached] = {}
         self.ready: dict[Key, Cached] = {}
-        """Those that may have something to say, in the order they are served."""
+        """Partitions that may have changes, in the order in which they are served."""
         self.reader: Reader | None = None
 
     def advance(self) -> None:
@@ -98,7 +98,7 @@ class FetchSession:
         self.ready[target.key] = target
 
     def forget(self, key: Key) -> None:
-        """The client asks for this partition no more."""
+        """The client does not ask for this partition any more."""
         target = self.partitions.pop(key, None)
         if target is not None:
             self.ready.pop(key, None)
@@ -107,12 +107,12 @@ class FetchSession:
                 target.wait = None
 
     def served(self, target: Cached) -> None:
-        """It got records: others are first now."""
+        """It got records: it is served last next time."""
         if self.ready.pop(target.key, None) is not None:
             self.ready[target.key] = target
 
     def quiet(self, target: Cached) -> None:
-        """It has nothing to say until it is woken."""
+        """It has no changes until it is woken."""
         assert target.wait is not None, target.key
         self.ready.pop(target.key, None)
 
@@ -125,7 +125,7 @@ class FetchSession:
                 self.reader.wake(target)
 
     def close(self) -> None:
-        """Nobody will ask any more; leaves no wait behind."""
+        """The session has ended: cancel all subscriptions."""
         for key in list(self.partitions):
             self.forget(key)
 
@@ -140,7 +140,7 @@ class FetchSessions:
         self._partitions_max = partitions_max
         self._random_bytes = random_bytes
         self._sessions: dict[int, FetchSession] = {}
-        """By id; who was used longest ago first."""
+        """By id, the least recently used first."""
         self.partitions = 0
         """In all sessions."""
         self.evicted = 0
@@ -151,7 +151,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def create(self, partitions: int, now_ns: int, *, uses_topic_ids: bool) -> FetchSession | None:
-        """A session for so many partitions; None without a place for it."""
+        """A session for `partitions` partitions; None: there is no place."""
         while (
             len(self._sessions) >= self._slots_max
             or self.partitions + partitions > self._partitions_max
@@ -184,11 +184,11 @@ class FetchSessions:
         return session
 
     def has_room(self, more: int) -> bool:
-        """Whether sessions may get so many more partitions."""
+        """Whether sessions may get this many more partitions."""
         return self.partitions + more <= self._partitions_max
 
     def counted(self, more: int) -> None:
-        """A session has so many more partitions, or fewer."""
+        """A session has this many partitions more, or fewer."""
         self.partitions += more
         assert self.partitions >= 0, self.partitions
 

@@ -365,7 +365,7 @@ class LedCoordinator:
         self._catalog = catalog
         self._settled_ms = settled_ms
         self._live: dict[str, LiveGroup] = {}
-        """Groups that have members, are getting some, or somebody asked for."""
+        """Groups with members or pending members, and others that requests named."""
         for group_id, group in machine.groups.groups.items():
             if group.members or group.pending:
                 self.live(group_id).resume()
@@ -384,7 +384,7 @@ class LedCoordinator:
             live.close(ErrorCode.NOT_COORDINATOR)
 
     def propose(self, command: Any) -> None:
-        """On behalf of a timer, which is armed to try again."""
+        """For a timer, which is armed to try again."""
         self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_ignore)
 
     def deadline_ns(self) -> int:
@@ -445,7 +445,7 @@ class LedCoordinator:
         return self.clock.call_later(delay_ns, self._expire_offsets)
 
     def _deleted_partitions(self) -> list[int]:
-        """Group ids of deleted partitions somebody has a position in, as many as go at once."""
+        """Group ids of deleted partitions with committed offsets, as many as one check removes."""
         found: list[int] = []
         count = 0
         for partition_group, positions in self.machine.offsets.by_partition.items():

@@ -37,15 +37,15 @@ _GATHER_MAX = 512
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ACCEPT_RETRY_S = 0.1
 _WARNING_S = 60.0
-"""So long does one word about missing descriptors stand for all that follow."""
+"""Between two log lines about missing descriptors."""
 _LINGER_S = 10.0
-"""So long may the last bytes to a client take when its connection is being closed."""
+"""How long the last bytes to a client may take while its connection is being closed."""
 _LINGERING_MAX = 128
-"""To so many clients of a listener at a time: they are not counted among its connections."""
+"""Connections of a listener that may be closing so: they are not counted as connections."""
 _LINGERING_BYTES_MAX = 32 << 20
-"""And so many bytes, to all of them."""
+"""Unsent bytes of all of them."""
 _SLICE_BYTES = 64 << 10
-"""So much of what a socket did not take waits in the transport, which copies it."""
+"""Unsent bytes that are handed to the transport, which copies them."""
 _KEEPALIVE_IDLE_S = 60
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 6

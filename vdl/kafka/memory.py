@@ -93,7 +93,7 @@ def partitions_bytes(produce: ProduceRequest) -> int:
 
 
 class Memory:
-    """One bound: what is used of it, and who waits for room, longest first."""
+    """One bound: bytes used, and a queue for room, longest wait first."""
 
     __slots__ = ("_waiting", "limit", "peak", "used", "waits")
 
@@ -102,7 +102,7 @@ class Memory:
         self.used = 0
         self.peak = 0
         self.waits = 0
-        """Times somebody had to wait for room."""
+        """How often a connection had to wait for room."""
         self._waiting: dict[object, Callable[[], None]] = {}
 
     @property
@@ -111,7 +111,7 @@ class Memory:
         return len(self._waiting)
 
     def change(self, delta: int) -> None:
-        """So much more is held, or less."""
+        """`delta` bytes more are held, or fewer."""
         self.used += delta
         assert self.used >= 0, self.used
         if delta > 0:
@@ -120,14 +120,14 @@ class Memory:
             self._wake()
 
     def wait(self, who: object, callback: Callable[[], None]) -> None:
-        """`callback`, once, when there may be room. It only notes that; it takes nothing yet. Who
-        waits already keeps his place."""
+        """Queue for room: `callback` runs whenever there may be some, until `leave`. It must only
+        note that. A second call keeps the place in the queue."""
         if who not in self._waiting:
             self.waits += 1
         self._waiting[who] = callback
 
     def leave(self, who: object) -> None:
-        """Waits no more."""
+        """Leave the queue."""
         if self._waiting and self._waiting.pop(who, None) is not None and self._has_room():
             self._wake()
 
@@ -205,7 +205,7 @@ class RequestMemory(Memory):
         super().leave(who)
 
     def change(self, delta: int) -> None:
-        """So much more is held, or less."""
+        """`delta` bytes more are held, or fewer."""
         super().change(delta)
         if delta < 0 and self._starting and not self._waiting and self._has_room():
             self._wake()
@@ -230,7 +230,7 @@ class RequestMemory(Memory):
         return self.first is who
 
     def has_room_for(self, more: int) -> bool:
-        """Whether anybody may have so many bytes more."""
+        """Whether `more` bytes are free for any connection."""
         return self.used + more <= self.limit - self.reserve - self.moderate_reserve
 
     def take_moderate(self, count: int) -> bool:
@@ -274,7 +274,7 @@ class AnswerMemory(Memory):
         self.first = max(limit // FIRST_SHARE, min(SMALL_BYTES, limit // 64))
         """The most that a connection gets which has not proved to read."""
         self.ample = limit // 2
-        """While no more is used, everybody gets an answer."""
+        """While no more is used, every connection may have an answer built."""
 
     def account(self) -> AnswerAccount:
         return AnswerAccount(self)
@@ -286,7 +286,7 @@ class AnswerMemory(Memory):
             self._proved[who] = callback
 
     def leave(self, who: object) -> None:
-        """Waits no more."""
+        """Leave the queue."""
         if self._waiting:
             self._proved.pop(who, None)
             super().leave(who)

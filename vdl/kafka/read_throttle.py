@@ -29,13 +29,13 @@ from vdl.kafka.ingest_rate import SLOT_NS, IngestRate
 
 _SECOND_NS = 1_000_000_000
 AT_WORK_NS = _SECOND_NS
-"""Producers are at work for so long after a batch of theirs."""
+"""Producers count as active for this long after a batch."""
 WAIT_NS_MAX = _SECOND_NS
-"""No read is put off for longer, however many there are: clients give up on their requests."""
+"""The longest wait of a read, however many there are: clients abandon slow requests."""
 REQUEST_WAIT_NS_MAX = 5 * _SECOND_NS
-"""Nor all reads of one request together."""
+"""The longest wait of all reads of one request together."""
 READ_BYTES_MAX = 1 << 20
-"""Of one read while producers are at work: what Kafka's consumers ask for of a partition."""
+"""Of one read while producers are active: what Kafka's consumers ask for of a partition."""
 GAIN = 2
 """How many times as fast as its producers a reader is fed at least."""
 AMPLE_GAIN = 6
@@ -48,13 +48,13 @@ Reader = tuple[int, int]
 
 @dataclass(slots=True)
 class Admission:
-    """That a read may begin in `wait_ns`, of `bytes` at most."""
+    """A read may start in `wait_ns`, of `bytes` at most."""
 
     reader: Reader
     wait_ns: int
     bytes: int
     shared_ns: int = 0
-    """What it took of the share, as time; 0 when it took nothing of it."""
+    """What it took of the share, as time; 0: nothing."""
     is_paced: bool = False
 
 
@@ -70,13 +70,13 @@ class ReadThrottle:
         self._floor = floor_bytes_per_second
         self._ingest = IngestRate()
         self._came: dict[int, int] = {}
-        """Bytes by group that the rates do not count yet: a batch costs one call here."""
+        """Bytes by group that the rates do not include yet: a batch costs one call here."""
         self._tenth_end_ns = 0
-        """Before this they came."""
+        """The end of the tenth of a second in which they came."""
         self._by_group: dict[int, IngestRate] = {}
-        """Of groups that were produced to lately; swept."""
+        """Rates of groups with recent producers; others are removed."""
         self._free_ns = 0
-        """When all that took from the share so far will have been sent at its pace."""
+        """When the share admits its next read: all before are then sent, at its rate."""
         self._last: dict[Reader, tuple[int, int]] = {}
         """When each reader's last read began, and of how many bytes; swept."""
         self._swept_ns = 0
@@ -84,7 +84,7 @@ class ReadThrottle:
         """When a producer's last batch came."""
 
     def produced(self, group_id: int, count: int, now_ns: int) -> None:
-        """A producer wrote so many bytes to a partition that this server leads."""
+        """A producer wrote `count` bytes to a partition that this server leads."""
         self.produced_ns = now_ns
         if now_ns >= self._tenth_end_ns:
             self._count()
@@ -92,7 +92,7 @@ class ReadThrottle:
         self._came[group_id] = self._came.get(group_id, 0) + count
 
     def _count(self) -> None:
-        """Put what came in this tenth of a second to the rates."""
+        """Add the bytes of this tenth of a second to the rates."""
         at_ns = self._tenth_end_ns - 1
         for group_id, count in self._came.items():
             self._ingest.add(count, at_ns)
@@ -127,8 +127,7 @@ class ReadThrottle:
         return admission
 
     def found(self, admission: Admission, count: int) -> None:
-        """The read that was let in found so many bytes; they may be more than it was to be, when
-        one batch is."""
+        """The admitted read found `count` bytes: more than admitted if one batch is larger."""
         if not admission.is_paced:
             return
         if admission.shared_ns:
@@ -139,7 +138,7 @@ class ReadThrottle:
             self._last[admission.reader] = last[0], count
 
     def give_back(self, admission: Admission) -> None:
-        """The read that was let in will not take place."""
+        """The admitted read will not take place."""
         self.found(admission, 0)
 
     def _share(self, now_ns: int) -> int:
@@ -148,7 +147,7 @@ class ReadThrottle:
         return max(self._floor, GAIN * ingest, min(AMPLE_GAIN * ingest, AMPLE_BYTES))
 
     def _sweep(self, now_ns: int) -> None:
-        """Forget, once a second, who does not produce or read any more."""
+        """Remove producers and readers that are not active any more, once a second."""
         if now_ns - self._swept_ns < _SECOND_NS:
             return
         self._swept_ns = now_ns

@@ -39,19 +39,19 @@ FEW = 4
 FEW_BYTES = 1 << 20
 """256 MiB a second."""
 READS_PER_TICK = 1
-"""So many of those that wait are read next."""
+"""Waiting connections that are read when the budget is renewed."""
 READ_BYTES_MIN = 4 << 10
-"""Of one read when all is used up, by whom does not wait yet."""
+"""The smallest read of a connection that finds the budget used up and does not wait yet."""
 ANSWER_BYTES = 1 << 20
 LONG_ANSWER_BYTES = 64 << 10
-"""Shorter ones leave when they are known."""
+"""Shorter answers are not limited."""
 
 
 START_NS = 100 * MS
-"""A heartbeat's interval: a sixth of the shortest election timeout, so that a turn with all else
-that is done in it costs nobody an office."""
+"""One heartbeat interval, a sixth of the shortest election timeout: with all else that is done in a
+turn, no leader loses its leadership for it."""
 SHARE_NS = 25 * MS
-"""Of one connection, when others wait."""
+"""For one connection, while others wait."""
 
 
 class Starter(Protocol):
@@ -133,19 +133,19 @@ class StartBudget:
         self._end_ns = 0
         """While those that wait are served: until when; else 0."""
         self._turn_has_ended = True
-        """Whether a turn has ended since `until_ns` was set."""
+        """A turn has ended since `until_ns` was set."""
         self.started_ns = 0
         """When the last request started, or large answer was built: for sessions to set."""
         self.until_ns = 0
-        """Requests start without a question before. Who finds `started_ns` there or behind it asks
-        `may_start`: so the common case costs a comparison, and a turn may be a little longer."""
+        """Until then requests start unasked. A session that finds `started_ns` at or behind it asks
+        `may_start`. So the common case is one comparison, and a turn may be a little longer."""
 
     def __len__(self) -> int:
         """How many wait for their turn."""
         return len(self._waiting)
 
     def oldest_ns(self) -> int:
-        """For how long a request has waited at the most; 0 if none does. Work: for checks."""
+        """The longest wait of a queued request (ns); 0: none waits. Not cheap: for checks."""
         return self._clock.now_ns() - min(self._waiting.values()) if self._waiting else 0
 
     def may_start(self, starter: Starter, since_ns: int) -> bool:

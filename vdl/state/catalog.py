@@ -116,7 +116,7 @@ class GroupRemoved:
 
 @dataclass(slots=True)
 class ServerRegistered:
-    """Event: a server is new, or said something new about itself."""
+    """Event: a server is new, or changed its registration."""
 
     server_id: int
 
@@ -175,7 +175,7 @@ class TopicsCreated:
 
 @dataclass(slots=True)
 class DeletedTopic:
-    """Answer for one topic of DeleteTopics. `name` is empty for an id nobody has."""
+    """Answer for one topic of DeleteTopics. `name` is empty for an unknown id."""
 
     name: str
     topic_id: bytes
@@ -307,7 +307,7 @@ class Catalog:
         return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
 
     def directory_of(self, server_id: int) -> bytes | None:
-        """The directory that holds the server's replicas; None for a server nobody knows."""
+        """The directory that holds the server's replicas; None for an unknown server."""
         known = self.servers.get(server_id)
         return self.founders.get(server_id) if known is None else known.directory_id
 
@@ -343,7 +343,7 @@ class Catalog:
         return 0
 
     def is_sole(self, group_id: int) -> bool:
-        """Whether the group has a single replica, which nobody can take the place of."""
+        """Whether the group has a single replica, which cannot be replaced."""
         return len(self.replicas(group_id)) == 1
 
     def _founders_from(self, group_id: int) -> list[int]:
@@ -670,7 +670,7 @@ class Catalog:
 
     @property
     def item_count(self) -> int:
-        """How much `items` has to tell of, at no cost."""
+        """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
         return 1 + named + len(self.retired) + len(self._numbers)
 

@@ -41,7 +41,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class RegisterServer(Command, frozen=True, tag=1):
-    """A server tells the cluster who it is and how clients reach it, at each start."""
+    """A server registers itself and its addresses for clients, at each start."""
 
     server_id: int
     directory_id: bytes
@@ -103,7 +103,7 @@ class ReplaceServer(Command, frozen=True, tag=5):
 
     server_id: int
     old_directory_id: bytes
-    """The directory the proposer knows it by: another one means that somebody was quicker."""
+    """The directory known to the proposer: another one means that another command was first."""
     directory_id: bytes
 
 
@@ -217,7 +217,7 @@ class LeaveGroup(Command, frozen=True, tag=102):
 
 
 class ExpireMembers(Command, frozen=True, tag=103):
-    """Members whose session ended, or who did not sync in time, as the leader's timers saw it."""
+    """Members whose session ended or that did not sync in time, by the leader's timers."""
 
     group_id: str
     member_ids: list[str]
@@ -268,8 +268,8 @@ class CommitOffsets(Command, frozen=True, tag=106):
 
 
 class ExpireOffsets(Command, frozen=True, tag=107):
-    """Drop the offsets nobody needs: of groups that have been without members for long (KIP-211),
-    and those in partitions that were deleted."""
+    """Remove expired offsets: of groups without members for the retention time (KIP-211), and those
+    in deleted partitions."""
 
     retention_ms: int
     deleted_partitions: list[int] = []

@@ -146,7 +146,7 @@ class ConsumerGroup:
 
     @property
     def all_joined(self) -> bool:
-        """Everybody is there, also those who have only been given an id yet."""
+        """All members have joined, and none is pending."""
         return not self.pending and self.joined_count == len(self.members)
 
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:

@@ -40,7 +40,7 @@ class RebalanceStarted:
 
 @dataclass(slots=True)
 class JoinCompleted:
-    """A generation is set (COMPLETING_REBALANCE), or nobody is left (EMPTY)."""
+    """A generation is set (COMPLETING_REBALANCE), or no member is left (EMPTY)."""
 
     group_id: str
 
@@ -62,7 +62,7 @@ class MemberPending:
 
 @dataclass(slots=True)
 class MemberRemoved:
-    """A member, or a pending one, is gone. `error` is what it is told if it waits."""
+    """A member, or a pending one, is removed. `error`: the answer to its open requests."""
 
     group_id: str
     member_id: str
@@ -114,7 +114,7 @@ class LeaveAnswer:
 
 @dataclass(slots=True)
 class GroupChanged:
-    """Answer to ExpireMembers and CompleteJoin: nobody asks, the events say it all."""
+    """Answer to ExpireMembers and CompleteJoin, for which no request waits."""
 
     events: list[GroupEvent] = field(default_factory=list)
 
@@ -170,7 +170,7 @@ class ConsumerGroups:
         self._stale.add(group_id)
 
     def _has_room(self, group: ConsumerGroup, more: int) -> bool:
-        """Whether a group may take so much more. What does not grow always may."""
+        """Whether a group may take `more` bytes. 0 or less always fit."""
         if more <= 0:
             return True
         return group.bytes + more <= GROUP_BYTES_MAX and self.bytes_held + more <= self.bytes_max
@@ -288,7 +288,7 @@ class ConsumerGroups:
     def _replace_static(
         self, group: ConsumerGroup, command: commands.JoinGroup, now_ms: int
     ) -> JoinAnswer:
-        """An instance came back under a new member id; whoever uses the old one is fenced."""
+        """An instance came back under a new member id; the old id is fenced."""
         assert command.group_instance_id is not None, command
         old_id = group.static_members[command.group_instance_id]
         leader_before = group.leader
@@ -414,7 +414,7 @@ class ConsumerGroups:
         return ErrorCode.NONE
 
     def ensure(self, group_id: str, now_ms: int) -> None:
-        """A group that holds offsets exists, also when nobody ever joined it."""
+        """Create the group of committed offsets, if it does not exist: nobody need have joined."""
         if group_id not in self.groups:
             self.groups[group_id] = ConsumerGroup(group_id, now_ms)
             self._touch(group_id)
@@ -423,7 +423,7 @@ class ConsumerGroups:
     def check_heartbeat(
         self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
     ) -> ErrorCode:
-        """What a member is told: NONE, to rejoin (27), or that it is none any more."""
+        """The answer to a heartbeat: NONE, REBALANCE_IN_PROGRESS, or that it is no member."""
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -473,7 +473,7 @@ class ConsumerGroups:
             self._rebalance(group, now_ms, events)
 
     def _rebalance(self, group: ConsumerGroup, now_ms: int, events: list[GroupEvent]) -> None:
-        """Begin a rebalance unless one is being prepared; end it if everybody has joined."""
+        """Start a rebalance unless one is being prepared; complete it if all have joined."""
         self._touch(group.group_id)
         if group.state is not GroupState.PREPARING_REBALANCE:
             group.enter(GroupState.PREPARING_REBALANCE, now_ms)

@@ -27,7 +27,7 @@ from vdl.state.subscription import subscribed_topics
 from vdl.state.table import text_bytes
 
 CONSUMER_PROTOCOL = "consumer"
-"""The protocol type of groups whose members say which topics they subscribe to."""
+"""The protocol type of groups whose members name the topics they subscribe to."""
 COORDINATOR_BYTES_MAX = 7 << 19
 """How much groups and offsets of one coordinator may take in a snapshot, about: 3.5 MiB. Beyond
 half of the largest snapshot the log is not cut any more; beyond all of it no replica can be
@@ -103,7 +103,7 @@ class Coordinator:
         return self.groups.sync(command, now_ms)
 
     def _has_room(self, command: commands.CommitOffsets) -> bool:
-        """Whether these positions may be added. Those that take no more than before always may."""
+        """Whether these offsets fit. Those that need no more than before always do."""
         more = self.offsets.growth(command.group_id, command.offsets)
         if command.group_id not in self.groups.groups:
             more += GROUP_BYTES + text_bytes(command.group_id)
@@ -138,7 +138,7 @@ class Coordinator:
         return deleted
 
     def _delete_offsets(self, command: commands.DeleteOffsets, now_ms: int) -> OffsetsDeleted:
-        """Where it cannot be told what members subscribe to, they may subscribe to anything."""
+        """Members whose subscription cannot be read may subscribe to anything."""
         group = self.group(command.group_id)
         if group is None:
             return OffsetsDeleted(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -198,8 +198,8 @@ class Coordinator:
     def _expired_unsubscribed(
         self, group: ConsumerGroup, now_ms: int, retention_ms: int
     ) -> list[tuple[str, int]]:
-        """Positions of a stable group that are over, in topics nobody in it subscribes to; none
-        when it cannot be told what a member subscribes to."""
+        """Expired offsets of a stable group in topics that no member subscribes to; none if a
+        member's subscription cannot be read."""
         if group.protocol_type != CONSUMER_PROTOCOL:
             return []
         old = self.offsets.expired(
@@ -223,7 +223,7 @@ class Coordinator:
 
     @property
     def item_count(self) -> int:
-        """How much `items` has to tell of, at no cost: groups, members and positions."""
+        """The number of groups, members and offsets, at no cost."""
         return len(self.groups) + len(self.offsets)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
@@ -233,7 +233,7 @@ class Coordinator:
 
 
 def _subscribed_topics(group: ConsumerGroup) -> set[str] | None:
-    """What the members of a group of consumers subscribe to; None when it cannot be told of all."""
+    """The topics that members subscribe to; None if a member's subscription cannot be read."""
     subscribed: set[str] = set()
     for member in group.members.values():
         topics = subscribed_topics(member.metadata(group.protocol_name))

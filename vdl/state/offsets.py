@@ -39,7 +39,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     offset: int
     leader_epoch: int
-    """Of the record before it, -1 when the client did not say (KIP-320)."""
+    """Of the record before it; -1: the client did not send it (KIP-320)."""
     metadata: str
     topic_id: bytes
     committed_ms: int
@@ -49,7 +49,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """See `OffsetCommit.partition_group`."""
 
     def expired(self, now_ms: int, *, idle_since_ms: int, retention_ms: int) -> bool:
-        """Whether nobody will ask for it any more (KIP-211)."""
+        """Whether it has expired (KIP-211)."""
         if self.expires_ms != NO_EXPIRY:
             return self.expires_ms <= now_ms
         return max(idle_since_ms, self.committed_ms) + retention_ms <= now_ms

@@ -95,5 +95,5 @@ class PartitionState:
 
     @property
     def item_count(self) -> int:
-        """How much `items` has to tell of, at no cost."""
+        """The number of items, at no cost."""
         return len(self.producers) + 1

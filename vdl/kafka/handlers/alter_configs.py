@@ -122,7 +122,7 @@ def _judge(
     changes: list[tuple[ConfigChange, Result]],
     read: Callable[[], ConfigChange],
 ) -> None:
-    """Add the change to those that may be proposed, or say what is wrong with it."""
+    """Add the change to those that may be proposed, or set its error."""
     try:
         change = read()
     except KafkaError as error:
@@ -181,7 +181,7 @@ def _incremental(asked: incremental.AlterConfigsResource) -> ConfigChange:
 
 
 def _validate(ctx: RequestContext, changes: list[tuple[ConfigChange, Result]]) -> None:
-    """Say of the topics that are not there what the applied command would."""
+    """Set the errors that the applied command would return."""
     for change, result in changes:
         topic = find_topic(ctx, change.topic)
         if topic is None:

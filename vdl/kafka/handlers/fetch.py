@@ -151,7 +151,7 @@ class _Poll:
     def __init__(
         self, ctx: RequestContext, request: FetchRequest, session: FetchSession | None = None
     ) -> None:
-        """`session`: of an incremental request, which has said there what changed."""
+        """`session`: of an incremental request, already updated by it."""
         self.ctx = ctx
         self.state = _State.RUNNING
         self.session = session
@@ -281,7 +281,7 @@ class _Poll:
         return self.state is _State.RUNNING
 
     def _pass_gates(self, target: _Target) -> None:
-        """What has to be true before the log may be read."""
+        """Check what must hold before the log may be read. Closes a gate to wait for it."""
         host = self.ctx.server.host
         stream = host.stream(target.group_id)
         if stream is None:
@@ -362,7 +362,7 @@ class _Poll:
 
     # --- reading -----------------------------------------------------------------------------
     def _read(self, room: int) -> tuple[int, bool] | None:
-        """Read what is to be answered; (bytes of records, whether something must be told at once),
+        """Read what is to be answered; (bytes of records, whether the answer may not wait),
         or None when a read from disk has to come back first.
 
         KIP-74: the first batch of the first partition that has any is sent whatever its size, if
@@ -519,13 +519,13 @@ class _Poll:
         self._schedule()
 
     def wake(self, target: Cached) -> None:
-        """A partition of the session has something to say, perhaps."""
+        """A partition of the session may have changed."""
         self._resolve_again(_target(target))
         self.woken = True
         self._schedule()
 
     def superseded(self) -> None:
-        """Another request of the session has come: this one is told what there is."""
+        """Another request of the session has come: answer this one with what there is."""
         self.session = None
         self.finish(FetchResponse())
 
@@ -535,7 +535,7 @@ class _Poll:
         self._schedule()
 
     def answer_early(self) -> None:
-        """Others need the memory: answer with what there is."""
+        """Others need the memory: the next attempt answers with what there is."""
         if not self.expired:
             if self.timer is not None:
                 self.timer.cancel()
@@ -588,7 +588,7 @@ class _Poll:
         return endpoints
 
     def _open_session(self, response: FetchResponse) -> None:
-        """From now on the client may say only what changes, if there is a place for it."""
+        """Open a session, if there is a place: the client then sends only changes."""
         server, ctx = self.ctx.server, self.ctx
         by_key = {target.key: target for target in self.targets}
         session = server.fetch_sessions.create(
@@ -606,7 +606,7 @@ class _Poll:
         self.session = session
 
     def _answer_changed(self, response: FetchResponse, session: FetchSession) -> list[NodeEndpoint]:
-        """The partitions of the session about which there is something new."""
+        """The partitions of the session that have changed."""
         endpoints: list[NodeEndpoint] = []
         topics: dict[str | bytes, FetchableTopicResponse] = {}
         for target in self.targets:
@@ -628,13 +628,13 @@ class _Poll:
         return endpoints
 
     def _settle(self, session: FetchSession, target: _Target) -> bool:
-        """Whether the client of the session has to be told of this partition; who has nothing more
-        to say is quiet until something wakes it."""
+        """Whether this partition belongs in the answer. One without further changes is quiet until
+        its log wakes it."""
         answer = target.answer
         target.answer = target.cold = target.found = None
         assert answer is not None, target.key
         if answer.error_code or answer.diverging_epoch is not None:
-            target.reported = None  # told again until it is over, and when it is
+            target.reported = None  # reported again while it lasts, and once it is over
             return True
         stands = answer.high_watermark, answer.log_start_offset
         is_new = stands != target.reported
@@ -661,7 +661,7 @@ class _Poll:
         self.later.complete(response)
 
     def release(self) -> None:
-        """Take back every subscription, and what was to be read."""
+        """Cancel subscriptions, timers and pending disk reads."""
         if self.admission_timer is not None:
             self.admission_timer.cancel()
             self.admission_timer = None

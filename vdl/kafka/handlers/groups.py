@@ -91,7 +91,7 @@ def _find(
     found: find_wire.FindCoordinatorResponse | find_wire.Coordinator,
     parts: Gathering[find_wire.FindCoordinatorResponse],
 ) -> None:
-    """Fill in who coordinates the key; a server that believes it is itself makes sure."""
+    """Fill in the coordinator of a key. This server names itself only after a quorum round."""
     if key_type == TRANSACTION_KEY:
         # The one error that all clients take as final at once, whatever they asked before.
         found.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

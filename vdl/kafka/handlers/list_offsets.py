@@ -30,7 +30,7 @@ LATEST = -1
 EARLIEST = -2
 _EPOCHS_FROM = 4
 _NOT_A_REPLICA = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-"""Replicas are fed on a port of their own; nobody becomes one by saying so here."""
+"""Replicas use the peer port: a client that claims to be one is refused."""
 
 
 Asked = TypeVar("Asked", offsets_wire.ListOffsetsResponse, epochs_wire.OffsetForLeaderEpochResponse)

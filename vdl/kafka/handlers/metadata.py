@@ -59,24 +59,24 @@ class View:
         self.ctx = ctx
         self.is_heard = is_heard
         self.leaderless = 0
-        """Partitions told of that nobody leads, as far as is known here."""
+        """Partitions in the answer without a known leader."""
         host = ctx.server.host
         registered = host.catalog.servers
         self.alive = set(host.alive_servers())
         self.is_cut_off = 2 * len(self.alive & registered.keys()) <= len(registered)
-        """Linked to no majority: who is alive cannot be told. Clients that are told of this server
-        alone forget the others (sarama, kafka-python, Java), and would ask nobody else."""
+        """Linked to no majority, so it is unknown which servers live. All are listed: clients that
+        get this server alone (sarama, kafka-python, Java) forget the others and never ask them."""
         self.leaders: set[int] = set()
         self.lost_ns = 0
-        """The latest loss of a leader this answer tells of."""
+        """The latest loss of a leader that this answer reports (monotonic ns)."""
 
     def may_live(self, server_id: int) -> bool:
         """Whether this server is linked to it, or to too few to know."""
         return self.is_cut_off or server_id in self.alive
 
     def controller_id(self) -> int:
-        """The catalog's leader, or this server while none is known: all take commands and hand them
-        on (KIP-590), and a client that is told of no controller may wait for one and not ask."""
+        """The catalog's leader, or this server while none is known. Every server forwards commands
+        (KIP-590), and a client without a controller may wait for one without asking again."""
         leader, _term = self.ctx.server.host.leader_of(CATALOG_GROUP)
         return leader if leader >= 0 else self.ctx.server.host.server_id
 
@@ -111,9 +111,9 @@ class View:
         )
 
     def _is_news(self, group_id: int) -> bool:
-        """Whether this client has to hear first that the leader is gone with its server. librdkafka
-        loses a partition for a second when it moves in the answer in which its server disappears;
-        told of the loss alone, it lets go and asks again after 100 ms."""
+        """Whether this client must first learn that the leader failed with its server. If one
+        answer has the new leader and lacks the old server, librdkafka loses the partition for a
+        second. If an answer reports the loss alone, it asks again after 100 ms."""
         lost_ns = self.ctx.server.host.leader_lost_ns(group_id)
         self.lost_ns = max(self.lost_ns, lost_ns)
         return lost_ns > self.ctx.connection.loss_reported_ns
@@ -129,7 +129,7 @@ class View:
         )
 
     def brokers(self) -> list[MetadataResponseBroker]:
-        """Servers that clients may connect to: linked to this one, or leading what was told."""
+        """Servers that clients may connect to: linked to this one, or a leader in the answer."""
         found = []
         for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
             address = server.listeners.get(self.ctx.connection.listener)
@@ -143,9 +143,9 @@ class View:
         return found
 
     def _is_useless(self, server_id: int) -> bool:
-        """Whether clients had better ask the others: it is this one, it does not know who leads
-        what was asked for, and others, who may, do not answer it. librdkafka asks any server that
-        it is connected to, again and again, whatever that one answers."""
+        """Whether this server should be left out of its own answer: it knows no leader of some
+        partition, no majority answered it, and there are others to ask. librdkafka keeps asking any
+        server that it is connected to, whatever that one answers."""
         return (
             server_id == self.ctx.server.host.server_id
             and not self.is_heard
@@ -204,8 +204,8 @@ def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> Me
 
 
 def _confirmed(ctx: RequestContext, answer: Callable[[View], MetadataResponse]) -> Later:
-    """Answer once it is certain who is alive. Clients ask in the very moment in which they lose
-    their connection to a leader; to be told of that leader again costs them a second."""
+    """Answer once the live servers are certain. Clients ask in the moment in which they lose their
+    connection to a leader; getting that leader again costs them a second."""
     later = Later()
 
     def confirmed(is_heard: bool) -> None:

@@ -47,7 +47,7 @@ _GROUP_NOT_FOUND_FROM = 9
 def handle_offset_commit(
     ctx: RequestContext, request: commit_wire.OffsetCommitRequest
 ) -> Later | commit_wire.OffsetCommitResponse:
-    """All partitions that are in order are committed together; the others say what is not."""
+    """All valid partitions are committed together; each of the others has its error."""
     response, offsets, waiting = _sort_out(ctx, request)
     if sum(len(offset.metadata) for offset in offsets) > ctx.server.config.message_max_bytes:
         for partition in waiting:
@@ -107,8 +107,8 @@ def _sort_out(
     list[commands.OffsetCommit],
     list[commit_wire.OffsetCommitResponsePartition],
 ]:
-    """The response with what is refused filled in; what to commit; the partitions that say how
-    that went."""
+    """The response with refused partitions filled in; what to commit; the partitions that get the
+    outcome of that."""
     metadata_max = ctx.server.config.offset_metadata_max_bytes
     response = commit_wire.OffsetCommitResponse()
     offsets: list[commands.OffsetCommit] = []

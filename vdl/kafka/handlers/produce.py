@@ -215,7 +215,7 @@ class _Produce:
             self.later.release()
 
     def place(self, placed: _Placed, stream: LogStream | None) -> None:
-        """Append a batch that was checked, or say what is wrong with it."""
+        """Append a checked batch, or set its error."""
         verdict, header, answer = placed.verdict, placed.header, placed.answer
         group_id = placed.group_id
         done = partial(self.appended, group_id, answer, placed.log_append_time)
@@ -287,7 +287,7 @@ class _Produce:
             self.later.complete(self.answer())
 
     def refuse_as_follower(self, group_id: int, answer: PartitionProduceResponse) -> None:
-        """Not the leader; say who is, to clients that listen (KIP-951)."""
+        """Not the leader; name the leader, from v10 on (KIP-951)."""
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         ctx = self.ctx
         if ctx.api_version < _HINTS_FROM:
@@ -376,7 +376,7 @@ def fail_produce(
 
 
 def refuse(answer: PartitionProduceResponse, error: KafkaError) -> None:
-    """Say what is wrong with a batch, and with which of its records (KIP-467)."""
+    """Set the error of a batch, and of its records (KIP-467)."""
     answer.error_code = error.code
     answer.error_message = error.message or None
     if isinstance(error, RecordsRefused):

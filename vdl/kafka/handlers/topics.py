@@ -178,7 +178,7 @@ def _fill_created(ctx: RequestContext, created: CreatedTopic, result: CreatableT
 
 
 def undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
-    """What is said of a catalog command that was not applied here in time."""
+    """Code and message for a catalog command that was not applied here in time."""
     if outcome.kind is OutcomeKind.NOT_APPENDED:
         return ErrorCode.NOT_CONTROLLER, "no catalog leader took the request; nothing was changed"
     if outcome.kind is OutcomeKind.TOO_LARGE:
