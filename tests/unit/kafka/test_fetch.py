@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from segments.api import CorruptRecord
@@ -237,6 +239,28 @@ def test_fetch_after_a_truncated_epoch_is_told_where_it_diverges() -> None:
     assert not part.records
     (part,) = parts(world.client().ask(FETCH, 12, fetch(4, last_epoch=8)))
     assert part.diverging_epoch is None
+
+
+def test_fetch_whose_gate_opens_at_once_is_checked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What lies behind a gate is looked at by the next attempt, however soon that is."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 2)
+    stream.term = 8
+    fill(stream, 3)
+    stream.is_proved = False
+
+    def prove(*, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        del deadline_ns
+        stream.is_proved = True
+        done(True)
+
+    monkeypatch.setattr(stream, "prove", prove)
+    (part,) = parts(world.client().ask(FETCH, 12, fetch(4, last_epoch=6)))
+    assert (part.diverging_epoch.epoch, part.diverging_epoch.end_offset) == (5, 2)
+    assert not part.records
 
 
 def test_fetch_whose_last_epoch_was_deleted_is_served() -> None:
