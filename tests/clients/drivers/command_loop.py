@@ -41,26 +41,9 @@ class Client(Protocol):
 
 def run(client: Client) -> None:
     """Answer commands until standard input ends."""
-    commands = {
-        "hello": client.hello,
-        "produce": client.produce,
-        "init_transactions": client.init_transactions,
-        "open": client.open,
-        "subscribe": client.subscribe,
-        "subscribe_pattern": client.subscribe_pattern,
-        "assign": client.assign,
-        "poll": client.poll,
-        "pause": client.pause,
-        "resume": client.resume,
-        "seek": client.seek,
-        "commit": client.commit,
-        "committed": client.committed,
-        "delete_offsets": client.delete_offsets,
-        "close": client.close,
-    }
     for line in sys.stdin:
         fields = json.loads(line)
-        command: Any = commands[fields.pop("do")]
+        command: Any = getattr(client, fields.pop("do"))
         try:
             answer = command(**fields) or {}
         except NoOffset as error:
