@@ -23,7 +23,6 @@ BACKLOG_BYTES_MAX: Final = 16 << 20
 BACKLOG_BYTES_FIRST: Final = 256 << 10
 """Before anything is known: 50 ms of 40 Mbit/s."""
 
-_SECOND_NS = 1_000_000_000
 _KEPT = 3  # of four parts of the rate known, when a lower one is measured
 _PARTS = 4
 

@@ -18,7 +18,6 @@ from typing import Any
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """What decoding needs of a source: key, value, headers and topic are what a dead letter keeps.
 Without `timestampType`, which no row has, since each column costs something for every record."""
-ORIGIN = ("_partition", "_offset", "_timestamp")
 DEAD_ONLY = ("_error", "_key", "_value", "_headers", "_dead_topic")
 CORRUPT = "_corrupt"
 NO_VALUE = "the record has no value"
@@ -27,12 +26,6 @@ NOT_JSON = "the value is not a JSON object of the schema"
 DETAIL_MAX = 200
 UNREADABLE = (ValueError, RecursionError)
 """What Python's JSON raises: what is nested too deep for it is no ValueError."""
-
-DEAD_DDL = (
-    "topic string, partition int, offset long, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key:string,value:binary>>, error string"
-)
-"""The columns of a dead-letter table."""
 
 
 def decode(frame: Any, *, form: str, schema: str, topics: int) -> Any:

@@ -17,7 +17,7 @@ from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.logstream.group.state_group import OutcomeKind
 from vdl.logstream.state import CATALOG_GROUP
 
-PRODUCE, METADATA = 0, 3
+METADATA = 3
 DESCRIBE_CLUSTER = 60
 DESCRIBE_TOPIC_PARTITIONS = 75
 
