@@ -1,16 +1,16 @@
 """Elections: campaigning and voting (§5.2, §5.4.1, thesis §9.6).
 
-`campaign` is how a replica stands for leader: in two rounds with pre-vote (would you vote for me,
-then: vote for me), in one without, or when the old leader hands over. A candidate's vote for itself
-is a message like the others: it counts once its own disk holds it. With `durable_campaign` nobody
-else is asked before.
+`campaign` asks for votes: in two rounds with pre-vote (would you vote for me, then: vote for me),
+in one without, or when the old leader hands over. A candidate's vote for itself is a message like
+the others: it counts once its own disk holds it. With `durable_campaign` nobody else is asked
+before.
 
-A vote that is on its way to the disk is not given up for another term: whoever asked for it has
-waited for nothing, and on a disk that needs as long as an election timeout nobody would ever win.
-So with `durable_campaign` nobody stands before the own vote, for whomever, is durable; and then for
-some times as long as that took, because the others' disks need their time, too. One whose own disk
-is quicker asks again before the slower ones have answered; their votes, when they come, count all
-the same, for as long as nobody leads and the term is the one they were given in.
+A vote that is being written is not abandoned for another term. Otherwise its candidate would have
+waited for nothing, and on a disk as slow as an election timeout nobody would ever win. So with
+`durable_campaign` a replica does not campaign before its vote, for whomever, is durable, and then
+for `VOTE_WAITS` times as long as that write took, because the others' disks need time too. A
+candidate with a faster disk asks again before the slower ones have answered. Their late votes count
+while the term they were given in is current and has no leader.
 
 Voting is here too, because granting and counting votes are two sides of one rule; every role votes.
 """
@@ -47,10 +47,10 @@ from raft.state import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE, Raft
 from raft.types import CONF_CHANGE_KINDS, NONE, Index, NodeId
 
 VOTE_WAITS: Final = 4
-"""So many times as long as the own disk took, those of others are waited for: what was being
-written before comes first, and no two syncs are equal."""
+"""How many times as long as the own disk took the others' are given: they may be writing something
+else first, and no two syncs are equal."""
 VOTE_WAIT_MAX: Final = 2_000
-"""In ticks, at the most."""
+"""Upper bound of that wait, in ticks."""
 
 
 class Campaign(Enum):
@@ -74,10 +74,10 @@ def tick(raft: Raft, ticks: int) -> None:
         raft.vote_wait = max(raft.vote_wait - ticks, 0)
     if due and raft.is_promotable:
         raft.election_elapsed = 0
-        stand(raft)
+        start_campaign(raft)
 
 
-def stand(raft: Raft) -> None:
+def start_campaign(raft: Raft) -> None:
     """Campaign in the configured way, if this replica may."""
     if not raft.vote_pending:
         hup(raft, Campaign.PRE_ELECTION if raft.pre_vote else Campaign.ELECTION)
@@ -92,7 +92,7 @@ def hup(raft: Raft, how: Campaign) -> None:
         campaign(raft, how)
 
 
-def stand_soon(raft: Raft, ticks: int) -> None:
+def campaign_soon(raft: Raft, ticks: int) -> None:
     """Campaign in so many ticks, or when those who were asked have had their time."""
     if ticks < raft.vote_wait:
         ticks = raft.vote_wait + raft.rng.randrange(raft.election_ticks)

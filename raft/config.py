@@ -28,7 +28,7 @@ class Config:
     heartbeat_ticks: int
     storage: Storage
     rng: Random
-    """The only source of luck: randomized election timeouts."""
+    """The only source of randomness: randomized election timeouts."""
     applied: Index = 0
     """Last index already applied; 0 if the storage's snapshot is all there is."""
 

@@ -7,7 +7,7 @@ Safety. Call `observe` after every event on a replica: an event that is not obse
 and the first observer of a commit is taken for its leader.
 
 A violation raises `InvariantViolation`. It is a bug in the core or a broken promise of the host
-(a lost write, a reused id), never bad luck.
+(a lost write, a reused id), never chance.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The host calls `step` with what arrives, `tick` as time passes, `propose` with what is to be
 replicated; it then takes a `Ready`, does what it says, and delivers the storage's answers through
 `step` (asynchronous mode) or calls `advance` (synchronous mode). The node does no I/O, knows no
-clock and has no luck of its own: equal calls give equal Readys.
+clock and has no randomness of its own: equal calls give equal Readys.
 
 This file is the border: it checks what comes in, compares terms (§5.1) and dispatches by message
 type to the role that is held. What the roles do is in `raft.follower`, `raft.candidate`,
@@ -219,13 +219,13 @@ class RawNode:
 
     def campaign(self) -> None:
         """Stand for leader now, if this replica may."""
-        candidate.stand(self.raft)
+        candidate.start_campaign(self.raft)
 
     def campaign_soon(self, ticks: int) -> None:
         """Stand for leader in `ticks` ticks, unless a leader is heard or a vote cast before."""
         assert ticks > 0, ticks
         if self.raft.state is not LEADER:
-            candidate.stand_soon(self.raft, ticks)
+            candidate.campaign_soon(self.raft, ticks)
 
     def set_election_timeout(self, ticks: int) -> None:
         """Replace the drawn election timeout. Use: scripted elections in tests and tools."""

@@ -1,4 +1,4 @@
-"""The in-process twin of the socket transport: streams between servers on a virtual clock.
+"""An in-process fake of the socket transport: streams between servers on a virtual clock.
 
 `Network` carries bytes between `Links` as TCP does: in order, complete, delayed, ended by a close,
 a reset or nothing at all. Everything that happens is a timer of the given clock, so that one

@@ -1,7 +1,7 @@
 """The engine of one link between two servers: bytes in, events out; frames in, bytes out.
 
 It never touches a socket and never reads a clock. Whoever owns the byte stream (the asyncio
-transport, the in-process twin, the simulator) reads into `get_buffer()`, reports with
+transport, the in-process fake, the simulator) reads into `get_buffer()`, reports with
 `buffer_updated()`, takes events from `next_event()` until it returns None, and writes what
 `gather()` offers, reporting with `sent()`.
 

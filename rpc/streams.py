@@ -1,7 +1,7 @@
 """What the link logic asks of the world: byte streams, a dialer, a clock, and someone to tell.
 
 The logic above (`rpc.links`) is one implementation; asyncio sockets (`rpc.transport`), the
-in-process twin (`rpc.memory`) and the simulator differ only in what stands behind these protocols.
+in-process fake (`rpc.memory`) and the simulator differ only in what stands behind these protocols.
 
 All calls and callbacks happen on one thread. No function here calls back before it has returned.
 """

@@ -38,7 +38,7 @@ _INT = struct.Struct("i")
 _NO_INT = bytes(_INT.size)
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 _ACCEPTS_PER_TURN = 32
-_NEWS_NS = 10_000_000_000
+_REPEAT_NS = 10_000_000_000
 # Nothing is lost when the kernel has no descriptor or memory for a stream: its peer dials again.
 _ACCEPT_PAUSE_S = 0.1
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -362,7 +362,7 @@ class SocketListener:
 class DialTroubles:
     """Which failed dials are news: a peer that is gone is dialled every second, for as long as it
     is away. A peer's first failure is told, another cause than the one told is, and the same one
-    only if no dial failed for a while. Never two of one peer within `_NEWS_NS`."""
+    only if no dial failed for a while. Never two of one peer within `_REPEAT_NS`."""
 
     def __init__(
         self, resolver: Resolver, clock: Clock, tell: Callable[[int, Address, str], None]
@@ -382,8 +382,8 @@ class DialTroubles:
         known = self._told.get(server_id)
         if known is not None:
             told, told_ns, failed_ns = known
-            goes_on = cause == told and now_ns - failed_ns < _NEWS_NS
-            if goes_on or now_ns - told_ns < _NEWS_NS:
+            goes_on = cause == told and now_ns - failed_ns < _REPEAT_NS
+            if goes_on or now_ns - told_ns < _REPEAT_NS:
                 self._told[server_id] = told, told_ns, now_ns
                 return
         self._told[server_id] = cause, now_ns, now_ns

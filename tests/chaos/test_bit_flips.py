@@ -39,7 +39,7 @@ START_SECONDS_MAX = 20.0
 PASSES_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.1
 NOTICED = ("entries_damaged", "entries_repaired", "index_damaged", "replica_lost")
-"""What the server logs when it meets damage. How often is luck: a flip may lie where nothing is
+"""What the server logs when it meets damage. How often is chance: a flip may lie where nothing is
 read any more."""
 SETTINGS = {**SMALL_FILES, "storage.cache_bytes": "8MiB"}
 
@@ -61,8 +61,8 @@ def strike(servers: DiskSet, load: Load, kind: str, *, is_live: bool, rng: rando
 
 
 def wait_healed(servers: DiskSet) -> float:
-    """Return when no replica is lost and no hole is known on the victim; the seconds. A process
-    that has ended is started again, as whatever runs servers does."""
+    """Return when no replica is lost and no damaged range is known on the victim; the seconds. A
+    process that has ended is started again, as whatever runs servers does."""
     began = time.monotonic()
     while True:
         if VICTIM not in servers.running():

@@ -73,7 +73,7 @@ def test_failed_disk_refuses_and_keeps_what_was_synced(disks: Disks) -> None:
 
 def test_disk_without_new_blocks_accepts_writes_and_fails_their_sync(disks: Disks) -> None:
     """Writes succeed, the first sync does not, the next one does: what it says is not true. What
-    was synced before is all there, once the disk is mended and checked as at boot."""
+    was synced before is all there, once the disk is repaired and checked as at boot."""
     disk = disks.make(disks.make_folder() / "disk", DISK_BYTES)
     path = disk.mount_point / "data"
     data = bytes(range(256)) * 16_384

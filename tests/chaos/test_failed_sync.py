@@ -84,7 +84,7 @@ def fail_new_blocks(servers: DiskSet, server_id: int) -> float:
 
 
 def strike(servers: DiskSet, load: Load, number: int, fault: Fault) -> Outcome:
-    """One disk fails; it is mended, and the server is started again."""
+    """One disk fails; it is repaired, and the server is started again."""
     wait_healthy(servers)
     victim = leader(servers, TOPIC)
     create_topic(servers, f"alone-{number}", alone_on=victim)
@@ -147,7 +147,7 @@ def test_failed_sync_ends_the_server_and_nothing_acknowledged_is_lost(
     make_disk_set: MakeDiskSet, fault: Fault, figure: Figure
 ) -> None:
     """The disk fails for real; the server says so and ends, the others go on, and started on the
-    mended disk it has all it had acknowledged and becomes equal to the others."""
+    repaired disk it has all it had acknowledged and becomes equal to the others."""
     if fault is fail_new_blocks and (missing := DeviceErrors.missing()):
         pytest.skip(missing)
     servers = make_disk_set(disk_bytes=DISK_BYTES)

@@ -200,7 +200,7 @@ class Cluster:
             self._node(block).tick()
 
     def set_randomized_election_timeout(self, block: Block) -> None:
-        """Replace luck."""
+        """Replace randomness."""
         self._node(block).set_election_timeout(int(block.one("timeout")))
 
     def forget_leader(self, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""A replica set without luck: three simulated servers whose work depends on their load alone.
+"""A replica set without randomness: three simulated servers whose work depends on their load alone.
 
 The machines are those of `vdl sim`, whole servers on virtual time. Nothing is drawn that could
 change how much there is to do: each message takes the same time on its way, each sync the same time

@@ -358,7 +358,7 @@ def test_replica_set_empty_configuration_is_refused(replica_set):
 
 
 def test_replica_set_file_in_the_place_of_a_folder_is_an_error_in_words(tmp_path):
-    """Said as all else that a person has to mend."""
+    """Said as all else that a person has to repair."""
     made = make_replica_set(tmp_path / "set", count=1, base_port=BASE_PORT)
     made.servers[0].directory.write_text("")
     with pytest.raises(ReplicaSetError, match=r"cannot use .*/set/1"):

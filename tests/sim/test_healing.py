@@ -39,7 +39,7 @@ def flip(inode: Inode, rng: Random) -> None:
     inode.durable[at] ^= bit
 
 
-def holes(world: World) -> int:
+def damaged_ranges(world: World) -> int:
     """Damaged ranges that are known and not healed."""
     return sum(
         len(group.log.holes)
@@ -65,7 +65,7 @@ def test_flipped_bits_in_segments_are_healed_from_the_other_replicas() -> None:
                     flipped += 1
         assert flipped > 5
         world.run_for(15 * S)
-        assert world.wait(30 * S, lambda: not holes(world))
+        assert world.wait(30 * S, lambda: not damaged_ranges(world))
         assert any("entries_repaired" in line for line in world.trace.tail)
 
     tell(story, SMALL)
@@ -80,10 +80,10 @@ def test_pages_that_go_bad_are_healed_while_their_server_runs() -> None:
         life, rng = leader.life, Random(5)
         for _ in range(200):
             leader.spoil_segment(rng)
-            if len(leader.holed) > 20:
+            if len(leader.damaged_entries) > 20:
                 break
             world.run_for(S // 20)
-        assert len(leader.holed) > 20
+        assert len(leader.damaged_entries) > 20
         assert world.wait(60 * S, lambda: not leader.unhealed())
         assert leader.life is life
         assert any("entries_repaired" in line for line in world.trace.tail)

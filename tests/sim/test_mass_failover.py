@@ -56,10 +56,10 @@ def fail_over(world: World, victim: Machine) -> Failover:
     others = [machine for machine in world.machines if machine is not victim]
     before, died_ns = world.watch.terms(others), world.time.now_ns
     world.nemesis.keep_down(victim)
-    unled = set(led)
-    while unled and world.time.now_ns - died_ns < 60 * S:
+    leaderless = set(led)
+    while leaderless and world.time.now_ns - died_ns < 60 * S:
         world.run_for(20 * MS)
-        unled = {n for n in unled if not any(host.groups[n].serving for host in living)}
+        leaderless = {n for n in leaderless if not any(host.groups[n].serving for host in living)}
     after, took_ns = world.watch.terms(others), world.time.now_ns - died_ns
     # Those that were slow to be told find out now, if at all.
     world.run_for(ELECTION_TIMEOUT_NS)

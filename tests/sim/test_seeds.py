@@ -13,7 +13,7 @@ PROCESSES = 2
 AGAIN = (7, 21)
 ONCE_FAILED = (20_279, 2_894_814_156_700, 48, 55, 20_000_863)
 """What they found is fixed: a checkpoint that was refused once; meta read before it was durable;
-two full servers that refused one another; a header that a flush lost; holes behind a hole."""
+two full servers that refused one another; a header that a flush lost; damage behind damage."""
 
 _RUN = "import sys; from vdl.sim.run import summarize; print(summarize(int(sys.argv[1])).hash)"
 

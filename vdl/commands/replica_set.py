@@ -47,7 +47,7 @@ SERVING, WAITING = "serving", "waiting"
 
 
 class ReplicaSetError(Exception):
-    """Something a person has to decide or mend; the text says what."""
+    """Something a person has to decide or repair; the text says what."""
 
 
 @dataclass(frozen=True, slots=True)

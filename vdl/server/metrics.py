@@ -79,10 +79,10 @@ HELP: dict[str, str] = {
     ),
     "vdl_server_turns_total": "Turns of the loop in which some group had work.",
     "vdl_server_leaderships_won_total": "Elections won here.",
-    "vdl_server_elections_waiting": "Partitions that wait for their turn to stand for leader.",
+    "vdl_server_elections_waiting": "Partitions that wait for their turn to campaign.",
     "vdl_server_elections_under_way": "Partitions this server stands for now.",
     "vdl_server_elections_dropped_total": (
-        "Turns to stand that were not needed any more when they came."
+        "Turns to campaign that were not needed any more when they came."
     ),
     "vdl_server_overloaded": "1 while the server has more to do than it can.",
     "vdl_server_overloaded_total": "Times that began.",
@@ -117,7 +117,7 @@ HELP: dict[str, str] = {
     ),
     "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
     "vdl_store_logs_lost": "Replicas that lost what they may have acknowledged; they take no part.",
-    "vdl_store_holes": "Ranges of entries that are damaged here and not mended yet.",
+    "vdl_store_holes": "Ranges of entries that are damaged here and not repaired yet.",
     "vdl_store_meta_salvaged_total": "Times applied state was copied out of a damaged file.",
     "vdl_store_scrubbed_bytes_total": "Bytes of segments that the scrubber has read.",
     "vdl_store_scrub_errors_total": "Damaged entries that the scrubber has found.",
@@ -135,7 +135,7 @@ HELP: dict[str, str] = {
     "vdl_store_disk_full": "1 while the disk is full and appends are refused.",
     "vdl_store_recovered_torn_bytes": "Journal bytes cut off at the last start: a torn tail.",
     "vdl_store_recovered_damaged_blocks": "Journal blocks the last start found damaged.",
-    "vdl_store_recovered_damaged_headers": "Headers of journal files it found damaged and mended.",
+    "vdl_store_recovered_damaged_headers": "Damaged headers of journal files it repaired.",
     "vdl_store_stray_names": "Names it found in the data directory that are not the server's.",
     "vdl_store_reads_refused_total": "Reads given up for want of descriptors or memory.",
     "vdl_kafka_requests_total": "Requests answered, by API.",

@@ -6,8 +6,9 @@ whether time, disk and network are real: `vdl.server.process` runs a server on a
 runs several in one thread on virtual time.
 
 States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED;
-WAITING is where a server stands whose directory its cluster does not know: it takes no part until
-its replicas are replaced, and goes on to STARTING then. A server that is no founder waits for good.
+WAITING is the state of a server whose directory its cluster does not know. It takes no part until
+its replicas are replaced; then it goes on to STARTING. A server that is none of the initial ones
+waits for good.
 """
 
 from __future__ import annotations
@@ -227,9 +228,9 @@ class Server:
         if birth.answered(record) is BirthState.BORN:
             self._adopt(record)
             return
-        is_founder = record.directory_of(self.config.server_id) is not None
+        is_initial = record.directory_of(self.config.server_id) is not None
         known = "this data directory is not the one the cluster was founded with; the server "
-        if is_founder:
+        if is_initial:
             self._log.warning(
                 "directory_new",
                 cluster=record.cluster_id,

@@ -5,11 +5,11 @@ it not be readable any more; spoils one page of a header.
 the torn end of the journal. Whether that costs a replica depends on what lay there and on what
 segments hold by now; recovery's own rules say so (`segments.recovery.replay`).
 
-*Segment.* One entry of a log becomes a hole, and the log's checkpointed state cannot be trusted
-either: a start has to apply all of its entries again, and meets the hole. It costs the replica
+*Segment.* One entry of a log becomes damaged, and the log's checkpointed state cannot be trusted
+either: a start has to apply all of its entries again, and meets the damage. It costs the replica
 nothing as long as another one has the entry.
 
-*Page of a segment.* All entries that lie in it become holes, while their server runs. Of an index
+*Page of a segment.* All entries that lie in it become damaged, while their server runs. Of an index
 nothing is lost: the segments can tell.
 
 Must not know: who may be damaged, and when (`atlas`).
@@ -70,13 +70,13 @@ def spoil_block(disk: SimDisk, rng: Random) -> int:
 @dataclass(frozen=True, slots=True)
 class Spoiled:
     """A page that cannot be read any more. `entries` lie in it; they may cost their replica when
-    not `is_told`: a power cut may then take along what says where they lie, or where the log
+    not `index_durable`: a power cut may then take along what says where they lie, or where the log
     begins when they are all trimmed."""
 
     what: str
     page: tuple[Inode, int]
     entries: list[int]
-    is_told: bool
+    index_durable: bool
 
 
 def spoil_segment(
@@ -105,8 +105,10 @@ def spoil_segment(
         if not inside:
             return None
     disk.bad_pages.add((inode, page))
-    is_told = not inside or is_index_durable(disk, files, end)
-    return Spoiled(f"page {page} of {path} cannot be read any more", (inode, page), inside, is_told)
+    index_durable = not inside or is_index_durable(disk, files, end)
+    return Spoiled(
+        f"page {page} of {path} cannot be read any more", (inode, page), inside, index_durable
+    )
 
 
 def is_index_durable(disk: SimDisk, files: LogFiles, end: int) -> bool:

@@ -106,7 +106,7 @@ class Inode:
 
 
 class MetaStore:
-    """Key-value environment with durable, atomic transactions (the twin of an LMDB one)."""
+    """Key-value environment with durable, atomic transactions (a fake of an LMDB one)."""
 
     __slots__ = ("durable", "items", "pending")
 

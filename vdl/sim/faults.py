@@ -3,7 +3,7 @@
 A fault is done to a world and, if it lasts, undone. `FAULTS` is the table of all of them with the
 option that sets each one's rate; a new fault is one class and one row. Nearly nothing here needs to
 leave a majority: durable data survives it, and what cannot be served is refused. Only what takes
-durable data away for good, as `Wipe`, `Damage` and `Holes` do, asks the atlas first.
+durable data away for good, as `Wipe`, `Damage` and `DamagedEntries` do, asks the atlas first.
 
 A start that is cut (`Options.cuts_in_start`) has no class here: it is a chance that every start
 has, whoever asks for it, until everything is healed (`machine`).
@@ -547,7 +547,7 @@ class SecondOpener:
         self.machine.start()
 
 
-class Holes:
+class DamagedEntries:
     """One or two machines come back, each with another entry of one group damaged that it has to
     apply. Every entry is whole somewhere, so nothing may be lost, nor stand still for long."""
 
@@ -558,7 +558,7 @@ class Holes:
         hosts = [m.server.host for m in world.machines if m.server is not None and m.server.host]
         groups = sorted({group_id for host in hosts for group_id in host.groups})
         group_id = rng.choice(groups)
-        taken = {i for m in world.machines for g, _, i in m.holed if g == group_id}
+        taken = {i for m in world.machines for g, _, i in m.damaged_entries if g == group_id}
         chosen = rng.sample(world.machines, rng.randint(1, 2))
         is_kill = rng.random() < HOLE_KILL_CHANCE
         plan: list[tuple[Machine, int, int]] = []
@@ -567,7 +567,7 @@ class Holes:
             # One that was cut could not be applied from its beginning.
             if log is None or log.first_index > 1:
                 return False
-            # Between others of its term: where a term begins a hole without Idx hides which.
+            # Between others of its term: where a term begins, damage without Idx hides which.
             indexes = [
                 i
                 for i in range(2, log.flushed_index)
@@ -718,7 +718,7 @@ FAULTS = (
     Row(Missing, lambda o: o.missing, 4_000),
     Row(BadHeader, lambda o: o.bad_headers, 4_000),
     Row(SecondOpener, lambda o: o.second_openers, 2_000),
-    Row(Holes, lambda o: o.holes, 4_000, waits=True),
+    Row(DamagedEntries, lambda o: o.damaged_entries, 4_000, waits=True),
     Row(FlushStarve, lambda o: o.flush_starves, 8_000),
     Row(BadPage, lambda o: o.bad_pages, 1, waits=True),
     Row(BadBlock, lambda o: o.bad_blocks, 4_000, waits=True),

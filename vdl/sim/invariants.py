@@ -249,7 +249,7 @@ class Watch:
                     return f"group {group_id}"
         return ""
 
-    def unled(self, core: Sequence[Machine]) -> str:
+    def leaderless(self, core: Sequence[Machine]) -> str:
         """A group that nobody in `core` serves though a majority of its voters are there, empty
         when there is none."""
         servers = {machine.server_id for machine in core}

@@ -1,8 +1,8 @@
 """A simulated machine: its disk, and the server process that lives on it, one life after another.
 
 A life is assembled from the production parts exactly as `vdl.server.process` does it; clock,
-workers, file system, streams and luck are the only things swapped. A life ends by being killed, by
-a power cut, by a disk that failed, or by stopping in order; the disk stays.
+workers, file system, streams and randomness are the only things replaced. A life ends by SIGKILL,
+a power cut, a failed disk, or a planned stop. The disk stays.
 
 Opening a store takes no virtual time, so nothing hits it by itself. Instead some starts are drawn
 to be cut (`cuts_in_start`): such a process opens its store as a job of the disk, which is then cut
@@ -297,9 +297,9 @@ class Machine:
         """Whether its segments get nothing while the journal goes on."""
         self.on_staged: Callable[[Life], None] = _ignore
         """Told whenever something is on its way to the journal."""
-        self.holed: list[tuple[int, int, int]] = []
+        self.damaged_entries: list[tuple[int, int, int]] = []
         """(group, log, index) of every entry that was damaged in a segment here."""
-        self.untold: list[tuple[int, int, int, tuple[Inode, int]]] = []
+        self.unreported: list[tuple[int, int, int, tuple[Inode, int]]] = []
         """(group, log, end, page): where the Idx below `end` were not durable when a page went bad
         that could have told what they do."""
         self.excused: set[str] = set()
@@ -359,8 +359,8 @@ class Machine:
         assert self.life is None, f"{self.name} runs"
         self._begin_start()
         disk, rng = self.disk, self.start_rng
-        luck = Random(rng.getrandbits(64))
-        opened, steps, _ = disk.run_job(lambda: self.open_store(NoWorkers(), luck))
+        store_rng = Random(rng.getrandbits(64))
+        opened, steps, _ = disk.run_job(lambda: self.open_store(NoWorkers(), store_rng))
         if isinstance(opened, BaseException) and not _is_disk_error(opened):
             raise opened
         writes = [n for n, step in enumerate(steps) if step.is_durable_write]
@@ -388,8 +388,8 @@ class Machine:
         assert self.life is not None, f"{self.name} does not run"
         if self.life.server.state is ServerState.STOPPED:
             return  # it has let go of it
-        luck = Random(self.start_rng.getrandbits(64))
-        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), luck))
+        store_rng = Random(self.start_rng.getrandbits(64))
+        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), store_rng))
         changed = any(step.undo is not None for step in steps)
         failed = isinstance(opened, DirectoryInUse) or (
             isinstance(opened, BaseException) and _is_disk_error(opened)
@@ -426,8 +426,8 @@ class Machine:
     def _try_without(self) -> None:
         """Start although a part is missing: that must be refused, and change nothing."""
         self._begin_start()
-        luck = Random(self.start_rng.getrandbits(64))
-        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), luck))
+        store_rng = Random(self.start_rng.getrandbits(64))
+        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), store_rng))
         if not isinstance(opened, DataMissing):
             self.warnings.append(f"starts without {', '.join(self.hidden)}: {opened}")
         elif any(step.undo is not None for step in steps):
@@ -529,13 +529,13 @@ class Machine:
         if spoiled is None:
             return False
         self.note(spoiled.what)
-        if not spoiled.is_told:
+        if not spoiled.index_durable:
             self.bereft = True
             self.losses += 1
             self.excused |= {"replica_lost", "group_halted"}
-            self.untold.append((log.group_id, log.log_id, end, spoiled.page))
+            self.unreported.append((log.group_id, log.log_id, end, spoiled.page))
         inside = spoiled.entries
-        self.holed += [(log.group_id, log.log_id, index) for index in inside]
+        self.damaged_entries += [(log.group_id, log.log_id, index) for index in inside]
         # Whoever has a copy may be down for long.
         self.excused.add("entries_unrecoverable")
         if not inside or rng.random() < READ_CHANCE:
@@ -559,7 +559,7 @@ class Machine:
         files = self._log_files(log_id, group_id)
         if open_hole(self.disk, files, index, rng):
             self.note(f"a bit flips in entry {index} of group {group_id}")
-            self.holed.append((group_id, log_id, index))
+            self.damaged_entries.append((group_id, log_id, index))
             # A start that is cut may take the newest Idx, too: then it may be too much.
             self.bereft = True
             self.excused.add("replica_lost")
@@ -569,7 +569,7 @@ class Machine:
     def unhealed(self) -> str:
         """An entry that was damaged here and is needed, empty when there is none."""
         logs = self.life.store.logs if self.life is not None else None
-        for group_id, log_id, index in self.holed:
+        for group_id, log_id, index in self.damaged_entries:
             if logs is not None:
                 log = logs.get(log_id)
                 if log is None or log.lost or index < log.first_index:
@@ -581,7 +581,7 @@ class Machine:
     def exposed(self) -> str:
         """A log that a power cut would take, empty when there is none."""
         logs = self.life.store.logs if self.life is not None else None
-        for group_id, log_id, end, page in self.untold:
+        for group_id, log_id, end, page in self.unreported:
             if page not in self.disk.bad_pages:
                 continue
             if logs is not None and (log_id not in logs or logs[log_id].lost):

@@ -8,7 +8,7 @@ on a machine that runs is a refusal.
 
 Each ordered pair of machines is a `Path`, so that one direction can be cut, delayed or clogged
 alone, or carry so many bytes a second: what is sent faster waits in order before it leaves. All
-luck comes from the generator the network was given; every delivery is traced.
+randomness comes from the generator the network was given; every delivery is traced.
 
 Must not know: what the bytes mean.
 """

@@ -145,8 +145,8 @@ def judge_one_fault(world: World) -> None:
             watch.violate("leader-lost", f"{watch.elections - elections} elections for a {kind}")
     else:
         limit_ns = bound.noticed_ns + election + LOOKED_NS
-        if not world.wait(limit_ns, lambda: not watch.unled(others)):
-            what = f"{kind}: {watch.unled(others)} is not led after {limit_ns // MS} ms"
+        if not world.wait(limit_ns, lambda: not watch.leaderless(others)):
+            what = f"{kind}: {watch.leaderless(others)} is not led after {limit_ns // MS} ms"
             watch.violate("slow-failover", what)
         after = watch.terms(others)
         most = bound.terms + len(world.machines) - 3
@@ -176,7 +176,7 @@ def _judge_quiet(world: World, kind: str, groups: int, election: int) -> None:
     def is_quiet() -> bool:
         if watch.elections != since[1]:
             since[:] = [world.time.now_ns, watch.elections]
-        return world.time.now_ns - since[0] >= QUIET_NS and not watch.unled(world.machines)
+        return world.time.now_ns - since[0] >= QUIET_NS and not watch.leaderless(world.machines)
 
     # One second a group to return, or three; to start, link and catch up takes less than ten.
     limit_ns = QUIET_NS + 10 * S + 3 * groups * (S + election)

@@ -124,7 +124,7 @@ class Options:
     """One page of a journal file's header, or of the identity, is damaged or cannot be read."""
     second_openers: float = 0.0
     """Another process tries to open a directory that is in use."""
-    holes: float = 0.0
+    damaged_entries: float = 0.0
     """Machines come back with damaged entries that they have to apply."""
     flush_starves: float = 0.0
     """Machines' segments take nothing while their journals do."""
@@ -293,7 +293,7 @@ def draw(rng: Random) -> Options:
         behind_kib=0 if rng.random() < 0.7 else spread(16, 64),
         deaf_clients=rng.choice((0, 0, 1)),
         fetch_sessions=rng.random() < 0.6,
-        holes=fault(0.1, 0.5),
+        damaged_entries=fault(0.1, 0.5),
         flush_starves=fault(0.1, 0.5),
         small_cache_kib=0 if rng.random() < 0.5 else spread(8, 64),
         bad_pages=fault(0.1, 0.5),

@@ -1,7 +1,7 @@
 """A replica's node whose every step is held against the paper, beside it.
 
 What a message did is compared with what it may do, before any history could show the harm: most
-wrong votes and wrong acknowledgements are outlived by luck. The rules look at the replica from
+wrong votes and wrong acknowledgements do no harm by chance. The rules look at the replica from
 outside, before and after, and share no code with the handlers.
 
 Must not know: other replicas, disks, clients.

@@ -147,7 +147,7 @@ class World:
         self.options = options
         self.time = VirtualTime()
         self.trace = Trace(echo=echo)
-        # One generator each, so that a change in one part leaves the luck of the others alone.
+        # One generator each, so that a change in one part leaves the draws of the others alone.
         root = Random(f"vdl {seed}")
         self._rng = {
             name: Random(root.getrandbits(64))
@@ -485,10 +485,12 @@ class World:
     def _begin_ageing(self) -> bool:
         """Have something that a wrong clock would delete. Mostly some clock is wrong already."""
         rng = self._rng["ageing"]
-        luck = Random(rng.getrandbits(64))
+        ageing_rng = Random(rng.getrandbits(64))
         if self.options.wrong_clocks and len(self.machines) > 2 and rng.random() < 0.7:
             rng.choice(self.machines).set_wall_error(rng.choice(WALL_ERRORS_MS))
-        self._ageing = Ageing(self.env, CLIENT_HOSTS[0], luck, self.true_ms, self.latest_stamp_ms)
+        self._ageing = Ageing(
+            self.env, CLIENT_HOSTS[0], ageing_rng, self.true_ms, self.latest_stamp_ms
+        )
         return self.wait(BIRTH_NS, lambda: self._ageing is not None and self._ageing.is_ready)
 
     def _watch_in_sync(self) -> None:
@@ -510,7 +512,7 @@ class World:
         self.recorder.happened("nemesis", "fault").note = "begin"
         options, rng = self.options, self._rng["client"]
 
-        def luck() -> Random:
+        def new_rng() -> Random:
             return Random(rng.getrandbits(64))
 
         def host() -> str:
@@ -518,25 +520,25 @@ class World:
 
         for i in range(options.idempotent_producers + options.plain_producers):
             idempotent = i < options.idempotent_producers
-            load = ProducerLoad(self.env, f"p{i}", host(), luck(), idempotent=idempotent)
+            load = ProducerLoad(self.env, f"p{i}", host(), new_rng(), idempotent=idempotent)
             self._loads.append(load)
         for i in range(options.readers):
-            self._readers.append(Reader(self.env, f"r{i}", host(), luck()))
+            self._readers.append(Reader(self.env, f"r{i}", host(), new_rng()))
         self._loads += [
-            MemberLoad(self.env, f"m{i}", host(), luck()) for i in range(options.members)
+            MemberLoad(self.env, f"m{i}", host(), new_rng()) for i in range(options.members)
         ]
-        self._deaf = [Deaf(self.env, host(), luck()) for _ in range(options.deaf_clients)]
+        self._deaf = [Deaf(self.env, host(), new_rng()) for _ in range(options.deaf_clients)]
         if self._deaf:
             self._check_memory()
-        self._loads.append(Asker(self.env, "a0", host(), luck()))
+        self._loads.append(Asker(self.env, "a0", host(), new_rng()))
         if options.lone_leaders and options.members:
-            self._loads.append(OffsetAsker(self.env, "o0", host(), luck()))
+            self._loads.append(OffsetAsker(self.env, "o0", host(), new_rng()))
         if self._ageing is not None:
             self._ageing.start()
             self._loads.append(self._ageing)
         if options.topic_churn:
-            self._loads.append(TopicChurn(self.env, "t0", host(), luck()))
-        self.liars = [Liar(self.env, f"l{i}", host(), luck()) for i in range(options.liars)]
+            self._loads.append(TopicChurn(self.env, "t0", host(), new_rng()))
+        self.liars = [Liar(self.env, f"l{i}", host(), new_rng()) for i in range(options.liars)]
         self._loads += self.liars
 
     def _check_memory(self) -> None:
@@ -567,9 +569,10 @@ class World:
         self.nemesis.heal()
         self.note("healed")
         self.recorder.happened("nemesis", "fault").note = "heal"
-        if not self.wait(LEADERS_NS, lambda: not self.watch.unled(self.machines)):
+        if not self.wait(LEADERS_NS, lambda: not self.watch.leaderless(self.machines)):
             self.watch.violate(
-                "no-leader", f"{self.watch.unled(self.machines)}, 10 election timeouts after heal"
+                "no-leader",
+                f"{self.watch.leaderless(self.machines)}, 10 election timeouts after heal",
             )
             return False
         self.run_for(1 * S)
@@ -697,8 +700,10 @@ class World:
         self.note(f"{victim.name} dies, syncs take {self.options.failover_sync_ms} ms")
         self.nemesis.keep_down(victim)
         limit_ns = FAILOVER_SYNCS * sync_ns + FAILOVER_TIMEOUTS * ELECTION_TIMEOUT_NS
-        if not self.wait(limit_ns, lambda: not self.watch.unled(others)):
-            self.watch.violate("slow-failover", f"{self.watch.unled(others)} after {limit_ns} ns")
+        if not self.wait(limit_ns, lambda: not self.watch.leaderless(others)):
+            self.watch.violate(
+                "slow-failover", f"{self.watch.leaderless(others)} after {limit_ns} ns"
+            )
             return False
         after = self.watch.terms(others)
         for group_id in sorted(before.keys() & after.keys()):
@@ -716,8 +721,10 @@ class World:
         core = self._rng["nemesis"].sample(self.machines, majority)
         self.nemesis.heal_only(core)
         self.note(f"healed: {sorted(machine.name for machine in core)}")
-        if not self.wait(LEADERS_NS, lambda: not self.watch.unled(core)):
-            what = f"{self.watch.unled(core)}, 10 election timeouts after a majority was healed"
+        if not self.wait(LEADERS_NS, lambda: not self.watch.leaderless(core)):
+            what = (
+                f"{self.watch.leaderless(core)}, 10 election timeouts after a majority was healed"
+            )
             self.watch.violate("no-leader", what)
             return False
         return True

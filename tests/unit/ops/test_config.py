@@ -150,7 +150,7 @@ def test_config_peer_without_section_listens_at_its_seed_address():
     ],
 )  # fmt: skip
 def test_config_wrong_value_names_file_key_and_expectation(text, key, words):
-    """A mistake is refused with everything needed to mend it."""
+    """A mistake is refused with everything needed to correct it."""
     error = problem_of(text)
     assert error.key == key
     assert words in error.problem

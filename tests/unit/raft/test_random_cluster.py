@@ -213,7 +213,7 @@ def test_random_cluster_under_faults_stays_safe_and_then_agrees(seed: int, setti
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_cluster_run_twice_does_the_same(seed: int) -> None:
-    """No luck but the injected one: equal seeds give equal messages and equal logs."""
+    """No randomness but the injected one: equal seeds give equal messages and equal logs."""
 
     def trace() -> list[object]:
         run = RandomRun(seed, SETTINGS["production"])

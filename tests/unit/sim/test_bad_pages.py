@@ -31,7 +31,7 @@ def flushed(count: int) -> tuple[SimDisk, LogFiles]:
 
 
 def test_spoiled_page_is_that_of_the_entries_that_are_named() -> None:
-    """They are holes, all others of their log are not; of an index none is."""
+    """They are damaged, all others of their log are not; of an index none is."""
     disk, files = flushed(300)
     seen = set()
     for seed in range(60):
@@ -41,7 +41,7 @@ def test_spoiled_page_is_that_of_the_entries_that_are_named() -> None:
         assert len(disk.bad_pages) == 1
         seen.add(".index " in spoiled.what)
         if ".index " in spoiled.what:
-            assert spoiled.is_told
+            assert spoiled.index_durable
             assert not spoiled.entries
         else:
             assert [n for n in range(1, 301) if is_hole(files, n)] == spoiled.entries
@@ -53,7 +53,7 @@ def test_page_whose_entries_no_durable_idx_tells_may_cost_a_replica() -> None:
     """A power cut takes the newest Idx along, and the frames that could tell are gone too."""
     disk, files = flushed(300)
     told = {
-        spoiled.is_told
+        spoiled.index_durable
         for seed in range(20)
         if (spoiled := spoil_segment(disk, files, 1, 301, Random(seed))) and spoiled.entries
     }
@@ -63,7 +63,7 @@ def test_page_whose_entries_no_durable_idx_tells_may_cost_a_replica() -> None:
     files.open_index(0, 1).sync()
     disk.bad_pages.clear()
     told = {
-        spoiled.is_told
+        spoiled.index_durable
         for seed in range(20)
         if (spoiled := spoil_segment(disk, files, 1, 301, Random(seed))) and spoiled.entries
     }

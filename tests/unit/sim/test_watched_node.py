@@ -53,14 +53,14 @@ class Bench:
         self.node = WatchedNode(node, lambda rule, _: self.told.append(rule))
         self.node.step(append(1, 1, 3, [entry(2, 1), entry(3, 2)], commit=1))
 
-    def unled(self) -> None:
+    def leaderless(self) -> None:
         """Nobody is heard for an election timeout."""
         self.node.raft.lead = 0
         self.node.raft.election_elapsed = TICKS
 
     def elected(self) -> None:
         """The two others vote for it; its own vote is not durable yet."""
-        self.unled()
+        self.leaderless()
         self.node.campaign()
         for peer in (2, 3):
             self.node.step(MsgPreVoteResp(1, peer, self.node.term + 1))
@@ -86,7 +86,7 @@ def test_vote_for_an_older_log(is_question: bool, monkeypatch: pytest.MonkeyPatc
     """Longer and of an older term is older (§5.4.1)."""
     honest, wrong = Bench(), Bench()
     for bench in (honest, wrong):
-        bench.unled()
+        bench.leaderless()
     honest.node.step(vote(9, 1, is_question=is_question))
     honest.node.step(vote(3, 2, is_question=is_question))
     assert honest.told == []
@@ -206,7 +206,7 @@ def test_members_change_before_an_own_entry_is_committed() -> None:
 def test_the_watch_changes_nothing() -> None:
     """The node in its place answers as it did."""
     bench = Bench()
-    bench.unled()
+    bench.leaderless()
     assert bench.node.has_ready()
     bench.node.step(vote(9, 3))
     ready = bench.node.ready()
