@@ -1,11 +1,10 @@
-"""How much a stream may hold that has not left yet: what is urgent waits behind it.
+"""How many unsent bytes a stream may hold: urgent frames wait behind them.
 
-What a stream has taken cannot be overtaken any more. A socket takes megabytes: a third of a
-second on a link of 100 Mbit/s. So it is held to what the link carries in `BACKLOG_NS`, as
-measured: while more is there than the stream takes, what leaves in the meantime and how long that
-takes say how fast the link is. A stream that has run dry when it is looked at could have carried
-more: nobody knows how much, so the rate is doubled. That also makes up for a loop that comes
-late: it has to leave as much as the link carries until it comes again.
+Nothing overtakes what a stream has taken. A socket takes megabytes: a third of a second on a link
+of 100 Mbit/s. So a stream is limited to what its link carries in `BACKLOG_NS`. The rate is measured
+while there is more to send than the stream takes: bytes that left, divided by the time that took. A
+stream that has run dry could have carried more by an unknown amount, so the rate is doubled. That
+also covers a loop that is late: it must leave enough for the link to carry until it runs again.
 
 Must not know: what the bytes are.
 """
@@ -15,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 BACKLOG_NS: Final = 50_000_000
-"""What lies in a stream may take so long to leave."""
+"""How long the bytes in a stream may take to leave."""
 BACKLOG_BYTES_MIN: Final = 64 << 10
 """However slow the link: less would be many small writes."""
 BACKLOG_BYTES_MAX: Final = 16 << 20

@@ -1,10 +1,9 @@
-"""How a server that has no part in a cluster yet asks what cluster there is: ASK and ANSWER.
+"""How a server without a cluster asks its peers for theirs: ASK and ANSWER.
 
-ASK has no payload: the asker's identity and configuration digest were in its HELLO. ANSWER is one
-byte, 0 for "empty: I have no cluster either", or 1 followed by the number of the replica of the
-catalog group that is to be in the asker's directory (u32, little endian; 0: none that I know of)
-and the cluster's birth record, which is opaque here. Both may travel on any link, also between
-servers of which one has no cluster yet.
+ASK has no payload: its sender's identity and configuration digest were in HELLO. ANSWER is one
+byte. 0 means "I have no cluster either". 1 is followed by a u32 (little endian), the number of the
+catalog replica that the asking directory is to have (0: none known), and the cluster's birth
+record, which is opaque here. Both may travel on any link, also while one end has no cluster yet.
 """
 
 from __future__ import annotations

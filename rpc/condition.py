@@ -1,16 +1,19 @@
-"""What a server tells its peers about itself: CONDITION, one byte of flags, and groups.
+"""What a server reports to its peers about itself: CONDITION, one byte of flags, and groups.
 
-Sent when a link comes up and at each change. Bit 0: its disk is full, so it takes no new entries.
-Bit 1: it is about to stop. Bit 2: its disk takes entries into the journal but none out of it into
-segments, so that they pile up in memory. With any of them it should not be made leader. Other bits
-are for later versions and are not looked at.
+Sent when a link comes up and at each change.
 
-Behind the flags, if any of its replicas has damaged entries: how many of the groups that follow it
-has not the whole state of (u32, little-endian), and the groups (u64), those first. Such a replica
-cannot lead yet; the others should not while there is one without damage. Servers that speak less
-than `VERSION_OF_DAMAGE` are sent the flags alone: some of them refuse more.
+    bit 0   the disk is full: it takes no new entries
+    bit 1   the server is about to stop
+    bit 2   the disk takes entries into the journal but not into segments: they pile up in memory
 
-Must not know: what follows from it.
+A server with any of them should not be made leader. Other bits are for later versions and ignored.
+
+If any of its replicas has damaged entries, this follows: a count (u32, little-endian) and group ids
+(u64). So many groups at the front have incomplete state: those replicas cannot lead yet. The others
+should not lead while a replica without damage can. Servers that speak less than
+`VERSION_OF_DAMAGE` get the flags alone: some of them refuse more.
+
+Must not know: what a peer does about it.
 """
 
 from __future__ import annotations

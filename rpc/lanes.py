@@ -1,7 +1,7 @@
 """Which Raft messages are urgent: they are written to a link before entries and snapshots.
 
-A link that is full of one group's entries would otherwise bring the votes, acknowledgements and
-read proofs of all others late, by as much as lies before them. Each lane keeps its order; between
+Otherwise the votes, acknowledgements and read proofs of all groups would wait behind one group's
+entries. Each lane keeps its order; between
 the two there is none. Raft allows any order between nodes. What this implementation assumes:
 
 * `MsgApp` and `MsgSnap` keep their order, empty `MsgApp`s too: one that came before the entries

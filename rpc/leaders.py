@@ -11,15 +11,15 @@ Time proves things in two directions, and both are conservative:
 * A follower may count from the *arrival* of the heartbeat: `LeaderListReceiver.confirmed_ns`.
 * A leader may count from when it *sent* the heartbeat that is acknowledged, never from the
   acknowledgement's arrival: `LeaderListSender.heard_ns`. The heartbeat carries its sender's time,
-  the peer echoes the newest one in its own heartbeat, so nobody keeps a table of what is
+  and the peer echoes the newest one in its own heartbeat, so there is no table of what is
   outstanding. An acknowledgement counts for a group only if the list version the peer holds
   includes the group's present term.
 
-What acknowledgements do not prove: that the peer's replica has not moved to a higher term. Whoever
-learns of a listed term below its own replica's term answers with that term by a Raft message.
+Acknowledgements do not prove that the peer's replica has not moved to a higher term. A server whose
+replica has a higher term than the list answers with that term, in a Raft message.
 
-A frame that could not be sent is not remembered here. The receiver notices (a version it does not
-hold), says so by acknowledging version 0, and is sent the whole list again.
+A frame that could not be sent is not remembered here. The receiver sees a version that it does not
+hold and acknowledges version 0; then the whole list is sent again.
 
 HEARTBEAT, little-endian: version u64, sent_ns i64, echo_ns i64 (-1: none), held_version u64,
 wall_ms i64 (the sender's wall clock, since 1970).
@@ -27,8 +27,8 @@ LEADERS: whole u8, from_version u64, version u64, count u32, then (group u64, te
 in_sync u8) each; replica 0: no longer led by the sender. Behind them the in-sync replicas of all
 these groups, one after another: the servers that hold them, u32 each, `in_sync` of them a group.
 
-Which replicas are in sync (Kafka's ISR) is the leader's to say, and travels with the list: each
-server tells its clients what the leader last said. A change of it alone is no news of a leader.
+The leader decides which replicas are in sync (Kafka's ISR). The list carries them, and each server
+reports to its clients what the leader sent last. A change of them alone is no change of leader.
 
 Must not know: clocks (times are arguments), links, what a group is.
 """

@@ -12,7 +12,7 @@ A frame is a 16-byte head and a payload:
 The head has a check of its own, so a damaged length is never believed: nothing waits for bytes that
 will not come. The payload check covers *all* of it, records too. A Kafka batch carries a CRC, but
 no follower recomputes it, and commands carry none; at 20 GB/s the check costs 0.05 CPU-seconds/GB
-on each side, which is less than the doubt.
+on each side.
 
 A large frame may come in pieces, so that small ones need not wait until all of it has passed: each
 piece is a frame of its own with the type of the whole, and whole frames may come between them, but

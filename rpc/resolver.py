@@ -1,18 +1,20 @@
-"""Names to addresses, without waiting for the system's resolver longer than for its first answer.
+"""Names to addresses: only the first lookup of a host waits for the system's resolver.
 
-The system may take seconds for a name (a name server that is dead is waited for five), which is
-longer than an attempt to link may last. So a lookup belongs to its host, not to who asked: one at a
-time for a host, it goes on when the one who asked has given up, and what it finds is kept. A host
-that is known is answered at once, and looked up again behind that, so that an address that changed
-is found by the next who asks; a lookup that fails takes nothing away from what is known. An address
-at which nobody said a word comes after the host's others from then on, because whoever asked had no
-time left to try those.
+The system may take seconds for a name (five for a dead name server). That is longer than an attempt
+to link may last. So a lookup belongs to its host, not to its caller:
 
-Each lookup is a daemon thread. asyncio's own pool has few, so that those that hang hold up the
-others, and the end of a process waits for all of them, also for those that have yet to begin.
+* There is one at a time for a host. It goes on when its caller has timed out, and its result is
+  kept.
+* A known host is answered at once and looked up again in the background, so that the next caller
+  sees an address that changed. A failed lookup leaves the known addresses as they are.
+* An address that did not respond moves behind the host's others, because its caller had no time
+  left to try those.
 
-Bounds: a thread for each host under way, `HOSTS_MAX` hosts. Everything but the lookup itself
-happens on the thread that `post` leads to.
+Each lookup is a daemon thread. asyncio's own pool is small, so lookups that hang would block the
+others, and a process that ends would wait for all of them, even for those that have not begun.
+
+Bounds: one thread for each host that is being looked up, `HOSTS_MAX` hosts. Everything but the
+lookup itself happens on the thread that `post` leads to.
 
 Must not know: sockets that are connected, asyncio.
 """

@@ -1,14 +1,13 @@
-"""The event loop as a server wants it: whole turns, and threads that are heard cheaply.
+"""The server's event loop: whole turns, and cheap wake-ups from threads.
 
-asyncio puts each callback of a file into a queue, and runs what a callback asks for with
-`call_soon` only after it has looked at all files again. A server does its work at the end of each
-turn, so each would cost two rounds of the loop, and each answer to a client a third. Here files are
-called for straight from the selector, and the end of a turn is called for behind them, in the same
-round. The files of asyncio's own transports still go through its queue; in a round with such the
-end is queued behind them.
+asyncio queues each callback of a file. What a callback schedules with `call_soon` runs only after
+all files were polled again. A server does its work at the end of each turn, so a turn would cost
+two rounds of the loop, and an answer to a client a third. Here the selector calls the files'
+callbacks itself, and the end of the turn follows in the same round. Files of asyncio's own
+transports still go through its queue; in a round with such files the end of the turn is queued
+behind them.
 
-asyncio also wakes its loop for a thread by a socket pair, which takes three system calls. Linux has
-eventfd for that, which takes two.
+asyncio wakes its loop from a thread by a socket pair: three system calls. eventfd needs two.
 
 Must not know: what is done in a turn.
 """

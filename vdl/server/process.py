@@ -4,9 +4,8 @@ The only place where a `Server` meets asyncio, besides the listener and the peer
 stops one server: its leaderships are handed over first. SIGINT (^C, which a terminal sends to all
 servers it started) stops without that, because the whole set stops.
 
-A fault that leaves the server in doubt about itself, an exception on the loop or a disk that cannot
-be trusted, ends the process at once: what was not acknowledged is not lost, and a restart reads the
-disk again.
+An exception on the loop, or a disk that cannot be trusted, ends the process at once. Nothing that
+was acknowledged is lost, and a restart reads the disk again.
 """
 
 from __future__ import annotations

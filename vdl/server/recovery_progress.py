@@ -1,4 +1,4 @@
-"""How a start goes on, for whoever waits for it: a line a second once it takes long, and one after.
+"""Log lines about a long start: one a second once it takes long, and one at its end.
 
 Must not know: what is recovered, and how.
 """

@@ -1,11 +1,11 @@
 """What a wrong clock would delete, or keep for ever: records and offsets kept for a week.
 
 In worlds whose clocks go wrong by days and decades a client writes records and commits offsets of
-groups that nobody is in. It knows their ages by the world's own time. What was acknowledged and is
-younger than a week must be there in the end, and what is older must be gone: the first is lost when
-some server believes a clock that is ahead, or stamps by one that is behind; the second stays when
-time does not catch up. One thing may keep records for longer, as docs/clocks.md says: while a
-server is away and the clocks of the others disagree, the later of them may be what stamps.
+groups without members. It knows their ages by the world's own time. At the end, what was
+acknowledged and is younger than a week must be there, and what is older must be gone. Young data is
+lost when a server believes a clock that is ahead, or stamps by one that is behind. Old data stays
+when the servers' time does not catch up. One case may keep records for longer (docs/clocks.md):
+while a server is away and the clocks of the others disagree, the later clock may stamp.
 
 Every other commit says how long it is to be kept, as clients did before OffsetCommit v5: a week.
 The others are kept for `OFFSETS_KEPT_MINUTES`, and so are those of the group whose members the

@@ -1,19 +1,22 @@
-"""When a replica may be taken away for good: the fault atlas.
+"""When data may be destroyed for good: the fault atlas.
 
-Whatever crashes comes back with its disk. A disk that is wiped, or whose journal is damaged where
-it had been durable, does not: what it held is on its group's other replicas or nowhere. Raft
-survives one such loss at a time: whatever is committed is with at least one of the other voters,
-and no majority can be had without the one that has most. So a loss may begin, also while others
-are down, as long as every group has its full number of voters, none of them is one that lost
-something (the loss before has been made good), and each of them knows the others: members take
-effect when they are applied, so who is left behind with a promotion that only the lost leader knew
-to be committed has the members of before, and perhaps no majority of them.
+A crashed machine comes back with its disk. A wiped disk, or a journal damaged where it had been
+durable, does not come back: what it held is on the group's other replicas or nowhere. Raft survives
+one such loss at a time, because every committed entry is on at least one of the other voters, and
+no majority exists without the voter that has most. So a loss may begin, even while other machines
+are down, when for every group:
 
-A damaged entry is less: its replica is not lost. But each entry needs one good copy, so none is
-damaged twice, and nothing else is taken away while some are not healed, nor while a power cut could
-still cost a log what a bad page left of it.
+* it has its full number of voters;
+* none of them has lost anything: the loss before has been repaired;
+* each of them has applied the same members. Members take effect when they are applied. A replica
+  that missed a promotion which only the lost leader knew to be committed still has the old members,
+  and perhaps no majority of them.
 
-Must not know: how anything is broken or made good.
+A damaged entry does not lose its replica. But each entry needs one good copy. So none is damaged
+twice, and nothing else is destroyed while some are not repaired, or while a power cut could still
+cost a log what a bad page left of it.
+
+Must not know: how anything is broken or repaired.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Clients that make a server hold memory: who asks for much and does not read, and who begins a
-large request and does not go on.
+"""Clients that make a server hold memory: some ask for much and do not read, some begin a large
+request and do not finish it.
 
-A `Deaf` opens many connections to one server and lets them stand for seconds, then for a while it
-has none. On a half of them it asks for everything there is, again and again, and takes next to
-nothing; on the others it announces a produce request of the largest size and sends a part of it.
-What servers do about it is no concern of it; a connection that is closed is opened again.
+A `Deaf` opens many connections to one server and keeps them for seconds; then for a while it has
+none. On half of them it fetches everything, again and again, and reads almost nothing. On the
+others it begins a produce request of the largest size and sends a part of it. It opens a closed
+connection again.
 
 Must not know: bounds of servers, what checks make of them.
 """

@@ -1,4 +1,4 @@
-"""A consumer's side of a fetch session (KIP-227): what the server at the other end knows by now.
+"""A consumer's side of a fetch session (KIP-227): what the server knows of its partitions.
 
 Must not know: when requests are sent, what the answers mean.
 """

@@ -1,9 +1,9 @@
 """Partitions that are written to as fast as their links carry it, beside others that are quiet.
 
-The batches are appended where each partition is led, by nobody: what clients make of it is not what
-such a world asks. It asks whether what is quiet notices: on links that carry less than is written,
-whatever waits behind entries comes late. So many bytes are under way to each partition that they
-take the links longer than any election timeout.
+Batches are appended directly at each partition's leader, without a client. The question is whether
+quiet partitions notice: on a link that carries less than is written, whatever waits behind entries
+is late. So many bytes are in flight to each partition that the links need longer for them than any
+election timeout.
 
 Must not know: faults, links.
 """

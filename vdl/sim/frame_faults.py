@@ -1,12 +1,12 @@
-"""What a worse network than TCP would do to Raft frames: lose them, repeat them, bring them late.
+"""What a worse network than TCP would do to Raft frames: lose, repeat, or delay them.
 
-Between the links of a simulated machine and its server stands a `FrameFaults`. It passes everything
-on but RAFT frames, which it may drop, deliver twice, or hold back past later ones, and of which a
-deaf machine gets none for a while although its links are up: Raft promises to
-survive all of that, and over streams alone it would never be asked to. Heartbeats, leader lists and
-forwarded proposals rely on the order of their stream and are never touched.
+A `FrameFaults` is between the links of a simulated machine and its server. It may drop a RAFT
+frame, deliver it twice, or delay it past later ones; a deaf machine gets none for a while although
+its links are up. Raft promises to survive all of that, and streams alone would never test it.
+Heartbeats, leader lists and forwarded proposals rely on the order of their stream and are never
+touched.
 
-A frame that was held back may outlive the link it came by, as a packet may.
+A delayed frame may outlive its link, as a packet may.
 
 Must not know: what is in a frame.
 """

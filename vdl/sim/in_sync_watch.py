@@ -1,11 +1,11 @@
 """Whether the replicas that servers call in sync hold what they must (Kafka's ISR).
 
-Every half second of virtual time each server is asked what it would tell a client. A replica is
-wrongly told of when its disk lacks entries that were committed longer ago than the lag bound and
-the time that looking and telling takes, look after look. Only servers that hear from the leader are
-held to it: one that is cut off tells what it heard last, and so does a leader that others have
-deposed and that does not know. A leader is in sync with itself, as in Kafka, also while its own
-disk is behind those of its followers.
+Every half second of virtual time each server is asked what it would report to a client. A replica
+is reported wrongly when its disk lacks entries that were committed longer ago than the lag bound,
+plus the time to notice and report, in several looks in a row. Only servers that hear from the
+leader are checked: one that is cut off reports what it heard last, and so does a deposed leader
+that does not know it. A leader is in sync with itself, as in Kafka, even while its own disk is
+behind its followers'.
 
 Must not know: faults, clients.
 """

@@ -4,18 +4,17 @@
 run of bytes that becomes durable. `raft.invariants` knows the paper's Figure 3 and is asked about
 every replica that an event touched; here is what only a whole world can know:
 
-* what was told stays told: a vote is given once a term over all lives of a replica; a term, and
-  entries that were acknowledged, are still there after a crash;
-* nothing is told too early: an acknowledgement or a vote that leaves a machine is in the durable
-  image of that machine's disk, as its bytes say (`durable`), and so is a committed entry in those
-  of a quorum;
+* promises are kept: a replica votes once a term over all its lives; its term, and entries that it
+  acknowledged, are still there after a crash;
+* no promise is early: an acknowledgement or a vote that leaves a machine is in the durable image of
+  that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum;
 * what a recovery finds is what the disk durably says, neither less nor more; and it is still the
   directory that the process before it had;
 * equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
   everything before it;
 * a confirmed read sees all that was committed anywhere before it was asked for.
 
-A group that broke a rule is not looked at again: what follows from a broken state says nothing.
+A group that broke a rule is not checked again: what follows from a broken state proves nothing.
 
 Must not know: which faults happened, clients, what entries mean.
 """

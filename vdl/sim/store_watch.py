@@ -1,10 +1,12 @@
-"""Nothing that a store holds goes before what takes its place is durable.
+"""A store removes nothing before its replacement is durable.
 
-Asked when a store decides, of the durable image alone: a journal file that goes leaves no entry
-behind that neither a newer file nor, by a durable note, a segment holds; and a log is cut no
-further than a durable checkpoint reaches. What a crash just then would show needs no crash here.
-Besides: the first checkpoint behind an installed state leaves nothing of the state before it
-(`Log.installed_state`), and entries that others took the place of are not in the cache any more.
+Checked at the moment a store decides, on the durable image alone, so no crash is needed to see it:
+
+* every entry of a removed journal file is in a newer file or, by a durable note, in a segment;
+* a log is cut no further than a durable checkpoint reaches;
+* the first checkpoint behind an installed state keeps nothing of the state before it
+  (`Log.installed_state`);
+* entries that were replaced by others are not in the cache any more.
 
 Must not know: how the store came to its decision.
 """

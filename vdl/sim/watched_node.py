@@ -1,8 +1,8 @@
-"""A replica's node whose every step is held against the paper, beside it.
+"""A replica's node whose every step is compared with the paper.
 
-What a message did is compared with what it may do, before any history could show the harm: most
-wrong votes and wrong acknowledgements do no harm by chance. The rules look at the replica from
-outside, before and after, and share no code with the handlers.
+What a message did is compared with what it may do, before any history could show the harm: by
+chance, most wrong votes and wrong acknowledgements do none. The rules see the replica from outside,
+before and after, and share no code with the handlers.
 
 Must not know: other replicas, disks, clients.
 """
