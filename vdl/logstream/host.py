@@ -454,7 +454,12 @@ class Host:
                 self._outbox.mark_dirty(group)
             elif group is not None and not group.node.is_leader:
                 # Nobody leads it, as far as that server is concerned, from now on.
-                group.leader_resigned(tick)
+                node = group.node
+                if change.term == node.term and server_of(node.lead) == server_id:
+                    group.leader_gave_up({self.server_id, *self._alive} - {server_id}, tick)
+                    self._outbox.mark_dirty(group)
+                else:
+                    group.leader_resigned(tick)
                 self.timers.schedule(group, tick, group.node.ticks_until_due())
                 self.timers.arm()
 

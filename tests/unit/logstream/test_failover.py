@@ -57,6 +57,28 @@ def test_replica_that_lacks_entries_loses_its_turn_and_no_time(cluster: Any) -> 
     assert cluster.leader(group_id).leader_server == second.id
 
 
+def test_survivor_campaigns_when_a_leader_that_hears_nobody_gives_up(cluster: Any) -> None:
+    """They hear it, and nothing but its list tells them that it gave up. One of them campaigns at
+    once, the other listens: an election timeout later both would."""
+    groups = [cluster.create_topic(f"t{n}") for n in range(10)]
+    cluster.run(1_000)
+    leader, others = survivors(cluster, groups[0])
+    for other in others:
+        cluster.network.cut(other.id, leader.id)
+    led = [group_id for group_id in groups if leader.host.groups[group_id].node.is_leader]
+    assert led
+    terms = {group_id: leader.host.groups[group_id].node.term for group_id in led}
+    while any(leader.host.groups[group_id].node.is_leader for group_id in led):
+        cluster.run(1)
+    cluster.run(
+        350
+    )  # its list is sent ten times a second, and one may hear it later than the other
+    for group_id in led:
+        serving = [other for other in others if other.host.stream(group_id).serving]
+        assert len(serving) == 1
+        assert serving[0].host.groups[group_id].node.term == terms[group_id] + 1
+
+
 def test_election_timer_that_was_nearly_due_is_nobodys_turn(cluster: Any) -> None:
     """Lists prove that a leader lives, and are looked at only when a timer is due: it may be, for
     all who are left, in the tick in which the leader dies."""

@@ -390,6 +390,18 @@ class Group:
         self.catch_up(tick)
         self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
 
+    def leader_gave_up(self, servers: Set[int], tick: int) -> None:
+        """The leader of this term says that it leads no more: it hears nobody. Whoever is preferred
+        of the replicas on `servers`, those alive but for its own, campaigns soon. The others listen
+        to it, and wait as after a resignation: on slow disks two candidates would spend terms."""
+        node = self.node
+        self.leader_resigned(tick)
+        node.forget_leader()
+        alive = [replica for replica in self.placement if server_of(replica) in servers]
+        if alive and alive[0] == self.replica_id:
+            node.campaign_soon(self._options.failover_ticks_min)
+            self._gone_tick = tick
+
     def _campaign_again(self) -> None:
         """While nobody leads, campaign again before the election timeout: votes may have been
         split, a request may have come before its receiver knew. Ever later, for a slow disk needs
