@@ -12,7 +12,7 @@ Must not know: how blocks, segments and transactions are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import attrgetter
@@ -157,6 +157,8 @@ class CheckpointScheduler:
         self.flushed_bytes = 0
         self._parts = min(max(options.checkpoint_interval_ms // PART_MS_MIN, 1), PARTS_MAX)
         self._part_ms = max(options.checkpoint_interval_ms // self._parts, 1)
+        self._shares: list[list[DiskLog]] = []
+        """See `_of_share`; empty before the first part."""
         self._round: Round | None = None
         """The one under way."""
         self._is_retry_armed = False
@@ -241,7 +243,7 @@ class CheckpointScheduler:
     def _begin_part(self, share: int) -> None:
         """State and tails of the logs of this share; where many grow, also the tails of others that
         have outgrown their size."""
-        commit = self._take_state(self._of_share(share, self._logs))
+        commit = self._take_state(self._of_share(share))
         plans = self._plans_of_share(share)
         if plans or commit.batches or not share:
             self._start(plans, commit, is_whole=False, ends_round=not share)
@@ -319,13 +321,20 @@ class CheckpointScheduler:
         self._workers.files(lambda: _run(plans, commit, meta, pulse), finished)
 
     # --- what ---------------------------------------------------------------------------------
-    def _of_share(self, share: int, logs: Mapping[int, DiskLog]) -> list[DiskLog]:
-        return [log for log in logs.values() if (log.id + self._spread) % self._parts == share]
+    def _of_share(self, share: int) -> list[DiskLog]:
+        """The logs of this share that there were at the round's first part: to look at all of them
+        for each part would cost an idle server with thousands a tenth of its time. What a younger
+        one appends has another round follow."""
+        if not self._shares or share == self._parts - 1:
+            self._shares = [[] for _ in range(self._parts)]
+            for log in self._logs.values():
+                self._shares[(log.id + self._spread) % self._parts].append(log)
+        return [log for log in self._shares[share] if self._logs.get(log.id) is log]
 
     def _plans_of_share(self, share: int, *, at_least: bool = False) -> list[FlushPlan]:
         """Of the logs of this share whose tails are due; where many logs grow, also of others whose
         tails have outgrown their own sizes, or the least."""
-        plans = self._plans(self._of_share(share, self.dirty))
+        plans = self._plans(log for log in self._of_share(share) if log.id in self.dirty)
         if self._is_spread:
             planned = {plan.files.log_id for plan in plans}
             plans += self._plans_of_grown(planned, at_least=at_least)
