@@ -52,7 +52,10 @@ class Trimming:
     def trim_deleted(self) -> None:
         """Cut the logs of partitions where records were deleted. Use: once a second."""
         for stream in self._state.streams.values():
-            self._cut_deleted(stream.group, stream.state.log_start_offset)
+            group, log_start_offset = stream.group, stream.state.log_start_offset
+            group.snapshot_cache.forget_unused(group.tick)
+            if log_start_offset > group.log.log_start_offset:  # of thousands, few
+                self._cut_deleted(group, log_start_offset)
 
     def _cut_deleted(self, group: Group, log_start_offset: int) -> None:
         """Cut the log where its records were deleted; one search at a time for each."""

@@ -47,11 +47,9 @@ def find_deleted(
     group: Group, *, log_start_offset: int, done: Callable[[int | storage.StorageError], None]
 ) -> bool:
     """Find the first entry with a record at or behind `log_start_offset`, the log's end if there is
-    none; False, and `done` is not called, when there is nothing to remove. Use: once a second."""
-    group.snapshot_cache.forget_unused(group.tick)
+    none; False, and `done` is not called, when nothing can be removed."""
     log = group.log
-    covered = log.applied_index
-    if log_start_offset <= log.log_start_offset or covered < log.first_index or log.installed_state:
+    if log.applied_index < log.first_index or log.installed_state:
         return False
     if log_start_offset < log.next_offset:
         group.store.index_of_offset(log, log_start_offset, done)
