@@ -30,7 +30,7 @@ from segments.api import (
     StoreOptions,
     Workers,
 )
-from segments.checkpoint.scheduler import CheckpointScheduler
+from segments.checkpoint.scheduler import FULL, CheckpointScheduler
 from segments.checkpoint.trimming import RemoveBelow
 from segments.directory.identity import LogIdentity
 from segments.directory.log_registry import LogRegistry
@@ -105,6 +105,7 @@ class DiskStore:
             fs, f"{directory}/journal", workers, options, rng, logs, self, now_ns
         )
         self._queue = journal.queue
+        self._allocation = journal.allocation
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
             spread=recovered.identity.directory_id[0],
@@ -216,9 +217,9 @@ class DiskStore:
     @property
     def disk_full(self) -> bool:
         return (
-            self._journal.allocation.room is Room.FULL
+            self._allocation.room is Room.FULL
             or self._journal.state is WriterState.REFUSED
-            or self._checkpoints.is_full
+            or self._checkpoints.state in FULL
             or self._registry.is_full
             or self._removals.state is RemovalState.REFUSED
         )

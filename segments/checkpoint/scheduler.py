@@ -76,6 +76,8 @@ class CheckpointState(Enum):
     """A thread has the job again. The disk counts as full until that succeeds."""
 
 
+FULL = (CheckpointState.REFUSED, CheckpointState.RETRYING)
+"""The disk counts as full. A tuple, as each append looks: a set would hash in Python."""
 _BEGUN = {
     CheckpointState.IDLE: CheckpointState.RUNNING,
     CheckpointState.REFUSED: CheckpointState.RETRYING,
@@ -185,7 +187,7 @@ class CheckpointScheduler:
     @property
     def is_full(self) -> bool:
         """A full disk refused a part of the last one."""
-        return self.state in (CheckpointState.REFUSED, CheckpointState.RETRYING)
+        return self.state in FULL
 
     @property
     def is_noted(self) -> bool:
@@ -269,7 +271,7 @@ class CheckpointScheduler:
         """Begin if enough was journaled since the last one; less is enough while appends may soon
         have to wait for room in the cache, and nothing while they do, if something was committed.
         """
-        if self.is_full:
+        if self.state in FULL:
             return
         bytes_max = self._options.checkpoint_bytes
         if self._is_crowded:
