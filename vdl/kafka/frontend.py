@@ -159,16 +159,16 @@ class ClientSession:
         "_frame_from",
         "_frontend",
         "_held_back",
-        "_in_line",
         "_is_long",
-        "_looked",
+        "_last_progress",
         "_marked",
         "_moderate",
         "_out",
         "_out_bytes",
-        "_paced_since_ns",
+        "_queued",
         "_reading",
         "_reads_ahead",
+        "_receive_wait_since_ns",
         "_started",
         "_transport",
         "_unsent",
@@ -198,7 +198,7 @@ class ClientSession:
         arrives, or nothing is read, which is no fault of the client."""
         self._frame_from = 0
         """Bytes of it that had arrived then."""
-        self._looked = (0, 0)
+        self._last_progress = (0, 0)
         """Last progress seen: when, and bytes that had arrived by then."""
         self._frontend = frontend
         self._transport = transport
@@ -210,7 +210,7 @@ class ClientSession:
         """Bytes that the arriving request will hold after one more read."""
         self._is_long = False
         """The arriving request is long: it is read within `ReceiveBudget`."""
-        self._paced_since_ns = 0
+        self._receive_wait_since_ns = 0
         """Since when it waits for that budget; 0: it does not."""
         self._moderate = 0
         """Bytes of the moderate reserve that the started request has."""
@@ -232,7 +232,7 @@ class ClientSession:
         self._reading = True
         self._writable = True
         self._held_back = False
-        self._in_line = False
+        self._queued = False
         """Its requests wait for `StartBudget`."""
         self._reads_ahead = False
         """More has arrived meanwhile: reading stops until they start."""
@@ -258,7 +258,7 @@ class ClientSession:
         connection.buffer_updated(count)
         if self.ending:
             return
-        if self._in_line:
+        if self._queued:
             self._reads_ahead = True
         try:
             while (request := connection.next_request()) is not None:
@@ -279,30 +279,30 @@ class ClientSession:
         self.proceed()
         if (
             self._is_long
-            and not self._paced_since_ns
+            and not self._receive_wait_since_ns
             and not self.closed
             and not self._frontend.receive_budget.took(self, count)
         ):
-            self._paced_since_ns = now_ns
+            self._receive_wait_since_ns = now_ns
             if self._reading:
                 self._transport.pause_reading()
 
     def resume_receiving(self) -> None:
         """Its turn to be read. The wait is not counted against the client."""
         now_ns = self._frontend.context.clock.now_ns()
-        waited_ns = now_ns - self._paced_since_ns
-        self._paced_since_ns = 0
+        waited_ns = now_ns - self._receive_wait_since_ns
+        self._receive_wait_since_ns = 0
         if not self._reading:
             return
         self.last_active_ns += waited_ns
         if self.frame_since_ns:
             self.frame_since_ns += waited_ns
-            self._looked = self._looked[0] + waited_ns, self._looked[1]
+            self._last_progress = self._last_progress[0] + waited_ns, self._last_progress[1]
         self._transport.resume_reading()
 
     def resume_starting(self) -> None:
         """Its turn: waiting requests may start."""
-        self._in_line = self._reads_ahead = False
+        self._queued = self._reads_ahead = False
         try:
             self.proceed()
         except Exception as error:  # noqa: BLE001 - the connection edge
@@ -368,10 +368,10 @@ class ClientSession:
         self._return_moderate()
         self._frontend.large_requests.pop(self, None)
         self._frontend.waiting_to_start.pop(self, None)
-        if self._paced_since_ns:
+        if self._receive_wait_since_ns:
             self._frontend.receive_budget.leave(self)
         self._frontend.send_budget.leave(self)
-        if self._in_line:
+        if self._queued:
             self._frontend.start_budget.leave(self)
         self._frontend.forget(self)
 
@@ -412,21 +412,21 @@ class ClientSession:
         """From now on it is the client's time that a request takes to arrive."""
         self.frame_since_ns = now_ns
         self._frame_from = self._connection.arrived
-        self._looked = now_ns, self._frame_from
+        self._last_progress = now_ns, self._frame_from
 
     def is_slow(self, now_ns: int, deadline_ns: int) -> bool:
         """Whether the arriving request made no progress for a whole deadline."""
-        if self._paced_since_ns or not 0 < self.frame_since_ns <= now_ns - deadline_ns:
+        if self._receive_wait_since_ns or not 0 < self.frame_since_ns <= now_ns - deadline_ns:
             return False
         arrived = self._connection.arrived
         if self._frontend.context.requests.waiting and self._charged > SMALL_BYTES:
             took_ns = now_ns - self.frame_since_ns
             if (arrived - self._frame_from) * _SECOND_NS < CONTENDED_RATE_MIN * took_ns:
                 return True
-        looked_ns, before = self._looked
+        looked_ns, before = self._last_progress
         if looked_ns > now_ns - deadline_ns:
             return False
-        self._looked = now_ns, arrived
+        self._last_progress = now_ns, arrived
         return (arrived - before) * _SECOND_NS < FRAME_RATE_MIN * (now_ns - looked_ns)
 
     def is_stalled(self, now_ns: int, deadline_ns: int) -> bool:
@@ -447,7 +447,7 @@ class ClientSession:
         return (
             context.requests.waiting > 0
             and self._reading
-            and not self._paced_since_ns
+            and not self._receive_wait_since_ns
             and self._charged > SMALL_BYTES
             and self.frame_since_ns > 0
             and self.last_active_ns <= before_ns
@@ -575,9 +575,9 @@ class ClientSession:
         pace = self._frontend.start_budget
         if pace.started_ns < pace.until_ns:
             return True
-        if not self._in_line:
-            self._in_line = not pace.may_start(self, since_ns)
-        return not self._in_line
+        if not self._queued:
+            self._queued = not pace.may_start(self, since_ns)
+        return not self._queued
 
     def _may_decode(self, api: Api, request: Request) -> bool:
         """Whether there is memory for the decoded request; if not, the session queues for it."""
@@ -787,7 +787,7 @@ class ClientSession:
             now_ns = self._frontend.context.clock.now_ns()
             self.last_active_ns = now_ns
             self._frame_begins(now_ns)
-        if not self._paced_since_ns:
+        if not self._receive_wait_since_ns:
             self._transport.resume_reading()
 
     def _charge(self, held: int, *, may_read: bool) -> bool:

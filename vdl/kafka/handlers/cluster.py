@@ -45,7 +45,7 @@ def handle_describe_cluster(
         return response
     for server_id, server in sorted(host.catalog.servers.items()):
         address = server.listeners.get(ctx.connection.listener)
-        fenced = not view.may_live(server_id)
+        fenced = not view.may_be_alive(server_id)
         if address is None or (fenced and not request.include_fenced_brokers):
             continue
         response.brokers.append(

@@ -70,7 +70,7 @@ class View:
         self.lost_ns = 0
         """The latest loss of a leader that this answer reports (monotonic ns)."""
 
-    def may_live(self, server_id: int) -> bool:
+    def may_be_alive(self, server_id: int) -> bool:
         """Whether this server is linked to it, or to too few to know."""
         return self.is_cut_off or server_id in self.alive
 
@@ -86,10 +86,10 @@ class View:
         leader, term = host.leader_of(group_id)
         replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
         error = ErrorCode.NONE
-        is_news = self._is_news(group_id)
+        must_report_loss = self._must_report_loss(group_id)
         if leader < 0:
             self.leaderless += 1
-        if leader < 0 or is_news:
+        if leader < 0 or must_report_loss:
             leader = -1
             error = ErrorCode.LEADER_NOT_AVAILABLE
         elif endpoint(self.ctx, leader) is None:
@@ -99,18 +99,18 @@ class View:
                 error = ErrorCode.LISTENER_NOT_FOUND
         else:
             self.leaders.add(leader)
-        told = host.in_sync_of(group_id)
+        in_sync = host.in_sync_of(group_id)
         return MetadataResponsePartition(
             error,
             index,
             leader,
             term,
             replicas,
-            [server for server in replicas if server in told],
-            [server for server in replicas if not self.may_live(server)],
+            [server for server in replicas if server in in_sync],
+            [server for server in replicas if not self.may_be_alive(server)],
         )
 
-    def _is_news(self, group_id: int) -> bool:
+    def _must_report_loss(self, group_id: int) -> bool:
         """Whether this client must first learn that the leader failed with its server. If one
         answer has the new leader and lacks the old server, librdkafka loses the partition for a
         second. If an answer reports the loss alone, it asks again after 100 ms."""
@@ -135,14 +135,14 @@ class View:
             address = server.listeners.get(self.ctx.connection.listener)
             if (
                 address is not None
-                and not self._is_useless(server_id)
-                and (self.may_live(server_id) or server_id in self.leaders)
+                and not self._is_left_out(server_id)
+                and (self.may_be_alive(server_id) or server_id in self.leaders)
             ):
                 host, port = address
                 found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
         return found
 
-    def _is_useless(self, server_id: int) -> bool:
+    def _is_left_out(self, server_id: int) -> bool:
         """Whether this server should be left out of its own answer: it knows no leader of some
         partition, no majority answered it, and there are others to ask. librdkafka keeps asking any
         server that it is connected to, whatever that one answers."""
