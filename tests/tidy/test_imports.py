@@ -27,7 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.logstream.elections",),
     ("vdl.logstream.peers",),
     ("vdl.logstream.state",),
-    ("vdl.logstream.membership.bootstrap",),
+    ("vdl.logstream.bootstrap",),
     ("vdl.logstream.group",),
     ("vdl.logstream.time",),
     ("vdl.logstream.options", "vdl.logstream.stats"),

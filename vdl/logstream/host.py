@@ -36,13 +36,13 @@ from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
+from vdl.logstream.bootstrap import encode_record
 from vdl.logstream.elections.timers import Timers
 from vdl.logstream.group.durable_responses import DurableResponses, Responses
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import Outcome, StateGroup
-from vdl.logstream.membership.bootstrap import encode_record
 from vdl.logstream.membership.open_replica import ReplicaOpener
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.replicas import (

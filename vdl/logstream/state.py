@@ -19,12 +19,12 @@ from rpc.hello import Hello
 from rpc.streams import Transport
 from vdl.clock import Clock
 from vdl.log import Log
+from vdl.logstream.bootstrap import BirthRecord
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.state_group import StateGroup
-from vdl.logstream.membership.bootstrap import BirthRecord
 from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.logstream.stats import HostStats
 from vdl.logstream.time.cluster_time import ClusterTime

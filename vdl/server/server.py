@@ -35,11 +35,7 @@ from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, retention_policy
 from vdl.log import Log
-from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.retention import KEEP, RetentionPolicy
-from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.logstream.host import Host
-from vdl.logstream.membership.bootstrap import (
+from vdl.logstream.bootstrap import (
     Birth,
     BirthRecord,
     BirthState,
@@ -47,6 +43,10 @@ from vdl.logstream.membership.bootstrap import (
     decode_record,
     encode_record,
 )
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.retention import KEEP, RetentionPolicy
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.host import Host
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.state.commands import RegisterServer

@@ -16,10 +16,10 @@ from segments.api import StorageError
 from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
 from vdl.clock import MS
+from vdl.logstream.bootstrap import BirthRecord
 from vdl.logstream.group.log_stream import Appended, LogStream
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
-from vdl.logstream.membership.bootstrap import BirthRecord
 from vdl.logstream.options import HostOptions
 from vdl.logstream.state import HostState
 from vdl.records.batch import BatchFields, Record, build_batch, read_header

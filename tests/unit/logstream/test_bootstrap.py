@@ -1,6 +1,6 @@
 """A cluster comes into being exactly once, whoever was wiped and whoever is alone."""
 
-from vdl.logstream.membership.bootstrap import (
+from vdl.logstream.bootstrap import (
     Birth,
     BirthRecord,
     BirthState,

@@ -6,7 +6,7 @@ from segments.api import Log
 from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
 from tests.unit.logstream.conftest import make_state
-from vdl.logstream.membership.bootstrap import BirthRecord
+from vdl.logstream.bootstrap import BirthRecord
 from vdl.logstream.membership.replicas import Replicas
 from vdl.state.commands import (
     CreateTopics,
