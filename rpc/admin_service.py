@@ -105,6 +105,7 @@ class AdminService:
                     await asyncio.sleep(0)
                     began = self._now()
                     share = max(_TELL_SECONDS, (began - told) * _TELL_SHARE)
+            await asyncio.sleep(0)  # whoever is next has a turn of its own
         return reply
 
     async def _transfer_leadership(

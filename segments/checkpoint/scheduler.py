@@ -241,6 +241,8 @@ class CheckpointScheduler:
             self.begin()
         else:
             self._begin_part(share)
+        if self._round is None:
+            self._shares = []  # not to keep logs that are deleted
 
     def _begin_part(self, share: int) -> None:
         """State and tails of the logs of this share; where many grow, also the tails of others that

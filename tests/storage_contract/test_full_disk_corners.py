@@ -237,10 +237,10 @@ def test_last_block_is_proved_although_a_full_disk_refused_the_proof(make_harnes
     harness.disk.truncate(journal._current.file._inode, journal._current.position)
     harness.disk.room = 0
     harness.workers.advance(1000)
-    blocks = journal.blocks
+    blocks = journal.stats.blocks
     harness.disk.room = None
     harness.workers.advance(1000)
-    assert journal.blocks > blocks
+    assert journal.stats.blocks > blocks
     assert not journal._unproved
     assert harness.fatal == []
     harness.crash()

@@ -16,7 +16,7 @@ from vdl.logstream.group.retention import (
     KEEP,
     RetentionPolicy,
     UntimedSegments,
-    held_start,
+    held_starts,
     retention_start,
 )
 from vdl.records.batch import Record, build_batch, first_at_or_after, read_header
@@ -81,25 +81,28 @@ def test_last_segments_without_times_go_when_a_leader_has_known_them_so_long() -
 
 
 @pytest.mark.parametrize(
-    ("policy", "now_ms", "needed", "start"),
+    ("policy", "now_ms", "needed", "starts"),
     [
-        (RetentionPolicy(retention_ms=500), 2_501, 20, 20),
-        (RetentionPolicy(retention_ms=500), 2_501, 19, 10),
-        (RetentionPolicy(retention_ms=500), 2_501, 9, 10),
-        (RetentionPolicy(retention_ms=500), 2_001, 9, 10),
-        (RetentionPolicy(retention_ms=500), 2_000, 9, 0),
-        (RetentionPolicy(retention_bytes=149), 0, 9, 0),
-        (RetentionPolicy(retention_bytes=75), 0, 12, 10),
-        (RetentionPolicy(retention_bytes=50), 0, 9, 10),
-        (RetentionPolicy(retention_bytes=0), 0, 0, 20),
-        (RetentionPolicy(), 10**9, 0, 0),
+        (RetentionPolicy(retention_ms=500), 2_501, 20, (20, 20)),
+        (RetentionPolicy(retention_ms=500), 2_501, 19, (10, 10)),
+        (RetentionPolicy(retention_ms=500), 2_501, 9, (0, 10)),
+        (RetentionPolicy(retention_ms=500), 2_001, 9, (0, 10)),
+        (RetentionPolicy(retention_ms=500), 2_000, 9, (0, 0)),
+        (RetentionPolicy(retention_ms=500), 3_000, 9, (0, 10)),
+        (RetentionPolicy(retention_ms=500), 3_001, 9, (20, 20)),
+        (RetentionPolicy(retention_bytes=149), 0, 9, (0, 0)),
+        (RetentionPolicy(retention_bytes=75), 0, 12, (10, 10)),
+        (RetentionPolicy(retention_bytes=50), 0, 9, (0, 10)),
+        (RetentionPolicy(retention_bytes=12), 0, 12, (20, 20)),
+        (RetentionPolicy(retention_bytes=0), 0, 0, (20, 20)),
+        (RetentionPolicy(), 10**9, 0, (0, 0)),
     ],
 )
 def test_what_a_follower_needs_goes_only_when_twice_as_much_is_kept(
-    policy: RetentionPolicy, now_ms: int, needed: int, start: int
+    policy: RetentionPolicy, now_ms: int, needed: int, starts: tuple[int, int]
 ) -> None:
-    """Whole segments, as ever."""
-    assert held_start(SPANS, policy, now_ms, UntimedSegments(), needed=needed) == start
+    """Whole segments, as ever; with patience for one that gets on, up to four times as much."""
+    assert held_starts(SPANS, policy, now_ms, UntimedSegments(), needed=needed) == starts
 
 
 def written(cluster: Any, records: int) -> int:
@@ -341,6 +344,26 @@ def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring:
     assert (world.start, appended(2)) == (0, 1), "it took some since"
     look()
     assert (world.start, stream.end_offset) == (3, 15)
+
+
+def test_follower_that_gets_on_slowly_for_ever_does_not_fill_disks(expiring: Any) -> None:
+    """It takes an entry between two looks, and new ones are larger than those it takes."""
+    world = BesideDeaf(expiring, 15)
+    for node in expiring.nodes.values():
+        node.host.trimming.policy_of = lambda stream: KEEP
+    expiring.run(1_000)
+    stream = expiring.leader(world.group_id)
+    progress = stream.group.node.raft.progress
+    slow = next(known for replica, known in progress.items() if replica >> 16 == world.deaf.id)
+    now_ms = expiring.nodes[1].clock.wall_ms()
+    starts = []
+    for match, days in enumerate((15, 20, 28, 29)):
+        slow.match = match
+        spans = [SegmentSpan(3, 300, now_ms - days * DAY_MS)]
+        stream.retain(spans, WEEK, settled_ms=now_ms, stamp_ms=now_ms, fed=[world.deaf.id])
+        expiring.run(50)
+        starts.append(world.start)
+    assert starts == [0, 0, 0, 3]
 
 
 def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:

@@ -34,7 +34,7 @@ from vdl.logstream.group.push_back import PushBack
 from vdl.logstream.group.retention import (
     RetentionPolicy,
     UntimedSegments,
-    held_start,
+    held_starts,
     retention_start,
 )
 from vdl.logstream.group.snapshots import Items
@@ -195,7 +195,7 @@ class LogStream:
         self._untimed = UntimedSegments()
         self._push_back: PushBack | None = None
         self._taken: dict[NodeId, Index] = {}
-        """What followers that lacked entries held when retention last looked, in this term."""
+        """What replicas held when retention last looked and something was to go, in this term."""
         self._producer_marks = ProducerMarks(options.producer_expiration_ms * MS)
         self._expiry_index = 0
         """The entry of the newest `ExpireProducers` that was appended here."""
@@ -286,6 +286,8 @@ class LogStream:
             held.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
         self._held.append(held)
+        if self._push_back is not None:
+            self._outbox.mark_dirty(self.group)  # or nobody would look at its deadline
 
     def _append_now(
         self,
@@ -536,17 +538,19 @@ class LogStream:
             needed, replica = self._needed_by(fed)
         except OSError:  # no descriptor is left, or no memory: nothing is lost if it stays
             return
-        start = held_start(spans, policy, settled_ms, self._untimed, needed=needed)
-        before = self._taken.get(replica, -1)
-        match = self._match(replica)
-        self._taken = {replica: match} if replica else {}
-        if start > needed and match > before:
+        patient, impatient = held_starts(spans, policy, settled_ms, self._untimed, needed=needed)
+        before, match = self._taken.get(replica, -1), self._match(replica)
+        progress = self.group.node.raft.progress
+        self._taken = {follower: known.match for follower, known in progress.items()}
+        start = impatient
+        if patient < impatient and match > before:
             # It takes entries, or nobody knows yet whether it does.
+            start = patient
             if before >= 0 and (self._push_back is None or self._push_back.replica != replica):
                 last = self.group.node.last_index
                 self._push_back = PushBack(replica, last=last, match=match)
-            return
-        self._end_push_back()
+        else:
+            self._end_push_back()
         offset = min(start, self.high_watermark)
         if self.serving and not self._deletions and offset > self.log_start_offset:
             self._advance_log_start(offset)

@@ -6,7 +6,8 @@ the end of that patience entries are admitted half as fast as the follower takes
 both ends of the log, however slow it is.
 
 A follower must not stop producers. What is asked of it is progress: one that takes nothing for
-`STALLED_NS` slows nobody any more, and retention passes it.
+`STALLED_NS` slows nobody any more until retention looks again, and one that has taken nothing by
+then is passed.
 
 Must not know: what retention keeps, where entries wait.
 """

@@ -15,7 +15,8 @@ new leader, or each restart of it, reckons anew, so it goes late rather than ear
 What a follower that lives still needs waits for it: one that is being fed from the log's start, and
 not faster than is written, would else have to begin there again and again, and be no copy for as
 long. It waits until twice as much is kept as was asked for, so that one that is stuck does not fill
-the disks of the others; then producers are slowed while the follower gets on (`push_back.py`).
+the disks of the others; then producers are slowed while the follower gets on (`push_back.py`). When
+four times as much is kept it is passed all the same: it may get on too slowly for ever.
 
 Must not know: topics and their settings, how deleting is done, who lives.
 """
@@ -46,7 +47,7 @@ class RetentionPolicy:
 
     @property
     def at_most(self) -> RetentionPolicy:
-        """What is kept while a follower needs it."""
+        """What is kept while a follower needs it; twice as much for one that gets on."""
         return RetentionPolicy(
             self.retention_ms if self.retention_ms == FOREVER else HELD * self.retention_ms,
             self.retention_bytes
@@ -112,17 +113,24 @@ def retention_start(
     return start
 
 
-def held_start(
+def held_starts(
     spans: Sequence[SegmentSpan],
     policy: RetentionPolicy,
     now_ms: int,
     untimed: UntimedSegments,
     *,
     needed: int,
-) -> int:
-    """As `retention_start`, but nothing from offset `needed` on goes that `at_most` keeps."""
-    start = retention_start(spans, policy, now_ms, untimed)
-    if start <= needed:
-        return start
-    before = max((span.end_offset for span in spans if span.end_offset <= needed), default=0)
-    return max(before, retention_start(spans, policy.at_most, now_ms, untimed))
+) -> tuple[int, int]:
+    """As `retention_start`, while a follower needs offsets from `needed` on: with patience, so that
+    all of them stay, and without. The two are equal when nothing that `at_most` does not keep would
+    have to stay for it, and when so much stays already that there is no patience left."""
+    wanted = retention_start(spans, policy, now_ms, untimed)
+    if wanted <= needed:
+        return wanted, wanted
+    patient = max((span.end_offset for span in spans if span.end_offset <= needed), default=0)
+    at_most = retention_start(spans, policy.at_most, now_ms, untimed)
+    if at_most <= needed:
+        return patient, patient
+    if retention_start(spans, policy.at_most.at_most, now_ms, untimed) > needed:
+        return at_most, at_most
+    return patient, at_most
