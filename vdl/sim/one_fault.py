@@ -17,7 +17,8 @@ Killed: its link is reset and then refused, a round trip. Who is left stands wit
 that came to nothing after 200 and 400 ms more (`Group.campaign_in_turn`).
 Paused, or not heard: a follower's timer is due `LATEST` after it last heard the leader. Its
 question is refused by one who has heard it later, and whose own timer is due by then: no more is
-added.
+added. Where two campaign at one time and the third does not answer, neither has lost: their timers
+decide, drawn anew.
 Hears nobody: once in an election timeout a leader looks who was heard since it looked before
 (check-quorum): it leads for up to two, says so, and its followers' timers begin anew at the latest.
 Slow disk, narrow link: it leads on, and nobody else comes to lead.
@@ -69,6 +70,8 @@ class Bound:
     """Until somebody stands, the last of a group's tries."""
     terms: int
     """Each group, with three voters; 0: it keeps its leader."""
+    splits: bool = False
+    """Votes that are split cost another election timeout."""
 
 
 def _kill(world: World, machine: Machine) -> None:
@@ -108,9 +111,9 @@ def _narrow(world: World, machine: Machine) -> None:
 
 BOUNDS = {
     "kill": Bound(_kill, KILL_TURNS_NS, 2),
-    "pause": Bound(_pause, HEARTBEAT_NS + LATEST_NS, 2),
-    "cut": Bound(_cut, HEARTBEAT_NS + LATEST_NS, 2),
-    "mute": Bound(_mute, HEARTBEAT_NS + LATEST_NS, 2),
+    "pause": Bound(_pause, HEARTBEAT_NS + LATEST_NS, 2, splits=True),
+    "cut": Bound(_cut, HEARTBEAT_NS + LATEST_NS, 2, splits=True),
+    "mute": Bound(_mute, HEARTBEAT_NS + LATEST_NS, 2, splits=True),
     "deaf": Bound(_deafen, 2 * HEARTBEAT_NS + 2 * EARLIEST_NS + LATEST_NS, 2),
     "slow disk": Bound(_slow, 0, 0),
     "narrow link": Bound(_narrow, 0, 0),
