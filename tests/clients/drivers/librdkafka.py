@@ -156,7 +156,7 @@ class Librdkafka:
         return {"offsets": [None if where.offset < 0 else where.offset for where in found]}
 
     def delete_offsets(self, *, group: str, partitions: list[tuple[str, int]]) -> Fields:
-        raise NotImplementedError("librdkafka's call has no face in Python")
+        raise NotImplementedError("confluent-kafka does not offer DeleteConsumerGroupOffsets")
 
     def close(self) -> None:
         if self._consumer is not None:
