@@ -276,6 +276,9 @@ class Host(Protocol):
 
     def alive_servers(self) -> list[int]: ...
 
+    def silent_servers(self) -> set[int]:
+        """Those whose link was lost and that may be alive: nobody refused to be dialled."""
+
     def agreed_ms(self) -> int:
         """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
 

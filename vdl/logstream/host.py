@@ -202,6 +202,10 @@ class Host:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])
 
+    def silent_servers(self) -> set[int]:
+        """Servers that may be alive although their link was lost: nobody refused to be dialled."""
+        return self.state.silent
+
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""
         group = self._groups.get(group_id)
@@ -363,6 +367,7 @@ class Host:
             return
         server = hello.server_id
         self._alive[server] = hello
+        self.state.silent.discard(server)
         self.time.linked(server)
         for frame_type, buffers in self.liveness.link_up(server):
             self.state.transport.send(server, frame_type, buffers)
@@ -383,6 +388,10 @@ class Host:
         need not wait for the election timeout."""
         self.timers.wake_all()  # while it is still known what the server has last said
         self._alive.pop(server_id, None)
+        if refused:
+            self.state.silent.discard(server_id)
+        elif server_id in self.catalog.servers:
+            self.state.silent.add(server_id)
         self.time.unlinked(server_id)
         self._status.link_down(server_id)
         self._replacement.link_down(server_id)

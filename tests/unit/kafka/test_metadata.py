@@ -311,5 +311,9 @@ def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
     assert told(named("t")) == [2, 3]
     assert told(named("led")) == [1, 2, 3]
     assert told(named("t", "led")) == [1, 2, 3]
+    world.host.alive = [1]
+    assert told(named("t")) == [1, 2, 3], "the others are gone for certain"
+    world.host.silent = {3}
+    assert told(named("t")) == [2, 3], "one may be alive"
     world.host.leaders[group_id] = (2, 6)
     assert told(named("t")) == [1, 2, 3]

@@ -270,6 +270,7 @@ class TwinHost:
         self.coordinator_count = 8
         self.overloaded = False
         self.alive = [1, 2, 3]
+        self.silent: set[int] = set()
         self.in_sync = [1, 2, 3]
         self.lost_ns: dict[int, int] = {}
         self.is_heard = True
@@ -327,6 +328,9 @@ class TwinHost:
 
     def alive_servers(self) -> list[int]:
         return self.alive
+
+    def silent_servers(self) -> set[int]:
+        return self.silent
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         return tuple(self.in_sync)

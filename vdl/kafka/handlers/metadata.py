@@ -144,15 +144,18 @@ class View:
 
     def _is_left_out(self, server_id: int) -> bool:
         """Whether this server should be left out of its own answer: it knows no leader of some
-        partition, no majority answered it, and there are others to ask. librdkafka keeps asking any
-        server that it is connected to, whatever that one answers."""
+        partition, no majority answered it, and others may be alive. librdkafka keeps asking any
+        server that it is connected to, whatever that one answers. A server whose peers are all
+        certainly gone stays in: clients have nobody else to ask."""
+        host = self.ctx.server.host
         return (
-            server_id == self.ctx.server.host.server_id
+            server_id == host.server_id
             and not self.is_heard
             and self.leaderless > 0
             and server_id not in self.leaders
             and any(
-                other != server_id and endpoint(self.ctx, other) is not None for other in self.alive
+                other != server_id and endpoint(self.ctx, other) is not None
+                for other in self.alive | host.silent_servers()
             )
         )
 
