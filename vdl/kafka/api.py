@@ -175,6 +175,15 @@ ROWS = (
         large_answer=True,
     ),
     Api(33, "AlterConfigs", 0, 2, "alter_configs", "handle_alter_configs", "fail_alter_configs"),
+    Api(
+        37,
+        "CreatePartitions",
+        0,
+        3,
+        "topics",
+        "handle_create_partitions",
+        "fail_create_partitions",
+    ),
     Api(42, "DeleteGroups", 0, 2, "groups", "handle_delete_groups", "fail_delete_groups"),
     Api(
         44,

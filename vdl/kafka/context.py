@@ -313,7 +313,7 @@ class Context:
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
     topics_refused: int = 0
-    """Topics that were not created because servers have all the replicas they may have."""
+    """Topics not created, or not enlarged, because servers have all the replicas they may have."""
     leader_waits: int = 0
     """Requests that wait for leaders now: see `vdl.kafka.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end

@@ -9,6 +9,11 @@ import pytest
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.kafka.wire.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
 from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
@@ -44,6 +49,9 @@ def sound_requests(version: int) -> dict[int, object]:
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        37: CreatePartitionsRequest(
+            [CreatePartitionsTopic("t", 2, [CreatePartitionsAssignment([1, 2, 3])])], 100
+        ),
         60: DescribeClusterRequest(),
         75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
     }

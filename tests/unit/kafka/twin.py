@@ -470,7 +470,11 @@ class World:
         self.time.run_until(self.time.now_ns + int(ms * MS))
 
     def topic(
-        self, name: str = "t", partitions: int = 1, configs: dict[str, str] | None = None
+        self,
+        name: str = "t",
+        partitions: int = 1,
+        configs: dict[str, str] | None = None,
+        servers: tuple[int, ...] = (1, 2, 3),
     ) -> list[TwinStream]:
         """Create a topic that this server leads; its partitions' logs."""
         self.host.apply(
@@ -479,7 +483,7 @@ class World:
                     commands.NewTopic(
                         name,
                         self._random_bytes(16),
-                        assignments=[[1, 2, 3]] * partitions,
+                        assignments=[list(servers)] * partitions,
                         configs=configs or {},
                     )
                 ]
