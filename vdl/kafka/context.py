@@ -20,6 +20,7 @@ from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.fetch_sessions import FetchSessions
+from vdl.kafka.log_sizes import LogSizes
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.read_throttle import ReadThrottle
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
@@ -227,6 +228,9 @@ class LogStream(Protocol):
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """`done` gets the epoch in which the log's start was written; -1: unknown."""
 
+    def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
+        """How many bytes of the log's committed entries this replica keeps."""
+
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
     ) -> None:
@@ -264,6 +268,9 @@ class Host(Protocol):
 
     def state_group(self, group_id: int) -> StateGroup | None:
         """The catalog or coordinator replica here."""
+
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        """(size, bytes that can still be written) of the disk; (-1, -1) where there is none."""
 
     def propose_catalog(
         self,
@@ -310,6 +317,8 @@ class Context:
     log: Log
     random_bytes: Callable[[int], bytes]
     """Randomness, for ids that must not repeat: `os.urandom`, or a seeded source."""
+    log_directory: str = ""
+    """The absolute path of the data directory."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
     topics_refused: int = 0
@@ -330,6 +339,7 @@ class Context:
     answers: AnswerMemory = field(init=False)
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
+    log_sizes: LogSizes = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -340,6 +350,7 @@ class Context:
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )
         self.read_throttle = ReadThrottle(self.config.cold_read_bytes_per_second)
+        self.log_sizes = LogSizes(self.host)
 
 
 @dataclass(slots=True)

@@ -184,6 +184,10 @@ class Host:
         """The coordinator replicas of this server, running or not yet."""
         return [self.state.system_groups[g] for g in range(1, 1 + self.coordinator_count)]
 
+    def disk_space(self, done: Callable[[tuple[int, int] | storage.StorageError], None]) -> None:
+        """See `Store.disk_space`."""
+        self.store.disk_space(done)
+
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:

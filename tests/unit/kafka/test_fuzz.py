@@ -8,6 +8,11 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
+from vdl.kafka.wire.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.create_partitions import (
     CreatePartitionsAssignment,
@@ -18,6 +23,7 @@ from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, C
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -49,6 +55,10 @@ def sound_requests(version: int) -> dict[int, object]:
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        34: AlterReplicaLogDirsRequest(
+            [AlterReplicaLogDir("/data", [AlterReplicaLogDirTopic("t", [0])])]
+        ),
+        35: DescribeLogDirsRequest([DescribableLogDirTopic("t", [0])]),
         37: CreatePartitionsRequest(
             [CreatePartitionsTopic("t", 2, [CreatePartitionsAssignment([1, 2, 3])])], 100
         ),

@@ -91,6 +91,7 @@ class TwinStream:
         self.on_disk_below = 0
         """Batches below this offset are not in memory."""
         self.cold_reads = 0
+        self.sizes_asked = 0
         self.cold_error: StorageError | None = None
         self.batches: list[TwinBatch] = []
         self.copies_asked: list[int] = []
@@ -244,6 +245,12 @@ class TwinStream:
                     return
         done(NO_OFFSET)
 
+    def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
+        self.sizes_asked += 1
+        size = sum(len(batch.data) for batch in self.batches)
+        answer = self.cold_error or size
+        self.clock.call_later(MS, lambda: done(answer))
+
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         kept = [batch for batch in self.batches if batch.end_offset > self.log_start_offset]
         self.clock.call_soon(lambda: done(kept[0].term if kept else self.term))
@@ -324,6 +331,9 @@ class TwinHost:
             done(Outcome(self.catalog_outcome, result))
 
         self.clock.call_soon(decide)
+
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        self.clock.call_later(MS, lambda: done((1000, 400)))
 
     def alive_servers(self) -> list[int]:
         return self.alive
@@ -476,7 +486,8 @@ class World:
         configs: dict[str, str] | None = None,
         servers: tuple[int, ...] = (1, 2, 3),
     ) -> list[TwinStream]:
-        """Create a topic that this server leads; its partitions' logs."""
+        """Create a topic, which this server leads unless `servers` begins with another; the logs of
+        its partitions that are here."""
         self.host.apply(
             commands.CreateTopics(
                 [
@@ -490,7 +501,8 @@ class World:
             )
         )
         topic = self.host.catalog.topics[name]
-        return [self.host.streams[group] for group in topic.partitions]
+        streams = self.host.streams
+        return [streams[group] for group in topic.partitions if group in streams]
 
 
 def batch(count: int = 1, size: int = 10, timestamp: int = WALL_MS, **fields: Any) -> bytearray:

@@ -473,6 +473,14 @@ class LogStream:
 
         group.store.index_of_offset(group.log, start, found)
 
+    def stored_bytes(self, done: Callable[[int | storage.StorageError], None]) -> None:
+        """How many bytes of the log's committed entries this replica keeps."""
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            done(spans if isinstance(spans, storage.StorageError) else sum(s.bytes for s in spans))
+
+        self.group.store.segment_spans(self.group.log, found)
+
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
