@@ -236,6 +236,9 @@ class LogStream(Protocol):
     ) -> None:
         """The first record at or after the time (ms since 1970)."""
 
+    def offset_of_largest_time(self, done: Callable[[TimedOffset | StorageError], None]) -> None:
+        """The first record with the largest timestamp of all (KIP-734)."""
+
     def delete_records(
         self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:

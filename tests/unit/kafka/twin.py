@@ -27,7 +27,11 @@ from vdl.kafka.wire.header import (
     encode_request_header,
     response_header_is_flexible,
 )
-from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
+from vdl.logstream.group.offset_for_time import (
+    NO_OFFSET,
+    TimedOffset,
+    find_offset_of_largest_time,
+)
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.records.batch import (
     BatchFields,
@@ -244,6 +248,10 @@ class TwinStream:
                     done(TimedOffset(*record, batch.term))
                     return
         done(NO_OFFSET)
+
+    def offset_of_largest_time(self, done: Callable[[Any], None]) -> None:
+        times = [batch.timestamp for batch in self.batches]
+        find_offset_of_largest_time(max(times, default=-1), self.offset_for_time, done)
 
     def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
         self.sizes_asked += 1

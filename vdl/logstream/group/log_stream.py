@@ -26,7 +26,12 @@ from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas, copied
-from vdl.logstream.group.offset_for_time import TimedOffset, find_offset_for_time
+from vdl.logstream.group.offset_for_time import (
+    NO_TIME,
+    TimedOffset,
+    find_offset_for_time,
+    find_offset_of_largest_time,
+)
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.pending import Pending, take_late
 from vdl.logstream.group.producer_expiry import ProducerMarks
@@ -505,6 +510,21 @@ class LogStream:
         )
 
     # --- delete ------------------------------------------------------------------------------
+    def offset_of_largest_time(
+        self, done: Callable[[TimedOffset | storage.StorageError], None]
+    ) -> None:
+        """The first committed record, of those not deleted, that has the largest timestamp of all
+        (KIP-734)."""
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            if isinstance(spans, storage.StorageError):
+                done(spans)
+            else:
+                bound_ms = max((span.max_timestamp for span in spans), default=NO_TIME)
+                find_offset_of_largest_time(bound_ms, self.offset_for_time, done)
+
+        self.group.store.segment_spans(self.group.log, found)
+
     def delete_records(
         self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:
