@@ -12,7 +12,7 @@ Must not know: sockets, the event loop, the wire format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +27,7 @@ from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.log import Log
 
 if TYPE_CHECKING:
+    from rpc.queries import Quorum
     from vdl.kafka.answer import Encoded
     from vdl.kafka.group_coordinator import GroupCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
@@ -155,6 +156,19 @@ class Appended(Protocol):
         """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
 
 
+class ActiveProducer(Protocol):
+    """An idempotent producer, as far as its batches are applied here."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+    @property
+    def last_timestamp(self) -> int: ...
+
+
 class TimedOffset(Protocol):
     """A record's offset, its timestamp, and the epoch it was written in; offset -1 for none."""
 
@@ -228,6 +242,9 @@ class LogStream(Protocol):
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """`done` gets the epoch in which the log's start was written; -1: unknown."""
 
+    def producers(self) -> Sequence[ActiveProducer]:
+        """The idempotent producers that the partition remembers, by id."""
+
     def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
         """How many bytes of the log's committed entries this replica keeps."""
 
@@ -283,6 +300,21 @@ class Host(Protocol):
         done: Callable[[Outcome], None],
     ) -> None:
         """From any server; `done` once the command is applied here, or fails."""
+
+    def elect_preferred(
+        self,
+        leader: int,
+        groups: Sequence[int],
+        *,
+        deadline_ns: int,
+        done: Callable[[frozenset[int] | None], None],
+    ) -> None:
+        """Ask the server that leads these groups to hand them to the first replicas of their
+        placements. `done` gets those that it does not hand over; None: it has not said of all, and
+        may have handed over any."""
+
+    def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
+        """The catalog's members in its leader's eyes; None: nobody leads it, or has not said."""
 
     def alive_servers(self) -> list[int]: ...
 

@@ -8,12 +8,13 @@ Virtual time comes from the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
 from typing import Any
 
+from rpc.queries import Quorum
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -45,6 +46,7 @@ from vdl.records.batch import (
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
 from vdl.state.catalog import Catalog
+from vdl.state.producers import ActiveProducer
 
 LISTENER = "PLAINTEXT"
 WALL_MS = 1_700_000_000_000
@@ -96,6 +98,7 @@ class TwinStream:
         """Batches below this offset are not in memory."""
         self.cold_reads = 0
         self.sizes_asked = 0
+        self.active_producers: list[ActiveProducer] = []
         self.cold_error: StorageError | None = None
         self.batches: list[TwinBatch] = []
         self.copies_asked: list[int] = []
@@ -253,6 +256,9 @@ class TwinStream:
         times = [batch.timestamp for batch in self.batches]
         find_offset_of_largest_time(max(times, default=-1), self.offset_for_time, done)
 
+    def producers(self) -> list[ActiveProducer]:
+        return self.active_producers
+
     def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
         self.sizes_asked += 1
         size = sum(len(batch.data) for batch in self.batches)
@@ -292,6 +298,11 @@ class TwinHost:
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
         self.leaders_at_once = True
+        self.kept: set[int] = set()
+        """Groups whose leaders refuse to hand them over."""
+        self.says_nothing = False
+        """Leaders that are asked to hand over do not, and give no answer."""
+        self.quorum: Quorum | None = None
         self._applied = 0
         for server_id in (1, 2, 3):
             self.apply(
@@ -342,6 +353,31 @@ class TwinHost:
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         self.clock.call_later(MS, lambda: done((1000, 400)))
+
+    def elect_preferred(
+        self,
+        leader: int,
+        groups: Sequence[int],
+        *,
+        deadline_ns: int,
+        done: Callable[[frozenset[int] | None], None],
+    ) -> None:
+        def hand_over() -> None:
+            if self.says_nothing:
+                done(None)
+                return
+            for group_id in groups:
+                assert self.leaders[group_id][0] == leader
+                if group_id not in self.kept:
+                    term = self.leaders[group_id][1] + 1
+                    first = self.catalog.groups[group_id].replicas[0].server_id
+                    self.leaders[group_id] = (first, term)
+            done(frozenset(groups) & self.kept)
+
+        self.clock.call_soon(hand_over)
+
+    def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
+        self.clock.call_soon(lambda: done(self.quorum))
 
     def alive_servers(self) -> list[int]:
         return self.alive

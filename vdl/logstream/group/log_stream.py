@@ -53,7 +53,7 @@ from vdl.state.partition import (
     PartitionState,
     encode_command,
 )
-from vdl.state.producers import Duplicate, Overlay
+from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 
 DELETIONS_MAX = 100
 """Deletions of one partition that may wait to be applied."""
@@ -477,6 +477,11 @@ class LogStream:
             done(group.log.term(index) if known and isinstance(index, int) else -1)
 
         group.store.index_of_offset(group.log, start, found)
+
+    def producers(self) -> list[ActiveProducer]:
+        """The idempotent producers of committed batches, as this replica has applied them; by
+        id."""
+        return self.state.producers.active()
 
     def stored_bytes(self, done: Callable[[int | storage.StorageError], None]) -> None:
         """How many bytes of the log's committed entries this replica keeps."""
