@@ -116,7 +116,7 @@ ACKNOWLEDGEMENTS_MIN = 100
 SAFETY_LONGER_MAX = 3
 """A world that has not is kept in its safety phase for up to so many times its length more."""
 
-Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
+Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | TopicGrowth | Ageing | Liar
 
 
 @dataclass(slots=True)
@@ -177,7 +177,14 @@ class World:
             acknowledged=self.watch.acknowledged,
         )
         self._loads: list[
-            ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
+            ProducerLoad
+            | MemberLoad
+            | Asker
+            | OffsetAsker
+            | TopicChurn
+            | TopicGrowth
+            | Ageing
+            | Liar
         ] = []
         self.liars: list[Liar] = []
         self._slept_ms = 0
