@@ -481,6 +481,10 @@ class Store(Protocol):
         """The log's segments, oldest first, and last what no segment holds yet; for retention,
         which deletes them whole. They hold everything up to the commit index."""
 
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        """(size, bytes that can still be written) of the file system that holds the directory;
+        (-1, -1) where there is none. From the pool."""
+
     def repair(
         self,
         log: Log,

@@ -107,7 +107,7 @@ HELP: dict[str, str] = {
     "vdl_server_answer_memory_waits_total": "Times an answer was put off for want of room.",
     "vdl_server_replicas": "Replicas of partitions that run here.",
     "vdl_server_replicas_max": "Replicas of partitions that a server may have.",
-    "vdl_server_topics_refused_total": "Topics not created because of that.",
+    "vdl_server_topics_refused_total": "Topics not created, or not enlarged, because of that.",
     "vdl_server_fetch_sessions": "Fetch sessions there are.",
     "vdl_server_fetch_session_partitions": "Partitions in them.",
     "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",

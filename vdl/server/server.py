@@ -285,6 +285,7 @@ class Server:
             clock=self.clock,
             log=self._log,
             random_bytes=self._random_bytes,
+            log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,
         )
         context.groups = GroupCoordinator(

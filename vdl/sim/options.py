@@ -40,6 +40,9 @@ CROWDED = 0.005
 QUIET_GROUPS = (200, 3_000)
 CROWDED_JOURNAL_KIB, CROWDED_CACHE_KIB = 16 << 10, 64 << 10
 
+GROWS = 0.2
+"""Chance that the topic gets more partitions."""
+
 NARROW = 0.125
 """Chance that links are slow."""
 
@@ -164,6 +167,8 @@ class Options:
     records_max: int = 3
     record_bytes_max: int = 200
     topic_churn: float = 0.0
+    growth: int = 0
+    """So many partitions the topic gets while all goes on, one after the other."""
     old_clients: bool = False
     liars: int = 0
     """Clients whose batches are not what they say."""
@@ -198,6 +203,11 @@ class Options:
     quiet_groups: int = 0
     """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
     be led again after all that happens."""
+
+    @property
+    def partitions_max(self) -> int:
+        """How many the topic has in the end."""
+        return self.partitions + self.growth
 
     @property
     def ages(self) -> bool:
@@ -323,6 +333,8 @@ def draw(rng: Random) -> Options:
         world = replace(world, catch_up_kib=0)
     if rng.random() < CROWDED and not world.link_kib:
         world = _crowded(world, spread(*QUIET_GROUPS))
+    if rng.random() < GROWS:
+        world = replace(world, growth=rng.randint(1, 3))
     return world
 
 

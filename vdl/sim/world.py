@@ -72,6 +72,7 @@ from vdl.sim.workload import (
     ProducerLoad,
     Reader,
     TopicChurn,
+    TopicGrowth,
     create_topic,
     note_poll,
 )
@@ -115,7 +116,7 @@ ACKNOWLEDGEMENTS_MIN = 100
 SAFETY_LONGER_MAX = 3
 """A world that has not is kept in its safety phase for up to so many times its length more."""
 
-Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
+Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | TopicGrowth | Ageing | Liar
 
 
 @dataclass(slots=True)
@@ -176,7 +177,14 @@ class World:
             acknowledged=self.watch.acknowledged,
         )
         self._loads: list[
-            ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
+            ProducerLoad
+            | MemberLoad
+            | Asker
+            | OffsetAsker
+            | TopicChurn
+            | TopicGrowth
+            | Ageing
+            | Liar
         ] = []
         self.liars: list[Liar] = []
         self._slept_ms = 0
@@ -538,6 +546,8 @@ class World:
             self._loads.append(self._ageing)
         if options.topic_churn:
             self._loads.append(TopicChurn(self.env, "t0", host(), new_rng()))
+        if options.growth:
+            self._loads.append(TopicGrowth(self.env, "g0", host(), new_rng()))
         self.liars = [Liar(self.env, f"l{i}", host(), new_rng()) for i in range(options.liars)]
         self._loads += self.liars
 
@@ -807,7 +817,7 @@ def sent_bytes_max(options: Options) -> int:
     """What all producers together may have on its way at one time."""
     producers = options.idempotent_producers + options.plain_producers
     batch = BATCH_OVERHEAD + options.records_max * (RECORD_OVERHEAD + options.record_bytes_max)
-    return producers * options.partitions * ProducerOptions().in_flight_max * batch
+    return producers * options.partitions_max * ProducerOptions().in_flight_max * batch
 
 
 def fed_in_ns(options: Options, batches: int) -> int:

@@ -174,6 +174,25 @@ class TopicsCreated:
 
 
 @dataclass(slots=True)
+class GrownTopic:
+    """Answer for one topic of CreatePartitions."""
+
+    name: str
+    error: ErrorCode
+    message: str = ""
+    group_ids: list[int] = field(default_factory=list)
+    """Of the new partitions; empty with `validate_only`."""
+
+
+@dataclass(slots=True)
+class PartitionsCreated:
+    """Answer to CreatePartitions, in the order asked."""
+
+    topics: list[GrownTopic]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class DeletedTopic:
     """Answer for one topic of DeleteTopics. `name` is empty for an unknown id."""
 
@@ -257,6 +276,7 @@ class Catalog:
             commands.ReplaceServer: self._replace_server,
             commands.ReplaceReplicas: self._replace_replicas,
             commands.AlterTopicConfigs: self._alter_configs,
+            commands.CreatePartitions: self._create_partitions,
         }
 
     def understands(self, command: Any) -> bool:
@@ -415,9 +435,7 @@ class Catalog:
     # --- topics ----------------------------------------------------------------------------
     def _create_topics(self, command: commands.CreateTopics) -> TopicsCreated:
         answer = TopicsCreated([])
-        load = Load(self.servers)
-        for group in self.groups.values():
-            load.add([replica.server_id for replica in group.replicas])
+        load = self._load()
         for new in command.topics:
             created = self._plan(new, command)
             if created.error is ErrorCode.NONE and (
@@ -429,6 +447,12 @@ class Catalog:
                 self._create(new, created, load, frozenset(command.alive))
                 answer.events.extend(GroupAdded(group_id) for group_id in created.group_ids)
         return answer
+
+    def _load(self) -> Load:
+        load = Load(self.servers)
+        for group in self.groups.values():
+            load.add([replica.server_id for replica in group.replicas])
+        return load
 
     def _crowded(
         self,
@@ -454,23 +478,22 @@ class Catalog:
             )
         placements = new.assignments
         if placements is None:
-            placements = self._place(created, load.copy(), frozenset(command.alive))
-        wanted = Counter(server for replicas in placements for server in replicas)
-        for server, more in sorted(wanted.items()):
-            held = load.replicas[server]
-            if held + more > replicas_max:
-                return (
-                    f"server {server} would have {held + more} replicas of partitions, and may "
-                    f"have {replicas_max} at most (cluster.replicas_per_server)"
-                )
-        return ""
+            placements = self._place(
+                load.copy(),
+                partitions=created.partitions,
+                replication_factor=created.replication_factor,
+                alive=frozenset(command.alive),
+            )
+        return _overfull(placements, load, replicas_max)
 
-    def _place(self, created: CreatedTopic, load: Load, alive: frozenset[int]) -> list[list[int]]:
+    def _place(
+        self, load: Load, *, partitions: int, replication_factor: int, alive: frozenset[int]
+    ) -> list[list[int]]:
         return place(
             load,
             {server.server_id: server.rack for server in self.servers.values()},
-            partitions=created.partitions,
-            replication_factor=created.replication_factor,
+            partitions=partitions,
+            replication_factor=replication_factor,
             alive=alive,
         )
 
@@ -540,20 +563,18 @@ class Catalog:
         if not assignments:
             return ErrorCode.INVALID_PARTITIONS, "the assignment names no partition"
         for replicas in assignments:
-            if not replicas or len(set(replicas)) != len(replicas):
-                return (
-                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    "each partition needs servers that are all different",
-                )
-            if len(replicas) != len(assignments[0]):
-                return (
-                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    "all partitions must have the same number of replicas",
-                )
-            unknown = [server for server in replicas if server not in self.servers]
-            if unknown:
-                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"no server {unknown[0]}"
+            if complaint := self._assignment_complaint(replicas, len(assignments[0])):
+                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
         return ErrorCode.NONE, ""
+
+    def _assignment_complaint(self, replicas: list[int], replication_factor: int) -> str:
+        """What is wrong with the servers of one partition; empty when nothing is."""
+        if not replicas or len(set(replicas)) != len(replicas):
+            return "each partition needs servers that are all different"
+        if len(replicas) != replication_factor:
+            return "all partitions must have the same number of replicas"
+        unknown = [server for server in replicas if server not in self.servers]
+        return f"no server {unknown[0]}" if unknown else ""
 
     def _create(
         self,
@@ -564,31 +585,119 @@ class Catalog:
     ) -> None:
         placements = new.assignments
         if placements is None:
-            placements = self._place(created, load, alive)
+            placements = self._place(
+                load,
+                partitions=created.partitions,
+                replication_factor=created.replication_factor,
+                alive=alive,
+            )
         else:
             for replicas in placements:
                 load.add(replicas)
-        first = self.next_group_id
-        for partition, servers in enumerate(placements):
-            group_id = first + partition
-            assert group_id not in self.groups, group_id
-            members = [ReplicaInfo(server, FIRST_REPLICA) for server in servers]
-            self.groups[group_id] = GroupInfo(
-                group_id=group_id,
-                topic=new.name,
-                partition=partition,
-                replicas=members,
-                founding=members,
-            )
-            self._dirty.add(_group_key(group_id))
-        self.next_group_id = first + len(placements)
-        created.group_ids = list(range(first, self.next_group_id))
+        created.group_ids = self._add_groups(new.name, 0, placements)
         topic = TopicInfo(new.name, new.topic_id, created.group_ids, new.configs)
         self.topics[new.name] = topic
         self._metric_names[_metric_name(new.name)] = new.name
         self.topics_by_id[new.topic_id] = topic
         self._dirty.add(_topic_key(new.name))
+
+    def _add_groups(
+        self, topic: str, first_partition: int, placements: list[list[int]]
+    ) -> list[int]:
+        """Make the groups of partitions from `first_partition` on; their ids."""
+        first = self.next_group_id
+        for position, servers in enumerate(placements):
+            group_id = first + position
+            assert group_id not in self.groups, group_id
+            members = [ReplicaInfo(server, FIRST_REPLICA) for server in servers]
+            self.groups[group_id] = GroupInfo(
+                group_id=group_id,
+                topic=topic,
+                partition=first_partition + position,
+                replicas=members,
+                founding=members,
+            )
+            self._dirty.add(_group_key(group_id))
+        self.next_group_id = first + len(placements)
         self._dirty.add(_KEY_COUNTERS)
+        return list(range(first, self.next_group_id))
+
+    # --- partitions of topics that exist -----------------------------------------------------
+    def _create_partitions(self, command: commands.CreatePartitions) -> PartitionsCreated:
+        answer = PartitionsCreated([])
+        load = self._load()
+        for new in command.topics:
+            grown = self._grow(new, command, load)
+            answer.topics.append(grown)
+            answer.events.extend(GroupAdded(group_id) for group_id in grown.group_ids)
+        return answer
+
+    def _grow(
+        self, new: commands.NewPartitions, command: commands.CreatePartitions, load: Load
+    ) -> GrownTopic:
+        """Add the partitions of one topic, if it is sound. `load` is counted up."""
+
+        def refused(error: ErrorCode, message: str) -> GrownTopic:
+            return GrownTopic(new.topic, error, message)
+
+        topic = self.topics.get(new.topic)
+        if topic is None:
+            return refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic '{new.topic}'")
+        present = len(topic.partitions)
+        if not present < new.count <= PARTITIONS_PER_TOPIC_MAX:
+            return refused(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic '{new.topic}' has {present} partitions: the new number must be larger, "
+                f"and {PARTITIONS_PER_TOPIC_MAX} at most",
+            )
+        # As in Kafka, the first partition says how many replicas the topic's partitions have.
+        factor = len(self.groups[topic.partitions[0]].replicas)
+        alive = frozenset(command.alive)
+        added = new.count - present
+        if new.assignments is not None:
+            if complaint := self._growth_complaint(new.assignments, added, factor, alive):
+                return refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint)
+            placements = new.assignments
+        elif factor > len(self.servers):
+            return refused(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"replication factor {factor}, but {len(self.servers)} servers are registered",
+            )
+        else:
+            placements = self._place(
+                load.copy(), partitions=added, replication_factor=factor, alive=alive
+            )
+        if complaint := _overfull(placements, load, command.replicas_per_server_max):
+            return refused(ErrorCode.POLICY_VIOLATION, complaint)
+        for replicas in placements:
+            load.add(replicas)
+        if command.validate_only:
+            return GrownTopic(new.topic, ErrorCode.NONE)
+        groups = self._add_groups(new.topic, present, placements)
+        self._change_topic(topic, partitions=[*topic.partitions, *groups])
+        return GrownTopic(new.topic, ErrorCode.NONE, group_ids=groups)
+
+    def _growth_complaint(
+        self,
+        assignments: list[list[int]],
+        added: int,
+        replication_factor: int,
+        alive: frozenset[int],
+    ) -> str:
+        """What is wrong with the servers of the new partitions; empty when nothing is."""
+        if len(assignments) != added:
+            return f"{added} partitions are added, and {len(assignments)} are assigned"
+        for replicas in assignments:
+            if complaint := self._assignment_complaint(replicas, replication_factor):
+                return complaint
+            if alive and alive.isdisjoint(replicas):
+                return "none of a partition's servers can be reached"
+        return ""
+
+    def _change_topic(self, topic: TopicInfo, **fields: Any) -> None:
+        changed = msgspec.structs.replace(topic, **fields)
+        self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
+        self._dirty.add(_topic_key(topic.name))
 
     def _delete_topics(self, command: commands.DeleteTopics) -> TopicsDeleted:
         answer = TopicsDeleted([])
@@ -638,9 +747,7 @@ class Catalog:
             if _configs_bytes(configs) > CONFIGS_BYTES_MAX:
                 answer.errors.append(ErrorCode.INVALID_CONFIG)
                 continue
-            changed = msgspec.structs.replace(topic, configs=configs)
-            self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
-            self._dirty.add(_topic_key(topic.name))
+            self._change_topic(topic, configs=configs)
             answer.errors.append(ErrorCode.NONE)
         return answer
 
@@ -730,6 +837,21 @@ class Catalog:
             case _:
                 value = self.topics.get(key[1:].decode())
         return None if value is None else encode_value(value)
+
+
+def _overfull(placements: list[list[int]], load: Load, replicas_max: int) -> str:
+    """Why a server would have more replicas than it may; empty if none would. 0: any number."""
+    if not replicas_max:
+        return ""
+    wanted = Counter(server for replicas in placements for server in replicas)
+    for server, more in sorted(wanted.items()):
+        held = load.replicas[server]
+        if held + more > replicas_max:
+            return (
+                f"server {server} would have {held + more} replicas of partitions, and may "
+                f"have {replicas_max} at most (cluster.replicas_per_server)"
+            )
+    return ""
 
 
 def changed_list(change: commands.ListChange, present: str | None) -> str | None:

@@ -156,6 +156,27 @@ class NoteTime(Command, frozen=True, tag=8):
     """Remember what time it is: the envelope's. Proposed now and then by the catalog's leader."""
 
 
+class NewPartitions(Part, frozen=True):
+    """What one topic is to grow to."""
+
+    topic: str
+    count: int
+    """How many partitions it has then, those of before included."""
+    assignments: list[list[int]] | None = None
+    """Server ids of each new partition, preferred leader first; None: placed as the others."""
+
+
+class CreatePartitions(Command, frozen=True, tag=9):
+    """Add partitions to topics, each on its own (KIP-195). Those of before stay as they are."""
+
+    topics: list[NewPartitions]
+    validate_only: bool
+    alive: list[int]
+    """As in `CreateTopics`."""
+    replicas_per_server_max: int
+    """As in `CreateTopics`; it holds for each server by itself."""
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 

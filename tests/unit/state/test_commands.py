@@ -35,6 +35,9 @@ EXAMPLES = [
     commands.ExpireOffsets(1, [], 1_700_000_000_000),
     commands.DeleteOffsets("g", [("t", 0), ("u", 7)]),
     commands.NoteTime(),
+    commands.CreatePartitions(
+        [commands.NewPartitions("t", 3), commands.NewPartitions("u", 2, [[1, 2]])], False, [1], 9
+    ),
 ]  # fmt: skip
 
 

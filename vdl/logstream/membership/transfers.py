@@ -86,6 +86,26 @@ class Transfers:
             if attempt.due <= self._round and not self._leads(group_id):
                 del self._returned[group_id]  # it went, and stayed away
 
+    def hand_to_preferred(self, group_ids: Collection[int]) -> list[int]:
+        """Somebody asked that the first replicas of these groups' placements lead: begin with those
+        that are led here; the ids of those that cannot go, or are led elsewhere. One that the first
+        replica leads already is none of them."""
+        refused: list[int] = []
+        due: dict[int, Group] = {}
+        for group_id in group_ids:
+            group = self._groups.get(group_id)
+            if group is None or not group.node.is_leader:
+                refused.append(group_id)
+            elif group.placement[0] != group.replica_id:
+                due[group_id] = group
+        able = to_return(due, self._can_take) if due else []
+        for group in able:
+            del due[group.group_id]
+            self._hand_over(group, group.placement[0])
+        # One that is on its way to its placement's first replica need not be sent there again.
+        refused += [g for g, group in due.items() if group.node.transferring != group.placement[0]]
+        return refused
+
     def _tries(self, group: Group) -> int:
         attempt = self._returned.get(group.group_id)
         return 0 if attempt is None else attempt.wait
@@ -97,11 +117,13 @@ class Transfers:
     def _may_return(self, group: Group) -> bool:
         attempt = self._returned.get(group.group_id)
         is_due = attempt is None or attempt.due <= self._round
+        return is_due and self._can_take(group)
+
+    def _can_take(self, group: Group) -> bool:
+        """Whether the server of the placement's first replica could lead the group."""
         server, group_id = server_of(group.placement[0]), group.group_id
-        return (
-            is_due
-            and self._status.can_lead(server, group_id)
-            and not self._status.has_damage(server, group_id)
+        return self._status.can_lead(server, group_id) and not self._status.has_damage(
+            server, group_id
         )
 
     def _hand_out(self, groups: Collection[Group]) -> int:
