@@ -120,7 +120,7 @@ class Api:
 
 ROWS = (
     Api(0, "Produce", 0, 13, "produce", "handle_produce", "fail_produce", pipelined=True),
-    Api(1, "Fetch", 4, 18, "fetch", "handle_fetch", "fail_fetch", large_answer=True),
+    Api(1, "Fetch", 0, 18, "fetch", "handle_fetch", "fail_fetch", large_answer=True),
     Api(2, "ListOffsets", 1, 6, "list_offsets", "handle_list_offsets", "fail_list_offsets"),
     Api(3, "Metadata", 0, 13, "metadata", "handle_metadata", "fail_metadata", large_answer=True),
     Api(8, "OffsetCommit", 2, 9, "offsets", "handle_offset_commit", "fail_offset_commit"),

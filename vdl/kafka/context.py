@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.down_conversion import DownConversion
 from vdl.kafka.fetch_sessions import FetchSessions
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.read_throttle import ReadThrottle
@@ -325,6 +326,7 @@ class Context:
     """Where what takes long is computed."""
     read_throttle: ReadThrottle = field(init=False)
     record_checks: RecordChecks = field(init=False)
+    down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
     """Memory of requests that arrive or are not answered."""
     answers: AnswerMemory = field(init=False)
@@ -336,6 +338,7 @@ class Context:
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
+        self.down_conversion = DownConversion(self.compute)
         self.fetch_sessions = FetchSessions(
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )
