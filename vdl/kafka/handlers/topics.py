@@ -1,7 +1,8 @@
 """CreateTopics (key 19) and DeleteTopics (key 20): asked of any server, decided by the catalog.
 
-CreateTopics: v4 counts may be left to the server (KIP-464), v5 the answer tells what was chosen
-(KIP-525), v7 topic ids. DeleteTopics: v5 error texts, v6 by id (KIP-516).
+CreateTopics: v1 error texts and validation alone, v4 counts may be left to the server (KIP-464), v5
+the answer tells what was chosen (KIP-525), v7 topic ids. DeleteTopics: v5 error texts, v6 by id
+(KIP-516). v2 and v1 of them brought the throttle time.
 
 What can be judged without the catalog (duplicates, settings, the shape of assignments) is judged
 here; the rest is decided where the command is applied, so two racing requests get one winner. A
