@@ -120,14 +120,14 @@ class Api:
 
 ROWS = (
     Api(0, "Produce", 0, 13, "produce", "handle_produce", "fail_produce", pipelined=True),
-    Api(1, "Fetch", 4, 18, "fetch", "handle_fetch", "fail_fetch", large_answer=True),
-    Api(2, "ListOffsets", 1, 11, "list_offsets", "handle_list_offsets", "fail_list_offsets"),
+    Api(1, "Fetch", 0, 18, "fetch", "handle_fetch", "fail_fetch", large_answer=True),
+    Api(2, "ListOffsets", 0, 11, "list_offsets", "handle_list_offsets", "fail_list_offsets"),
     Api(3, "Metadata", 0, 13, "metadata", "handle_metadata", "fail_metadata", large_answer=True),
-    Api(8, "OffsetCommit", 2, 9, "offsets", "handle_offset_commit", "fail_offset_commit"),
+    Api(8, "OffsetCommit", 0, 9, "offsets", "handle_offset_commit", "fail_offset_commit"),
     Api(
         9,
         "OffsetFetch",
-        1,
+        0,
         9,
         "offsets",
         "handle_offset_fetch",
@@ -151,8 +151,8 @@ ROWS = (
     ),
     Api(16, "ListGroups", 0, 5, "groups", "handle_list_groups", large_answer=True),
     Api(18, "ApiVersions", 0, 4, "api_versions", "handle_api_versions"),
-    Api(19, "CreateTopics", 2, 7, "topics", "handle_create_topics", "fail_create_topics"),
-    Api(20, "DeleteTopics", 1, 6, "topics", "handle_delete_topics", "fail_delete_topics"),
+    Api(19, "CreateTopics", 0, 7, "topics", "handle_create_topics", "fail_create_topics"),
+    Api(20, "DeleteTopics", 0, 6, "topics", "handle_delete_topics", "fail_delete_topics"),
     Api(21, "DeleteRecords", 0, 2, "records", "handle_delete_records", "fail_delete_records"),
     Api(22, "InitProducerId", 0, 5, "producer_ids", "handle_init_producer_id"),
     Api(

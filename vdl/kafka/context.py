@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.down_conversion import DownConversion
 from vdl.kafka.fetch_sessions import FetchSessions
 from vdl.kafka.log_sizes import LogSizes
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
@@ -239,6 +240,10 @@ class LogStream(Protocol):
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
+    def segment_starts(self, done: Callable[[list[tuple[int, int]] | StorageError], None]) -> None:
+        """Of each segment, oldest first: its first offset that is not deleted, and the largest
+        timestamp up to its end (ms)."""
+
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """`done` gets the epoch in which the log's start was written; -1: unknown."""
 
@@ -372,6 +377,7 @@ class Context:
     """Where what takes long is computed."""
     read_throttle: ReadThrottle = field(init=False)
     record_checks: RecordChecks = field(init=False)
+    down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
     """Memory of requests that arrive or are not answered."""
     answers: AnswerMemory = field(init=False)
@@ -384,6 +390,7 @@ class Context:
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
+        self.down_conversion = DownConversion(self.compute)
         self.fetch_sessions = FetchSessions(
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )

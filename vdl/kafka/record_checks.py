@@ -8,6 +8,9 @@ are named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compress
 client can read, or that would decompress to too much, is INVALID_RECORD; Kafka says
 UNKNOWN_SERVER_ERROR.
 
+Message sets of clients before 0.11 become a batch here (`convert`, `convert_later`), under the same
+rules and bounds.
+
 Bounds over all connections:
 
 * `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer of
@@ -27,6 +30,7 @@ from mmap import PAGESIZE, mmap
 from typing import Any
 
 from vdl.errors import ErrorCode, KafkaError
+from vdl.records import legacy
 from vdl.records import walk as record_walk
 from vdl.records.batch import CODEC_MASK, HEADER_BYTES, BatchHeader
 from vdl.records.compression import (
@@ -49,7 +53,8 @@ LOOP_DECOMPRESSED_BYTES = 128 << 10
 """What is compressed is checked on the loop when it is no larger than this, before and after."""
 
 LOOP_BYTES_IN_PYTHON = 16 << 10
-"""What is checked on the loop where there is only the walk in Python."""
+"""What is checked on the loop where there is only the walk in Python; and message sets of old
+clients, before and after they are decompressed."""
 
 SCRATCH_KEPT_BYTES = 2 << 20
 """A larger part of a buffer than this goes back to the system after its use."""
@@ -68,6 +73,9 @@ Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """`(job, done)`: run a job elsewhere, and `done` on the loop with its result or exception."""
 
 
+_NOT_DECOMPRESSED = "the records cannot be decompressed, or become too large"
+
+
 class RecordsRefused(KafkaError):
     """Records that are well formed and not wanted: (index, why) of each (KIP-467)."""
 
@@ -77,20 +85,16 @@ class RecordsRefused(KafkaError):
 
 
 class _Waiting:
-    """A batch that left the loop."""
+    """A batch that left the loop: its bytes as they were sent, what is done with them in a thread,
+    and who gets the outcome."""
 
-    __slots__ = ("batch", "bounds", "done", "header")
+    __slots__ = ("bytes", "done", "job")
 
     def __init__(
-        self,
-        batch: memoryview,
-        header: BatchHeader,
-        bounds: Bounds,
-        done: Callable[[Verdict], None],
+        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
     ) -> None:
-        self.batch = batch
-        self.header = header
-        self.bounds = bounds
+        self.bytes = size
+        self.job = job
         self.done = done
 
 
@@ -117,6 +121,7 @@ class RecordChecks:
 
     __slots__ = (
         "_compute",
+        "_convert_scratch",
         "_loop_bytes",
         "_loop_compressed_bytes",
         "_loop_scratch",
@@ -134,6 +139,7 @@ class RecordChecks:
         self._loop_bytes = loop_bytes if IS_NATIVE else min(loop_bytes, LOOP_BYTES_IN_PYTHON)
         self._loop_compressed_bytes = min(loop_bytes, LOOP_COMPRESSED_BYTES)
         self._loop_scratch = memoryview(b"")
+        self._convert_scratch = memoryview(b"")
         self._scratches: list[Scratch] = []
         self._running = 0
         self._waiting: deque[_Waiting] = deque()
@@ -176,9 +182,40 @@ class RecordChecks:
         done: Callable[[Verdict], None],
     ) -> None:
         """As `check`, whatever the size; `done` gets the verdict. Batches come out in any order."""
+        self._leave_loop(len(batch), partial(_judge_in_thread, batch, header, bounds), done)
+
+    def convert(self, records: memoryview, bytes_max: int, bounds: Bounds) -> memoryview | None:
+        """The batch that a message set of magic 0 or 1 is stored as; None when this is for
+        `convert_later`. `bytes_max`: of a message, and of the batch. Raises KafkaError."""
+        if len(records) > LOOP_BYTES_IN_PYTHON:
+            return None
+        if not self._convert_scratch:
+            self._convert_scratch = memoryview(bytearray(LOOP_BYTES_IN_PYTHON))
+        try:
+            return _convert(records, bytes_max, bounds, self._convert_scratch, release=False)
+        except CorruptCompression:
+            return None  # corrupt, or larger than the room here
+        except KafkaError:
+            self.refused += 1
+            raise
+
+    def convert_later(
+        self,
+        records: memoryview,
+        bytes_max: int,
+        bounds: Bounds,
+        done: Callable[[memoryview | BaseException], None],
+    ) -> None:
+        """As `convert`, whatever the size; `done` gets the batch, or what speaks against it."""
+        job = partial(_convert_in_thread, records, bytes_max, bounds)
+        self._leave_loop(len(records), job, done)
+
+    def _leave_loop(
+        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
+    ) -> None:
         self.left_loop += 1
-        self._waiting.append(_Waiting(batch, header, bounds, done))
-        self._count_waiting(len(batch))
+        self._waiting.append(_Waiting(size, job, done))
+        self._count_waiting(size)
         self._start()
 
     def _count_waiting(self, change: int) -> None:
@@ -190,17 +227,15 @@ class RecordChecks:
             one = self._waiting.popleft()
             self._running += 1
             scratch = self._scratches.pop() if self._scratches else Scratch()
-            self._compute(
-                partial(_judge_in_thread, one, scratch), partial(self._done, one, scratch)
-            )
+            self._compute(partial(one.job, scratch), partial(self._done, one, scratch))
 
-    def _done(self, one: _Waiting, scratch: Scratch, verdict: Verdict) -> None:
+    def _done(self, one: _Waiting, scratch: Scratch, outcome: Any) -> None:
         self._running -= 1
         self._scratches.append(scratch)
-        self._count_waiting(-len(one.batch))
-        self.refused += isinstance(verdict, KafkaError)
+        self._count_waiting(-one.bytes)
+        self.refused += isinstance(outcome, KafkaError)
         self._start()
-        one.done(verdict)
+        one.done(outcome)
 
 
 def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: bool) -> int:
@@ -219,25 +254,54 @@ def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: 
     return max_timestamp
 
 
-def _judge_in_thread(one: _Waiting, scratch: Scratch) -> Verdict:
+def _judge_in_thread(
+    batch: memoryview, header: BatchHeader, bounds: Bounds, scratch: Scratch
+) -> Verdict:
     """The verdict. Off the loop."""
-    records = one.batch[HEADER_BYTES:]
-    codec = one.header.attributes & CODEC_MASK
+    records = batch[HEADER_BYTES:]
+    codec = header.attributes & CODEC_MASK
     try:
         if not codec:
-            return judge(records, one.header, one.bounds, release=True)
+            return judge(records, header, bounds, release=True)
         limit = output_limit(len(records))
         try:
             size = decompress_into(Compression(codec), records, scratch.view[:limit])
-            return judge(scratch.view[:size], one.header, one.bounds, release=True)
+            return judge(scratch.view[:size], header, bounds, release=True)
         except CorruptCompression:
-            what = "the records cannot be decompressed, or become too large"
-            return KafkaError(ErrorCode.INVALID_RECORD, what)
+            return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
         finally:
             if limit > SCRATCH_KEPT_BYTES:
                 scratch.trim()
     except KafkaError as error:
         return error
+
+
+def _convert(
+    records: memoryview, bytes_max: int, bounds: Bounds, scratch: memoryview, *, release: bool
+) -> memoryview:
+    """The checked batch of a message set. Raises KafkaError, CorruptCompression."""
+    taken = legacy.take(records, scratch, bytes_max=bytes_max)
+    max_timestamp = judge(memoryview(taken.payload), taken.header(), bounds, release=release)
+    batch = taken.batch(max_timestamp)
+    if len(batch) > bytes_max:
+        raise legacy.too_large_for_a_batch()
+    return memoryview(batch)
+
+
+def _convert_in_thread(
+    records: memoryview, bytes_max: int, bounds: Bounds, scratch: Scratch
+) -> memoryview | KafkaError:
+    """The batch, or why there is none. Off the loop."""
+    limit = output_limit(len(records))
+    try:
+        return _convert(records, bytes_max, bounds, scratch.view[:limit], release=True)
+    except CorruptCompression:
+        return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
+    except KafkaError as error:
+        return error
+    finally:
+        if limit > SCRATCH_KEPT_BYTES:
+            scratch.trim()
 
 
 def _refusal(refused: tuple[Refused, ...], bounds: Bounds) -> RecordsRefused:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.kafka.twin import WALL_MS, World, batch, fill
+from segments.api import CorruptRecord
+from tests.unit.kafka.twin import WALL_MS, TwinStream, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.wire.list_offsets import (
     ListOffsetsPartition,
@@ -46,6 +47,69 @@ def test_list_offsets_of_each_version_finds_both_ends(version: int) -> None:
     latest = ask(world, -1, version=version)
     assert (latest.offset, latest.timestamp) == (5, -1)
     assert latest.leader_epoch == (5 if version >= 4 else -1)
+
+
+def ask_old(world: World, timestamp: int, count: int) -> list[int] | int:
+    """Offsets, or the error."""
+    asked = ListOffsetsPartition(0, timestamp=timestamp, max_num_offsets=count)
+    request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", [asked])])
+    answer = world.client().ask(LIST_OFFSETS, 0, request).topics[0].partitions[0]
+    offsets: list[int] = answer.old_style_offsets
+    return answer.error_code or offsets
+
+
+def three_segments(world: World) -> TwinStream:
+    """Of ten records each, a second apart; the first three records are deleted."""
+    (stream,) = world.topic()
+    for start in range(3):
+        data = memoryview(batch(10, timestamp=WALL_MS - 5_000 + 1_000 * start))
+        stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None)
+    stream.commit()
+    stream.log_start_offset = 3
+    return stream
+
+
+def test_list_offsets_of_version_0_says_where_segments_begin() -> None:
+    """Newest first, as many as were asked for; the end counts as one for the latest."""
+    world = World()
+    three_segments(world)
+    assert ask_old(world, -1, 1) == [30]
+    assert ask_old(world, -1, 9) == [30, 20, 10, 3]
+    assert ask_old(world, -1, 3) == [30, 20, 10]
+    assert ask_old(world, -1, 0) == []
+    assert ask_old(world, -2, 9) == [3]
+    assert ask_old(world, -2, 0) == []
+
+
+def test_list_offsets_of_version_0_by_time_lies_before_what_is_later() -> None:
+    """The newest segment that is as old, by its last record; then all before it."""
+    world = World()
+    three_segments(world)
+    assert ask_old(world, WALL_MS - 4_000 + 9, 9) == [10, 3]
+    assert ask_old(world, WALL_MS - 4_000 + 8, 9) == [3]
+    assert ask_old(world, WALL_MS - 3_000 + 9, 1) == [20]
+    assert ask_old(world, WALL_MS + 3_600_000, 2) == [30, 20]
+    assert ask_old(world, 0, 9) == []
+    assert ask_old(world, -7, 9) == []
+
+
+def test_list_offsets_of_version_0_of_an_empty_log() -> None:
+    world = World()
+    world.topic()
+    assert ask_old(world, -1, 5) == [0]
+    assert ask_old(world, -2, 5) == [0]
+    assert ask_old(world, WALL_MS, 5) == []
+
+
+def test_list_offsets_of_version_0_says_what_is_wrong() -> None:
+    """No quorum, a count that cannot be, segments that cannot be read."""
+    world = World()
+    stream = three_segments(world)
+    assert ask_old(world, -1, -1) == ErrorCode.INVALID_REQUEST
+    stream.segments_error = CorruptRecord("segment", 0)
+    assert ask_old(world, -1, 1) == ErrorCode.KAFKA_STORAGE_ERROR
+    stream.quorum = False
+    assert ask_old(world, -1, 1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 @pytest.mark.parametrize("timestamp", [-4, -3, -2, -1, WALL_MS])

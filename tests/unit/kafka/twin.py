@@ -100,6 +100,7 @@ class TwinStream:
         self.sizes_asked = 0
         self.active_producers: list[ActiveProducer] = []
         self.cold_error: StorageError | None = None
+        self.segments_error: StorageError | None = None
         self.batches: list[TwinBatch] = []
         self.copies_asked: list[int] = []
         """`copies_min` of each append."""
@@ -242,6 +243,16 @@ class TwinStream:
             done(self.serving)
         else:
             self.asked.append(done)
+
+    def segment_starts(self, done: Callable[[Any], None]) -> None:
+        """Each batch is a segment here."""
+        committed = [one for one in self.batches if one.end_offset <= self.high_watermark]
+        starts = [
+            (max(one.base_offset, self.log_start_offset), one.timestamp)
+            for one in committed
+            if one.end_offset > self.log_start_offset
+        ]
+        self.clock.call_soon(lambda: done(self.segments_error or starts))
 
     def offset_for_time(self, timestamp_ms: int, done: Callable[[Any], None]) -> None:
         for batch in self.batches:

@@ -89,11 +89,11 @@ def positions(call: Call) -> dict[tuple[str, int], int]:
     }
 
 
-@pytest.mark.parametrize("version", range(2, 10))
+@pytest.mark.parametrize("version", range(10))
 def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, version: int) -> None:
     """Offset, leader epoch (from v6 and v5) and metadata come back."""
     assert commit_error(commit(cluster, 42, version=version)) is ErrorCode.NONE
-    for fetched in range(1, 10):
+    for fetched in range(10):
         call = fetch(cluster, version=fetched, topics={"t": [0, 1]})
         assert positions(call) == {("t", 0): 42, ("t", 1): -1}
         response = call.response
@@ -102,6 +102,14 @@ def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, ver
         assert (found.metadata, found.error_code) == ("m", 0)
         if fetched >= 5:
             assert found.committed_leader_epoch == (3 if version >= 6 else -1)
+
+
+def test_partition_without_a_position_is_unknown_in_version_0(cluster: Cluster) -> None:
+    """Where ZooKeeper had no node; from v1 on it is no error."""
+    for version, code in ((0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (1, ErrorCode.NONE)):
+        call = fetch(cluster, version=version, topics={"t": [0]})
+        (partition,) = call.response.topics[0].partitions
+        assert (partition.committed_offset, partition.error_code) == (-1, code)
 
 
 @pytest.mark.parametrize("version", [2, 7, 8, 9])

@@ -1,10 +1,12 @@
 """ListOffsets (key 2) and OffsetForLeaderEpoch (key 23): where a partition's log begins and ends.
 
-ListOffsets: v1 one offset a partition (KIP-79), v2 isolation levels, v4 leader epochs (KIP-320), v6
-flexible, v7 the record with the largest timestamp (KIP-734), v8 the start of what is on local disks
-(KIP-405), v9 the end of what is in remote storage (KIP-1005), v10 a timeout for look-ups there
-(KIP-1075), v11 the start of what is to be uploaded (KIP-1023). There is no remote storage: all is
-local, nothing is remote or is to be, and the timeout bounds nothing.
+ListOffsets: v0 the end of the log and where segments begin, newest first: what was written up to a
+time lies before what is answered, as far as segments tell. v1 one offset a partition (KIP-79), v2
+isolation levels, v4 leader epochs (KIP-320), v6 flexible, v7 the record with the largest timestamp
+(KIP-734), v8 the start of what is on local disks (KIP-405), v9 the end of what is in remote storage
+(KIP-1005), v10 a timeout for look-ups there (KIP-1075), v11 the start of what is to be uploaded
+(KIP-1023). There is no remote storage: all is local, nothing is remote or is to be, and the timeout
+bounds nothing.
 
 Both answer only after a quorum confirmed that this server still leads: the start of a deposed
 leader's log, or of one that has not applied yet what the last one deleted, would show deleted
@@ -88,13 +90,16 @@ def handle_list_offsets(
                 if times[topic.name, asked.partition_index] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
                 timestamp = asked.timestamp
-                if timestamp < 0 and ctx.api_version < _SPECIAL_FROM.get(timestamp, _NO_VERSION):
+                if timestamp < 0 < ctx.api_version < _SPECIAL_FROM.get(timestamp, _NO_VERSION):
                     raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
                 stream = led_stream(
                     ctx, topic.name, asked.partition_index, asked.current_leader_epoch
                 )
-                then = partial(_confirmed_end, ctx, parts, stream, timestamp, answer)
-                _confirm(ctx, parts, stream, then)
+                if ctx.api_version == 0:
+                    _find_segments(ctx, parts, stream, asked, answer)
+                else:
+                    then = partial(_confirmed_end, ctx, parts, stream, timestamp, answer)
+                    _confirm(ctx, parts, stream, then)
             except KafkaError as error:
                 answer.error_code = error.code
     return parts.result()
@@ -118,6 +123,53 @@ def fail_list_offsets(
             for topic in request.topics
         ]
     )
+
+
+def _find_segments(
+    ctx: RequestContext,
+    parts: Gathering[offsets_wire.ListOffsetsResponse],
+    stream: LogStream,
+    asked: offsets_wire.ListOffsetsPartition,
+    answer: offsets_wire.ListOffsetsPartitionResponse,
+) -> None:
+    if asked.max_num_offsets < 0:
+        raise KafkaError(ErrorCode.INVALID_REQUEST)
+
+    def confirmed(leads: bool) -> None:
+        if leads:
+            stream.segment_starts(lambda starts: parts.later.run(partial(found, starts)))
+        else:
+            answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            parts.arrived()
+
+    def found(starts: list[tuple[int, int]] | StorageError) -> None:
+        if isinstance(starts, StorageError):
+            answer.error_code = code_of(starts)
+        else:
+            end = stream.high_watermark
+            begin = stream.log_start_offset
+            now_ms = ctx.server.host.agreed_ms()
+            offsets = offsets_before(asked.timestamp, starts, begin=begin, end=end, now_ms=now_ms)
+            answer.old_style_offsets = offsets[: asked.max_num_offsets]
+        parts.arrived()
+
+    _confirm(ctx, parts, stream, confirmed)
+
+
+def offsets_before(
+    timestamp: int, starts: list[tuple[int, int]], *, begin: int, end: int, now_ms: int
+) -> list[int]:
+    """What v0 answers, newest first. `starts`: `LogStream.segment_starts`; [begin, end) may be read
+    now. A time stands for the newest segment all of whose records are as old."""
+    if timestamp == EARLIEST:
+        return [begin]
+    offsets = [
+        start for start, newest_ms in starts if newest_ms <= timestamp or timestamp == LATEST
+    ]
+    offsets = [start for start in offsets if begin <= start < end]
+    if timestamp == LATEST or now_ms <= timestamp:
+        offsets.append(end)
+    return offsets[::-1]
 
 
 def _confirmed_end(

@@ -1,9 +1,10 @@
 """CreateTopics (key 19), DeleteTopics (20), CreatePartitions (37): asked of any server, decided by
 the catalog.
 
-CreateTopics: v4 counts may be left to the server (KIP-464), v5 the answer tells what was chosen
-(KIP-525), v7 topic ids. DeleteTopics: v5 error texts, v6 by id (KIP-516). CreatePartitions:
-KIP-195; v2 flexible, v3 may be told of quotas (KIP-599), of which there are none.
+CreateTopics: v1 error texts and validation alone, v4 counts may be left to the server (KIP-464), v5
+the answer tells what was chosen (KIP-525), v7 topic ids. DeleteTopics: v5 error texts, v6 by id
+(KIP-516). v2 and v1 of them brought the throttle time. CreatePartitions: KIP-195; v2 flexible, v3
+may be told of quotas (KIP-599), of which there are none.
 
 What can be judged without the catalog (duplicates, settings, the shape of assignments) is judged
 here; the rest is decided where the command is applied, so two racing requests get one winner. A

@@ -491,6 +491,27 @@ class LogStream:
 
         self.group.store.segment_spans(self.group.log, found)
 
+    def segment_starts(
+        self, done: Callable[[list[tuple[int, int]] | storage.StorageError], None]
+    ) -> None:
+        """Of each segment, oldest first: its first offset that is not deleted, and the largest
+        timestamp up to its end (ms, -1 while there is none)."""
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            if isinstance(spans, storage.StorageError):
+                done(spans)
+                return
+            starts: list[tuple[int, int]] = []
+            start, newest_ms = self.log_start_offset, -1
+            for span in spans:
+                newest_ms = max(newest_ms, span.max_timestamp)
+                if span.end_offset > start:
+                    starts.append((start, newest_ms))
+                    start = span.end_offset
+            done(starts)
+
+        self.group.store.segment_spans(self.group.log, found)
+
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
