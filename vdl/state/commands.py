@@ -51,6 +51,9 @@ class RegisterServer(Command, frozen=True, tag=1):
     """Listener name → advertised (host, port)."""
     replica_of_catalog: bool
     """True: voter of the catalog; False: learner."""
+    features: dict[str, tuple[int, int, int]] = {}
+    """Feature → the lowest and highest level this server's version speaks, and the one that a new
+    cluster begins with. Empty: of a version without features."""
 
 
 class NewTopic(Part, frozen=True):
@@ -154,6 +157,23 @@ class AlterTopicConfigs(Command, frozen=True, tag=7):
 
 class NoteTime(Command, frozen=True, tag=8):
     """Remember what time it is: the envelope's. Proposed now and then by the catalog's leader."""
+
+
+class FeatureUpdate(Part, frozen=True):
+    """The level a feature is to have from now on."""
+
+    feature: str
+    level: int
+    """0: not finalised any more."""
+    upgrade_type: int = 1
+    """Kafka's: 1 upgrade, 2 downgrade that loses nothing, 3 any downgrade (KIP-778)."""
+
+
+class UpdateFeatures(Command, frozen=True, tag=10):
+    """Finalise levels of features, all or none (KIP-584)."""
+
+    updates: list[FeatureUpdate]
+    validate_only: bool = False
 
 
 # --- coordinator: tags 100..199 --------------------------------------------------------------

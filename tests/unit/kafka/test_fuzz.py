@@ -23,6 +23,7 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
 DAMAGED_PER_VERSION = 40
 
@@ -44,6 +45,7 @@ def sound_requests(version: int) -> dict[int, object]:
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        57: UpdateFeaturesRequest(1_000, [FeatureUpdateKey("f", 1)]),
         60: DescribeClusterRequest(),
         75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
     }
