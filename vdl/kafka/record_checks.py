@@ -8,6 +8,9 @@ are named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compress
 client can read, or that would decompress to too much, is INVALID_RECORD; Kafka says
 UNKNOWN_SERVER_ERROR.
 
+A topic may ask for a codec (`compression.type`). Then what is not compressed so is compressed anew,
+in the same step: the records are at hand there, and known to be sound.
+
 Bounds over all connections:
 
 * `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer of
@@ -24,11 +27,17 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from mmap import PAGESIZE, mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from vdl.errors import ErrorCode, KafkaError
 from vdl.records import walk as record_walk
-from vdl.records.batch import CODEC_MASK, HEADER_BYTES, BatchHeader
+from vdl.records.batch import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    BatchHeader,
+    read_header,
+    recompressed,
+)
 from vdl.records.compression import (
     OUTPUT_BYTES_MAX,
     Compression,
@@ -48,6 +57,9 @@ LOOP_COMPRESSED_BYTES = 32 << 10
 LOOP_DECOMPRESSED_BYTES = 128 << 10
 """What is compressed is checked on the loop when it is no larger than this, before and after."""
 
+LOOP_RECOMPRESSED_BYTES = 16 << 10
+"""Records that get another codec on the loop, without compression: half a millisecond of gzip."""
+
 LOOP_BYTES_IN_PYTHON = 16 << 10
 """What is checked on the loop where there is only the walk in Python."""
 
@@ -57,8 +69,28 @@ SCRATCH_KEPT_BYTES = 2 << 20
 RECORD_ERRORS_IN_TEXT = 3
 """As many as Kafka has in the text for the whole batch."""
 
-Verdict = int | BaseException
-"""The largest timestamp of the records (ms, -1 for none); a KafkaError; or what should not be."""
+
+class Codec(NamedTuple):
+    """How a topic keeps its batches."""
+
+    compression: Compression
+    level: int | None
+    """See `compress`."""
+    bytes_max: int
+    """The largest batch, as it is then."""
+
+
+class Recompressed(NamedTuple):
+    """A batch that is sound and has another codec now."""
+
+    max_timestamp: int
+    batch: memoryview
+    header: BatchHeader
+
+
+Verdict = int | Recompressed | BaseException
+"""The largest timestamp of the records (ms, -1 for none), if the batch is taken as it is; what is
+taken in its place; a KafkaError; or what should not be."""
 
 Bounds = tuple[int, int, bool]
 """What a partition asks of each record: the oldest and the newest timestamp (ms), both inclusive;
@@ -79,7 +111,7 @@ class RecordsRefused(KafkaError):
 class _Waiting:
     """A batch that left the loop."""
 
-    __slots__ = ("batch", "bounds", "done", "header")
+    __slots__ = ("batch", "bounds", "codec", "done", "header")
 
     def __init__(
         self,
@@ -87,11 +119,13 @@ class _Waiting:
         header: BatchHeader,
         bounds: Bounds,
         done: Callable[[Verdict], None],
+        codec: Codec | None,
     ) -> None:
         self.batch = batch
         self.header = header
         self.bounds = bounds
         self.done = done
+        self.codec = codec
 
 
 class Scratch:
@@ -126,6 +160,7 @@ class RecordChecks:
         "_waiting_bytes",
         "is_full",
         "left_loop",
+        "recompressed",
         "refused",
     )
 
@@ -140,15 +175,27 @@ class RecordChecks:
         self._waiting_bytes = 0
         self.is_full = False
         """Whether so much waits for the threads that nothing further may come."""
+        self.recompressed = 0
+        """Batches that got the codec of their topic."""
         self.left_loop = 0
         """Batches that were checked in a thread."""
         self.refused = 0
         """Batches whose inside was not what it should be."""
 
-    def check(self, batch: memoryview, header: BatchHeader, bounds: Bounds) -> int | None:
-        """The largest timestamp of the records, whose header is checked already; None when this is
-        for `check_later`. Raises KafkaError."""
+    def check(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        bounds: Bounds,
+        wanted: Codec | None = None,
+    ) -> int | Recompressed | None:
+        """The verdict on the records, whose header is checked already; None when this is for
+        `check_later`. `wanted`: the topic's codec, None to keep the producer's. Raises
+        KafkaError."""
         codec = header.attributes & CODEC_MASK
+        changes = wanted is not None and wanted.compression != codec
+        if changes and len(batch) > LOOP_RECOMPRESSED_BYTES:
+            return None
         records = batch[HEADER_BYTES:]
         if codec:
             if len(batch) > self._loop_compressed_bytes:
@@ -162,8 +209,15 @@ class RecordChecks:
             records = self._loop_scratch[:size]
         elif len(batch) > self._loop_bytes:
             return None
+        if changes and len(records) > LOOP_RECOMPRESSED_BYTES:
+            return None
         try:
-            return judge(records, header, bounds, release=False)
+            max_timestamp = judge(records, header, bounds, release=False)
+            if not changes:
+                return max_timestamp
+            assert wanted is not None, header
+            self.recompressed += 1
+            return _recompressed(batch, records, max_timestamp, wanted)
         except KafkaError:
             self.refused += 1
             raise
@@ -174,10 +228,11 @@ class RecordChecks:
         header: BatchHeader,
         bounds: Bounds,
         done: Callable[[Verdict], None],
+        wanted: Codec | None = None,
     ) -> None:
         """As `check`, whatever the size; `done` gets the verdict. Batches come out in any order."""
         self.left_loop += 1
-        self._waiting.append(_Waiting(batch, header, bounds, done))
+        self._waiting.append(_Waiting(batch, header, bounds, done, wanted))
         self._count_waiting(len(batch))
         self._start()
 
@@ -199,6 +254,7 @@ class RecordChecks:
         self._scratches.append(scratch)
         self._count_waiting(-len(one.batch))
         self.refused += isinstance(verdict, KafkaError)
+        self.recompressed += isinstance(verdict, Recompressed)
         self._start()
         one.done(verdict)
 
@@ -225,11 +281,11 @@ def _judge_in_thread(one: _Waiting, scratch: Scratch) -> Verdict:
     codec = one.header.attributes & CODEC_MASK
     try:
         if not codec:
-            return judge(records, one.header, one.bounds, release=True)
+            return _judge_and_compress(one, records)
         limit = output_limit(len(records))
         try:
             size = decompress_into(Compression(codec), records, scratch.view[:limit])
-            return judge(scratch.view[:size], one.header, one.bounds, release=True)
+            return _judge_and_compress(one, scratch.view[:size])
         except CorruptCompression:
             what = "the records cannot be decompressed, or become too large"
             return KafkaError(ErrorCode.INVALID_RECORD, what)
@@ -238,6 +294,27 @@ def _judge_in_thread(one: _Waiting, scratch: Scratch) -> Verdict:
                 scratch.trim()
     except KafkaError as error:
         return error
+
+
+def _judge_and_compress(one: _Waiting, records: memoryview) -> int | Recompressed:
+    """The verdict on records without their compression. Raises KafkaError."""
+    max_timestamp = judge(records, one.header, one.bounds, release=True)
+    if one.codec is None or one.codec.compression == one.header.attributes & CODEC_MASK:
+        return max_timestamp
+    return _recompressed(one.batch, records, max_timestamp, one.codec)
+
+
+def _recompressed(
+    batch: memoryview, records: memoryview, max_timestamp: int, codec: Codec
+) -> Recompressed:
+    """The batch as the topic keeps it. Raises MESSAGE_TOO_LARGE: it has grown too much."""
+    made = memoryview(recompressed(batch, records, codec.compression, codec.level))
+    if len(made) > codec.bytes_max:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the record batch has {len(made)} bytes as the topic compresses it, more than allowed",
+        )
+    return Recompressed(max_timestamp, made, read_header(made))
 
 
 def _refusal(refused: tuple[Refused, ...], bounds: Bounds) -> RecordsRefused:

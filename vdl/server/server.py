@@ -486,6 +486,7 @@ class Server:
             "handler_errors_total": frontend.handler_errors,
             "record_walk_native": int(IS_NATIVE),
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
+            "record_checks_recompressed_total": frontend.context.record_checks.recompressed,
             "record_checks_refused_total": frontend.context.record_checks.refused,
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,

@@ -796,6 +796,8 @@ def changed_list(change: commands.ListChange, present: str | None) -> str | None
         parts = [part for part in parts if part not in change.parts]
     else:
         parts += [part for part in change.parts if part not in parts]
+    if change.is_open:
+        return ",".join(parts)
     allowed = all(part.lower() in change.allowed for part in parts)
     return ",".join(parts) if parts and allowed else None
 

@@ -135,6 +135,9 @@ class ListChange(Part, frozen=True):
     subtracts: bool
     default: str
     allowed: list[str]
+    is_open: bool = False
+    """Whether the list may have any part, the proposer having checked those of the change, or
+    none at all."""
 
 
 class ConfigChange(Part, frozen=True):
