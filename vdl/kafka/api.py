@@ -150,7 +150,7 @@ ROWS = (
         large_answer=True,
     ),
     Api(16, "ListGroups", 0, 5, "groups", "handle_list_groups", large_answer=True),
-    Api(18, "ApiVersions", 0, 4, "api_versions", "handle_api_versions"),
+    Api(18, "ApiVersions", 0, 5, "api_versions", "handle_api_versions"),
     Api(19, "CreateTopics", 0, 7, "topics", "handle_create_topics", "fail_create_topics"),
     Api(20, "DeleteTopics", 0, 6, "topics", "handle_delete_topics", "fail_delete_topics"),
     Api(21, "DeleteRecords", 0, 2, "records", "handle_delete_records", "fail_delete_records"),
@@ -224,6 +224,7 @@ ROWS = (
     ),
     Api(47, "OffsetDelete", 0, 0, "offsets", "handle_offset_delete"),
     Api(55, "DescribeQuorum", 0, 2, "cluster", "handle_describe_quorum"),
+    Api(57, "UpdateFeatures", 0, 2, "features", "handle_update_features"),
     Api(60, "DescribeCluster", 0, 2, "cluster", "handle_describe_cluster"),
     Api(
         61,

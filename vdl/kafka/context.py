@@ -72,6 +72,23 @@ class KafkaOptions:
     retention_ms: int = -1
     """`log.retention.ms`: retention of topics without a setting of their own. Kafka's default, 168
     hours, deletes old data of users who do not know of it: here the default is for ever."""
+    retention_bytes: int = -1
+    """`log.retention.bytes`: the same by size."""
+    roll_ms: int = 604_800_000
+    """`log.roll.ms`: how far apart the timestamps of one segment may be, where records are deleted
+    by age or this is set."""
+    compression_type: str = "producer"
+    """`compression.type`: the codec that topics keep their batches in."""
+    gzip_level: int = -1
+    """`compression.gzip.level`."""
+    zstd_level: int = 3
+    """`compression.zstd.level`."""
+    timestamp_type: str = "CreateTime"
+    """`log.message.timestamp.type`: or LogAppendTime."""
+    timestamp_before_max_ms: int = (1 << 63) - 1
+    """`log.message.timestamp.before.max.ms`."""
+    timestamp_after_max_ms: int = 3_600_000
+    """`log.message.timestamp.after.max.ms`."""
     record_check_loop_bytes: int = 2 << 20
     """Larger batches are checked off the loop, as are compressed ones of more than 32 KiB."""
     partitions_per_request_max: int = 10_000

@@ -225,6 +225,21 @@ def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
     seal(batch)
 
 
+def recompressed(
+    batch: memoryview, records: memoryview, codec: Compression, level: int | None
+) -> bytearray:
+    """The batch with another codec. `records` are its own, without their compression."""
+    data = records if codec is Compression.NONE else compress(codec, records, level)
+    out = bytearray(HEADER_BYTES + len(data))
+    out[:HEADER_BYTES] = batch[:HEADER_BYTES]
+    out[HEADER_BYTES:] = data
+    (attributes,) = _ATTRIBUTES.unpack_from(out, _ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(out, _ATTRIBUTES_AT, attributes & ~CODEC_MASK | codec)
+    _LENGTH.pack_into(out, _LENGTH_AT, len(out) - LENGTH_FROM)
+    seal(memoryview(out))
+    return out
+
+
 # --- reading ---
 
 

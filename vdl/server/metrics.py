@@ -98,6 +98,9 @@ HELP: dict[str, str] = {
     "vdl_server_client_connections_refused_total": "Client connections over a limit.",
     "vdl_server_record_walk_native": "1 where batches are checked in C, 0 where in Python.",
     "vdl_server_record_checks_off_loop_total": "Batches that were checked in a thread.",
+    "vdl_server_record_checks_recompressed_total": (
+        "Batches that were compressed anew, as their topic asks."
+    ),
     "vdl_server_record_checks_refused_total": "Batches refused for what is inside them.",
     "vdl_server_request_memory_bytes": "Requests that are arriving or not answered.",
     "vdl_server_request_memory_bytes_max": "The most they may come to.",

@@ -30,6 +30,7 @@ from rpc.streams import PeerHandler
 from segments.api import Store
 from vdl.clock import MS, Clock
 from vdl.config.settings import Config
+from vdl.errors import ErrorCode
 from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
@@ -50,6 +51,7 @@ from vdl.logstream.host import Host
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.state.commands import RegisterServer
+from vdl.state.features import SUPPORTED
 
 _REGISTER_RETRY_NS = 300 * MS
 _REGISTER_DEADLINE_NS = 2_000 * MS
@@ -314,6 +316,7 @@ class Server:
             rack=self.config.rack,
             listeners=self._advertised,
             replica_of_catalog=True,
+            features=dict(SUPPORTED),
         )
 
     def _is_registered(self) -> bool:
@@ -324,6 +327,7 @@ class Server:
             and known.directory_id == self.store.directory_id
             and known.rack == self.config.rack
             and known.listeners == self._advertised
+            and known.features == SUPPORTED
         )
 
     def _register(self) -> None:
@@ -346,11 +350,15 @@ class Server:
             self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
 
     def _registered(self, outcome: Outcome) -> None:
+        retry_ns = _REGISTER_RETRY_NS
         if outcome.kind is OutcomeKind.APPLIED:
             self._has_caught_up = True
             self._catalog_changed()
+            if outcome.result.error is not ErrorCode.NONE:
+                self._log.error("registration_refused", reason=outcome.result.message)
+                retry_ns = _PATIENCE_NS
         if not self._has_caught_up or not self._is_registered():
-            self.clock.call_later(_REGISTER_RETRY_NS, self._register)
+            self.clock.call_later(retry_ns, self._register)
 
     def _catalog_changed(self) -> None:
         assert self.host is not None
@@ -479,6 +487,7 @@ class Server:
             "handler_errors_total": frontend.handler_errors,
             "record_walk_native": int(IS_NATIVE),
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
+            "record_checks_recompressed_total": frontend.context.record_checks.recompressed,
             "record_checks_refused_total": frontend.context.record_checks.refused,
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,

@@ -30,6 +30,7 @@ import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
+from vdl.state.features import Features
 from vdl.state.placement import Load, place
 from vdl.state.table import decode_value, encode_value, text_bytes
 
@@ -61,6 +62,8 @@ class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
     """Listener name → advertised (host, port)."""
     replica_of_catalog: bool
     """True: voter of the catalog; False: learner."""
+    features: dict[str, tuple[int, int, int]] = {}
+    """See `RegisterServer.features`."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +101,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     next_group_id: int
     next_producer_id: int
     noted_ms: int = 0
+    features_epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -127,6 +131,15 @@ class ReplicasReplaced:
 
     server_id: int
     group_ids: list[int]
+
+
+@dataclass(slots=True)
+class FeaturesUpdated:
+    """Answer to UpdateFeatures: all levels are as asked for, or none changed."""
+
+    error: ErrorCode
+    message: str = ""
+    events: list[CatalogEvent] = field(default_factory=list)
 
 
 CatalogEvent = GroupAdded | GroupRemoved | ServerRegistered | ReplicasReplaced
@@ -256,6 +269,7 @@ class Catalog:
         """Groups of partitions only: the catalog and the coordinators are in the birth record."""
         self.next_group_id = coordinator_groups + 1
         self.next_producer_id = 0
+        self.features = Features()
         self.noted_ms = 0
         """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
@@ -277,6 +291,7 @@ class Catalog:
             commands.ReplaceReplicas: self._replace_replicas,
             commands.AlterTopicConfigs: self._alter_configs,
             commands.CreatePartitions: self._create_partitions,
+            commands.UpdateFeatures: self._update_features,
         }
 
     def understands(self, command: Any) -> bool:
@@ -313,18 +328,48 @@ class Catalog:
                     ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                     f"this data directory is registered as server {other.server_id}",
                 )
+        complaint = self.features.complaint_about(command.features)
+        if complaint:
+            return Registration(ErrorCode.UNSUPPORTED_VERSION, complaint)
         info = ServerInfo(
             server_id=command.server_id,
             directory_id=command.directory_id,
             rack=command.rack,
             listeners=command.listeners,
             replica_of_catalog=command.replica_of_catalog,
+            features=command.features,
         )
         if info == known:
             return Registration(ErrorCode.NONE)
         self.servers[command.server_id] = info
         self._dirty.add(_server_key(command.server_id))
+        self._begin_features()
         return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
+
+    def _begin_features(self) -> None:
+        """Finalise the first levels, once all founders have registered theirs. Where servers are
+        of a version without features, that is when the last of them is of a newer one."""
+        servers = self.servers.values()
+        if (
+            not self.features.epoch
+            and self.founders
+            and self.founders.keys() <= self.servers.keys()
+            and all(server.features for server in servers)
+        ):
+            names = self.features.begin(server.features for server in servers)
+            self._dirty.add(_KEY_COUNTERS)
+            self._dirty.update(map(_feature_key, names))
+
+    def _update_features(self, command: commands.UpdateFeatures) -> FeaturesUpdated:
+        error, message = self.features.update(
+            command.updates,
+            {server.server_id: server.features for server in self.servers.values()},
+            validate_only=command.validate_only,
+        )
+        if error is ErrorCode.NONE and not command.validate_only:
+            self._dirty.add(_KEY_COUNTERS)
+            self._dirty.update(_feature_key(update.feature) for update in command.updates)
+        return FeaturesUpdated(error, message)
 
     def directory_of(self, server_id: int) -> bytes | None:
         """The directory that holds the server's replicas; None for an unknown server."""
@@ -767,6 +812,7 @@ class Catalog:
     def items(self) -> list[tuple[bytes, bytes]]:
         """The whole state, in key order: snapshots and digests."""
         keys = [_KEY_COUNTERS]
+        keys.extend(map(_feature_key, self.features.levels))
         keys.extend(map(_group_key, self.groups))
         keys.extend(map(_server_key, self.servers))
         keys.extend(map(_topic_key, self.topics))
@@ -779,7 +825,7 @@ class Catalog:
     def item_count(self) -> int:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
-        return 1 + named + len(self.retired) + len(self._numbers)
+        return 1 + named + len(self.features.levels) + len(self.retired) + len(self._numbers)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
@@ -791,6 +837,7 @@ class Catalog:
         self.next_group_id = self._first_group_id
         self.next_producer_id = 0
         self.noted_ms = 0
+        self.features = Features()
         self.retired = {}
         self.renumbered += 1
         self._numbers = {}
@@ -802,6 +849,9 @@ class Catalog:
                     self.next_group_id = counters.next_group_id
                     self.next_producer_id = counters.next_producer_id
                     self.noted_ms = counters.noted_ms
+                    self.features.epoch = counters.features_epoch
+                case b"f":
+                    self.features.levels[key[1:].decode()] = decode_value(value, int)
                 case b"g":
                     group = decode_value(value, GroupInfo)
                     self.groups[group.group_id] = group
@@ -825,7 +875,14 @@ class Catalog:
         value: Any
         match key[:1]:
             case b"c":
-                value = Counters(self.next_group_id, self.next_producer_id, self.noted_ms)
+                value = Counters(
+                    self.next_group_id,
+                    self.next_producer_id,
+                    self.noted_ms,
+                    self.features.epoch,
+                )
+            case b"f":
+                value = self.features.levels.get(key[1:].decode())
             case b"g":
                 value = self.groups.get(_KEY_GROUP.unpack(key)[1])
             case b"n":
@@ -861,6 +918,8 @@ def changed_list(change: commands.ListChange, present: str | None) -> str | None
         parts = [part for part in parts if part not in change.parts]
     else:
         parts += [part for part in change.parts if part not in parts]
+    if change.is_open:
+        return ",".join(parts)
     allowed = all(part.lower() in change.allowed for part in parts)
     return ",".join(parts) if parts and allowed else None
 
@@ -884,6 +943,10 @@ def topic_name_complaint(name: str) -> str:
 
 def _metric_name(name: str) -> str:
     return name.replace(".", "_")
+
+
+def _feature_key(feature: str) -> bytes:
+    return b"f" + feature.encode()
 
 
 def _group_key(group_id: int) -> bytes:

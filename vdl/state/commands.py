@@ -51,6 +51,9 @@ class RegisterServer(Command, frozen=True, tag=1):
     """Listener name → advertised (host, port)."""
     replica_of_catalog: bool
     """True: voter of the catalog; False: learner."""
+    features: dict[str, tuple[int, int, int]] = {}
+    """Feature → the lowest and highest level this server's version speaks, and the one that a new
+    cluster begins with. Empty: of a version without features."""
 
 
 class NewTopic(Part, frozen=True):
@@ -132,6 +135,9 @@ class ListChange(Part, frozen=True):
     subtracts: bool
     default: str
     allowed: list[str]
+    is_open: bool = False
+    """Whether the list may have any part, the proposer having checked those of the change, or
+    none at all."""
 
 
 class ConfigChange(Part, frozen=True):
@@ -175,6 +181,23 @@ class CreatePartitions(Command, frozen=True, tag=9):
     """As in `CreateTopics`."""
     replicas_per_server_max: int
     """As in `CreateTopics`; it holds for each server by itself."""
+
+
+class FeatureUpdate(Part, frozen=True):
+    """The level a feature is to have from now on."""
+
+    feature: str
+    level: int
+    """0: not finalised any more."""
+    upgrade_type: int = 1
+    """Kafka's: 1 upgrade, 2 downgrade that loses nothing, 3 any downgrade (KIP-778)."""
+
+
+class UpdateFeatures(Command, frozen=True, tag=10):
+    """Finalise levels of features, all or none (KIP-584)."""
+
+    updates: list[FeatureUpdate]
+    validate_only: bool = False
 
 
 # --- coordinator: tags 100..199 --------------------------------------------------------------

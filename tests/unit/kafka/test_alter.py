@@ -176,6 +176,25 @@ def test_resources_that_cannot_be_altered_are_refused() -> None:
     ]
 
 
+def test_replicas_that_tools_throttle_are_added_and_taken_away() -> None:
+    """One by one (KIP-339), until none is left; what names no replica is refused."""
+    world = World()
+    world.topic()
+    name = "leader.replication.throttled.replicas"
+    for operation, value, after in (
+        (APPEND, "0:1,0:2", "0:1,0:2"),
+        (APPEND, "0:2, 1:3", "0:1,0:2,1:3"),
+        (SUBTRACT, "0:1,7:7", "0:2,1:3"),
+        (SUBTRACT, "0:2,1:3", ""),
+        (SET, "*", "*"),
+    ):
+        assert alter(world, (name, operation, value)) == ErrorCode.NONE
+        assert configs(world) == {name: after}
+    for operation in (SET, APPEND):
+        assert alter(world, (name, operation, "0:1,everywhere")) == ErrorCode.INVALID_CONFIG
+    assert configs(world) == {name: "*"}
+
+
 def test_alteration_nobody_decides_has_an_open_fate() -> None:
     """A time-out is not a refusal."""
     world = World()

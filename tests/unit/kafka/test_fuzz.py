@@ -40,6 +40,7 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest
+from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
 DAMAGED_PER_VERSION = 40
 
@@ -70,6 +71,7 @@ def sound_requests(version: int) -> dict[int, object]:
         ),
         43: ElectLeadersRequest(0, [ElectTopicPartitions("t", [0])], 100),
         55: DescribeQuorumRequest([TopicData("__cluster_metadata", [PartitionData(0)])]),
+        57: UpdateFeaturesRequest(1_000, [FeatureUpdateKey("f", 1)]),
         60: DescribeClusterRequest(),
         61: DescribeProducersRequest([TopicRequestOfProducers("t", [0])]),
         64: UnregisterBrokerRequest(1),

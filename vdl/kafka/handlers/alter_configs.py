@@ -21,7 +21,13 @@ from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import Resource
 from vdl.kafka.handlers.partitions import find_topic
 from vdl.kafka.handlers.topics import undecided
-from vdl.kafka.topic_configs import BY_NAME, ConfigType, InvalidConfig, check_configs
+from vdl.kafka.topic_configs import (
+    BY_NAME,
+    ConfigType,
+    InvalidConfig,
+    check_configs,
+    list_parts,
+)
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
@@ -168,12 +174,15 @@ def _incremental(asked: incremental.AlterConfigsResource) -> ConfigChange:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"operation {config.config_operation}")
         if known.type is not ConfigType.LIST:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is not a list")
+        if known.is_open_list:
+            known.check(value)
         lists[name] = ListChange(
             name,
-            [part.strip() for part in value.split(",") if part.strip()],
+            list_parts(value),
             subtracts=config.config_operation == Operation.SUBTRACT,
             default=known.default,
             allowed=list(known.allowed or ()),
+            is_open=known.is_open_list,
         )
     return ConfigChange(
         asked.resource_name, check_configs(values), unset, lists=list(lists.values())

@@ -14,7 +14,7 @@ from enum import IntEnum
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.context import KafkaOptions, RequestContext
 from vdl.kafka.handlers.partitions import find_topic
-from vdl.kafka.topic_configs import KNOWN, ConfigType, TopicConfig
+from vdl.kafka.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
 from vdl.kafka.wire.create_topics import CreatableTopicConfigs
 from vdl.kafka.wire.describe_configs import (
     DescribeConfigsRequest,
@@ -42,8 +42,6 @@ class Source(IntEnum):
     DEFAULT = 5
 
 
-_DEFAULTS = KafkaOptions()
-
 _BROKER_SETTINGS: tuple[tuple[str, ConfigType, str], ...] = (
     ("auto.create.topics.enable", ConfigType.BOOLEAN, "auto_create_topics"),
     ("connections.max.idle.ms", ConfigType.LONG, "connection_idle_ms"),
@@ -69,7 +67,7 @@ def _text(value: bool | int) -> str:
 
 def _broker_source(config: TopicConfig, options: KafkaOptions) -> Source:
     """Whether the server's file changed the default of a topic setting."""
-    changed = config.default_for(options) != config.default_for(_DEFAULTS)
+    changed = config.default_for(options) != config.default_for(DEFAULTS)
     return Source.STATIC_BROKER if changed else Source.DEFAULT
 
 
@@ -166,9 +164,11 @@ def _topic_entries(
     for config in KNOWN:
         inherited = config.default_for(options)
         source = _broker_source(config, options)
-        synonyms = [DescribeConfigsSynonym(config.broker_name, inherited, source)]
+        synonyms = []
+        if config.broker_name:
+            synonyms.append(DescribeConfigsSynonym(config.broker_name, inherited, source))
         if source is Source.STATIC_BROKER:
-            original = config.default_for(_DEFAULTS)
+            original = config.default_for(DEFAULTS)
             synonyms.append(DescribeConfigsSynonym(config.broker_name, original, Source.DEFAULT))
         value = configs.get(config.name)
         if value is not None:
@@ -198,10 +198,12 @@ def _broker_entries(ctx: RequestContext) -> Iterator[tuple[DescribeConfigsResour
     )
     for name, kind, attribute in _BROKER_SETTINGS:
         value = getattr(options, attribute)
-        changed = value != getattr(_DEFAULTS, attribute)
+        changed = value != getattr(DEFAULTS, attribute)
         source = Source.STATIC_BROKER if changed else Source.DEFAULT
         yield _broker_entry(name, kind, _text(value), source), ""
     for config in KNOWN:
+        if not config.broker_name:
+            continue
         value = config.default_for(options)
         source = _broker_source(config, options)
         entry = _broker_entry(config.broker_name, config.type, value, source)

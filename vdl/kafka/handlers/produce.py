@@ -39,14 +39,16 @@ from vdl.kafka.handlers.partitions import (
     partition_group,
     topic_setting,
 )
-from vdl.kafka.record_checks import Bounds, RecordsRefused, Verdict
+from vdl.kafka.record_checks import Bounds, Codec, Recompressed, RecordsRefused, Verdict
 from vdl.kafka.topic_configs import (
     CLEANUP_POLICY,
     MAX_MESSAGE_BYTES,
     MIN_IN_SYNC_REPLICAS,
+    PRODUCERS_CODEC,
     TIMESTAMP_AFTER_MAX_MS,
     TIMESTAMP_BEFORE_MAX_MS,
     TIMESTAMP_TYPE,
+    codec_of,
 )
 from vdl.kafka.wire.produce import (
     BatchIndexAndErrorMessage,
@@ -177,10 +179,11 @@ class _Produce:
         if header.attributes & TRANSACTIONAL_FLAG:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
         configs = topic.configs
-        log_append_time = (
-            bool(configs) and configs.get(TIMESTAMP_TYPE, "").lower() == "logappendtime"
-        )
+        default_type = self.ctx.server.config.timestamp_type
+        timestamp_type = configs.get(TIMESTAMP_TYPE, default_type) if configs else default_type
+        log_append_time = timestamp_type.lower() == "logappendtime"
         bounds = self.bounds(topic, log_append_time=log_append_time)
+        codec = self.codec(topic, bytes_max)
         copies_min = 1
         if self.acks == ACKS_ALL:
             default = self.ctx.server.config.min_insync_replicas
@@ -191,21 +194,36 @@ class _Produce:
         )  # fmt: skip
         checks = self.ctx.server.record_checks
         if is_old:
-            self.convert(placed, stream, bytes_max, bounds)
+            self.convert(placed, stream, bytes_max, bounds, codec)
             return
-        verdict = checks.check(records, header, bounds) if not self.line else None
+        verdict = checks.check(records, header, bounds, codec) if not self.line else None
         self.waiting += 1
         if verdict is not None:
             placed.verdict = verdict
             self.place(placed, stream)
             return
         self.line.append(placed)
-        checks.check_later(records, header, bounds, partial(self.checked, placed))
+        checks.check_later(records, header, bounds, partial(self.checked, placed), codec)
 
-    def convert(self, placed: _Placed, stream: LogStream, bytes_max: int, bounds: Bounds) -> None:
+    def codec(self, topic: Topic, bytes_max: int) -> Codec | None:
+        """The codec the topic keeps its batches in; None for each producer's own."""
+        config = self.ctx.server.config
+        if not topic.configs and config.compression_type == PRODUCERS_CODEC:
+            return None
+        found = codec_of(topic.configs, config)
+        return None if found is None else Codec(*found, bytes_max)
+
+    def convert(
+        self,
+        placed: _Placed,
+        stream: LogStream,
+        bytes_max: int,
+        bounds: Bounds,
+        codec: Codec | None,
+    ) -> None:
         """Make a batch of a message set, and place it as `check` does. Raises KafkaError."""
         checks = self.ctx.server.record_checks
-        batch = checks.convert(placed.records, bytes_max, bounds) if not self.line else None
+        batch = checks.convert(placed.records, bytes_max, bounds, codec) if not self.line else None
         self.waiting += 1
         if batch is not None:
             placed.converted(batch)
@@ -220,7 +238,7 @@ class _Produce:
                 self.checked(placed, placed.header.max_timestamp)
 
         self.line.append(placed)
-        checks.convert_later(placed.records, bytes_max, bounds, done)
+        checks.convert_later(placed.records, bytes_max, bounds, done, codec)
 
     def bounds(self, topic: Topic, *, log_append_time: bool) -> Bounds:
         """What the topic asks of each record: its time, unless that is not kept (KIP-32, KIP-937),
@@ -230,8 +248,9 @@ class _Produce:
         if log_append_time:
             return _OLDEST, _NEWEST, keys_required
         now_ms = self.ctx.server.host.agreed_ms()
-        after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, 3_600_000)
-        before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, _NO_LIMIT_MS)
+        config = self.ctx.server.config
+        after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, config.timestamp_after_max_ms)
+        before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, config.timestamp_before_max_ms)
         oldest = _OLDEST if before_ms == _NO_LIMIT_MS else now_ms - before_ms
         return oldest, min(now_ms + after_ms, _NEWEST), keys_required
 
@@ -253,7 +272,11 @@ class _Produce:
 
     def place(self, placed: _Placed, stream: LogStream | None) -> None:
         """Append a checked batch, or set its error."""
-        verdict, header, answer = placed.verdict, placed.header, placed.answer
+        verdict, answer = placed.verdict, placed.answer
+        if isinstance(verdict, Recompressed):
+            placed.records, placed.header = verdict.batch, verdict.header
+            verdict = verdict.max_timestamp
+        header = placed.header
         group_id = placed.group_id
         done = partial(self.appended, group_id, answer, placed.log_append_time)
         if isinstance(verdict, KafkaError):
