@@ -35,6 +35,10 @@ EXAMPLES = [
     commands.ExpireOffsets(1, [], 1_700_000_000_000),
     commands.DeleteOffsets("g", [("t", 0), ("u", 7)]),
     commands.NoteTime(),
+    commands.AlterReassignments(
+        [commands.Reassign("t", 0, [4, 1, 2]), commands.Reassign("t", 1, None)], False, 9
+    ),
+    commands.FinishReassignments([commands.FinishedMove(9, 2)]),
 ]  # fmt: skip
 
 
