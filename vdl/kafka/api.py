@@ -185,6 +185,23 @@ ROWS = (
         "handle_incremental_alter_configs",
         "fail_incremental_alter_configs",
     ),
+    Api(
+        45,
+        "AlterPartitionReassignments",
+        0,
+        1,
+        "reassignments",
+        "handle_alter_partition_reassignments",
+    ),
+    Api(
+        46,
+        "ListPartitionReassignments",
+        0,
+        0,
+        "reassignments",
+        "handle_list_partition_reassignments",
+        large_answer=True,
+    ),
     Api(47, "OffsetDelete", 0, 0, "offsets", "handle_offset_delete"),
     Api(60, "DescribeCluster", 0, 2, "cluster", "handle_describe_cluster"),
     Api(

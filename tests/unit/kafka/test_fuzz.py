@@ -8,6 +8,11 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
+from vdl.kafka.wire.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
@@ -16,6 +21,10 @@ from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConf
 from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from vdl.kafka.wire.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+)
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -44,6 +53,10 @@ def sound_requests(version: int) -> dict[int, object]:
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        45: AlterPartitionReassignmentsRequest(
+            100, True, [ReassignableTopic("t", [ReassignablePartition(0, [3, 1])])]
+        ),
+        46: ListPartitionReassignmentsRequest(100, [ListPartitionReassignmentsTopics("t", [0])]),
         60: DescribeClusterRequest(),
         75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
     }
