@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
