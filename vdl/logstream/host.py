@@ -105,7 +105,9 @@ class Host:
         self._replicas = Replicas(state, hosting=self)
         self._transfers = Transfers(state, self._status, self.liveness)
         self._requests = LeaderRequests(state, self._transfers, self.liveness)
-        self._replacement = Replacement(state, self._replicas, self.liveness, self._forwarding)
+        self._replacement = Replacement(
+            state, self._replicas, self.liveness, self._forwarding, self._transfers
+        )
         self.in_sync = state.in_sync
         self.periodic = Periodic(
             state,
@@ -607,8 +609,17 @@ class Host:
 
     def _place(self, group: Group) -> None:
         """Tell a group what its members are to be."""
-        if replicas := self.catalog.replicas(group.group_id):  # else its topic is deleted
-            group.placement = tuple(replica_ids(replicas))
+        replicas = self.catalog.replicas(group.group_id)
+        if not replicas:
+            return  # its topic is deleted
+        move = self.catalog.move(group.group_id)
+        group.placement = tuple(replica_ids(replicas))
+        group.leaving = tuple(replica_ids(move.leaving))
+        group.adding = frozenset(
+            replica_ids([r for r in replicas if move.origin and r.server_id not in move.origin])
+        )
+        group.wanted_revision = move.revision
+        group.to_finish = move.is_open
 
     def _collect_meta(self, logs: Sequence[storage.Log]) -> list[storage.MetaBatch]:
         """See `Store.collect_meta`."""

@@ -57,6 +57,7 @@ from vdl.sim.machine import (
     Machine,
     machine_name,
 )
+from vdl.sim.mover import Mover
 from vdl.sim.network import Network, SimDialer, Weather
 from vdl.sim.one_fault import judge_one_fault
 from vdl.sim.options import Options
@@ -116,7 +117,17 @@ ACKNOWLEDGEMENTS_MIN = 100
 SAFETY_LONGER_MAX = 3
 """A world that has not is kept in its safety phase for up to so many times its length more."""
 
-Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | TopicGrowth | Ageing | Liar
+Load = (
+    ProducerLoad
+    | MemberLoad
+    | Asker
+    | OffsetAsker
+    | TopicChurn
+    | TopicGrowth
+    | Ageing
+    | Liar
+    | Mover
+)
 
 
 @dataclass(slots=True)
@@ -176,17 +187,9 @@ class World:
             topic=TOPIC,
             acknowledged=self.watch.acknowledged,
         )
-        self._loads: list[
-            ProducerLoad
-            | MemberLoad
-            | Asker
-            | OffsetAsker
-            | TopicChurn
-            | TopicGrowth
-            | Ageing
-            | Liar
-        ] = []
+        self._loads: list[Load] = []
         self.liars: list[Liar] = []
+        self.mover: Mover | None = None
         self._slept_ms = 0
         self._client_clocks: list[NodeClock] = []
         self._ageing: Ageing | None = None
@@ -550,6 +553,9 @@ class World:
             self._loads.append(TopicGrowth(self.env, "g0", host(), new_rng()))
         self.liars = [Liar(self.env, f"l{i}", host(), new_rng()) for i in range(options.liars)]
         self._loads += self.liars
+        if options.moves:
+            self.mover = Mover(self.env, host(), new_rng(), len(self.machines))
+            self._loads.append(self.mover)
 
     def _check_memory(self) -> None:
         """What the clients of each server make it hold stays within its bounds: looked up where it

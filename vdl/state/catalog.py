@@ -32,6 +32,16 @@ from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.features import Features
 from vdl.state.placement import Load, place
+from vdl.state.reassignment import (
+    NEVER_MOVED,
+    Move,
+    Reassignment,
+    ReplicaInfo,
+    finished,
+    in_progress,
+    reassigned,
+    renumbered,
+)
 from vdl.state.table import decode_value, encode_value, text_bytes
 
 TOPIC_NAME_CHARS_MAX = 249
@@ -64,13 +74,6 @@ class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
     """True: voter of the catalog; False: learner."""
     features: dict[str, tuple[int, int, int]] = {}
     """See `RegisterServer.features`."""
-
-
-class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One copy of a group: (server id, replica number) is never given out twice for a group."""
-
-    server_id: int
-    replica_number: int
 
 
 class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -232,6 +235,14 @@ class ConfigsAltered:
 
 
 @dataclass(slots=True)
+class ReassignmentsAltered:
+    """Answer to AlterReassignments: an error and its text for each change, in the order asked."""
+
+    errors: list[tuple[ErrorCode, str]]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class ProducerIdBlock:
     """Answer to AllocateProducerIds: [first, first + count) are the proposer's."""
 
@@ -267,6 +278,8 @@ class Catalog:
         self.topics_by_id: dict[bytes, TopicInfo] = {}
         self.groups: dict[int, GroupInfo] = {}
         """Groups of partitions only: the catalog and the coordinators are in the birth record."""
+        self.moves: dict[int, Move] = {}
+        """By group: what reassignments left behind, for groups that had any."""
         self.next_group_id = coordinator_groups + 1
         self.next_producer_id = 0
         self.features = Features()
@@ -292,6 +305,8 @@ class Catalog:
             commands.AlterTopicConfigs: self._alter_configs,
             commands.CreatePartitions: self._create_partitions,
             commands.UpdateFeatures: self._update_features,
+            commands.AlterReassignments: self._alter_reassignments,
+            commands.FinishReassignments: self._finish_reassignments,
         }
 
     def understands(self, command: Any) -> bool:
@@ -388,6 +403,16 @@ class Catalog:
         info = self.groups.get(group_id)
         return [] if info is None else info.replicas
 
+    def move(self, group_id: int) -> Move:
+        """What reassignments left behind of a group."""
+        return self.moves.get(group_id, NEVER_MOVED)
+
+    def listed(self, group_id: int) -> list[ReplicaInfo]:
+        """Every replica of a group that its server has to keep: those that are to be members, then
+        those that leave."""
+        move = self.moves.get(group_id)
+        return self.replicas(group_id) + (move.leaving if move is not None else [])
+
     def founding(self, group_id: int) -> list[ReplicaInfo]:
         """The members a group was made with, preferred leader first."""
         if group_id <= self.coordinator_groups:
@@ -401,15 +426,20 @@ class Catalog:
         return not known and group_id < self.next_group_id
 
     def replica_number(self, group_id: int, server_id: int) -> int:
-        """The number of the server's replica of a group, 0 when it is to have none."""
+        """The number of the server's replica of a group, 0 when it is to have none; one that leaves
+        is there until the group has removed it."""
         for replica in self.replicas(group_id):
             if replica.server_id == server_id:
                 return replica.replica_number
+        if group_id in self.moves:
+            for replica in self.moves[group_id].leaving:
+                if replica.server_id == server_id:
+                    return replica.replica_number
         return 0
 
     def is_sole(self, group_id: int) -> bool:
         """Whether the group has a single replica, which cannot be replaced."""
-        return len(self.replicas(group_id)) == 1
+        return len(self.listed(group_id)) == 1
 
     def _founders_from(self, group_id: int) -> list[int]:
         """The founders, rotated so that the preferred leaders of coordinators spread."""
@@ -469,13 +499,106 @@ class Catalog:
                 self._dirty.add(_number_key(group_id, server_id))
             else:
                 info = self.groups[group_id]
-                replicas = [
-                    ReplicaInfo(server_id, number) if replica.server_id == server_id else replica
-                    for replica in info.replicas
-                ]
+                replicas = renumbered(info.replicas, server_id)
                 self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
                 self._dirty.add(_group_key(group_id))
+                if move := self.moves.get(group_id):
+                    self._note_move(
+                        group_id,
+                        msgspec.structs.replace(
+                            move,
+                            revision=move.revision + 1,
+                            leaving=renumbered(move.leaving, server_id),
+                        ),
+                    )
         return Replacement(ErrorCode.NONE, events=[ReplicasReplaced(server_id, group_ids)])
+
+    # --- reassignments (KIP-455) -----------------------------------------------------------
+    def reassignment(self, group_id: int) -> Reassignment | None:
+        """The reassignment of a partition that is in progress."""
+        info, move = self.groups.get(group_id), self.moves.get(group_id)
+        return None if info is None or move is None else in_progress(info.replicas, move)
+
+    def is_reassigning(self, topic: TopicInfo) -> bool:
+        """Whether a reassignment of any of the topic's partitions is in progress."""
+        moves = self.moves
+        return bool(moves) and any(g in moves and moves[g].origin for g in topic.partitions)
+
+    def _alter_reassignments(self, command: commands.AlterReassignments) -> ReassignmentsAltered:
+        held: Counter[int] = Counter()
+        if command.replicas_per_server_max:
+            for group_id in self.groups:
+                held.update(replica.server_id for replica in self.listed(group_id))
+        return ReassignmentsAltered(
+            [self._alter_reassignment(change, command, held) for change in command.changes]
+        )
+
+    def _alter_reassignment(
+        self, change: commands.Reassign, command: commands.AlterReassignments, held: Counter[int]
+    ) -> tuple[ErrorCode, str]:
+        topic = self.topics.get(change.topic)
+        if topic is None or not 0 <= change.partition < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such partition"
+        group_id = topic.partitions[change.partition]
+        info, move = self.groups[group_id], self.move(group_id)
+        servers, cancels = change.replicas, False
+        if servers is None:
+            if not move.origin:
+                return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no reassignment is in progress"
+            servers, cancels = move.origin, True
+        elif complaint := self._why_not_on(servers):
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
+        elif len(servers) != len(info.replicas) and not command.may_change_count:
+            return (
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"the partition has {len(info.replicas)} replicas, {len(servers)} are asked for",
+            )
+        replicas, moved = reassigned(info.replicas, move, servers, cancels=cancels)
+        if any(replica.replica_number > REPLICA_NUMBER_MAX for replica in replicas):
+            return ErrorCode.POLICY_VIOLATION, "the partition was moved to a server too often"
+        there = {replica.server_id for replica in self.listed(group_id)}
+        more = [server for server in servers if server not in there]
+        for server in more:
+            if held[server] >= command.replicas_per_server_max > 0:
+                return (
+                    ErrorCode.POLICY_VIOLATION,
+                    f"server {server} has {held[server]} replicas of partitions, which is as many "
+                    "as it may have (cluster.replicas_per_server)",
+                )
+        held.update(more)
+        if replicas != info.replicas:
+            self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
+            self._dirty.add(_group_key(group_id))
+            self.renumbered += 1
+        if moved != move:
+            self._note_move(group_id, moved)
+        return ErrorCode.NONE, ""
+
+    def _why_not_on(self, servers: list[int]) -> str:
+        """Why a partition cannot have its replicas on these servers; empty if it can."""
+        if not servers:
+            return "a partition needs at least one replica"
+        if len(set(servers)) != len(servers):
+            return "a partition's replicas need servers that are all different"
+        unknown = [server for server in servers if server not in self.servers]
+        return f"no server {unknown[0]}" if unknown else ""
+
+    def _finish_reassignments(self, command: commands.FinishReassignments) -> ReassignmentsAltered:
+        answer = ReassignmentsAltered([])
+        for done in command.moves:
+            move = self.move(done.group_id)
+            # Of an older one what is leaving may be a member by now.
+            if move.is_open and move.revision == done.revision:
+                self._note_move(done.group_id, finished(move))
+                answer.errors.append((ErrorCode.NONE, ""))
+            else:
+                answer.errors.append((ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ""))
+        return answer
+
+    def _note_move(self, group_id: int, move: Move) -> None:
+        self.moves[group_id] = move
+        self.renumbered += 1
+        self._dirty.add(_move_key(group_id))
 
     # --- topics ----------------------------------------------------------------------------
     def _create_topics(self, command: commands.CreateTopics) -> TopicsCreated:
@@ -495,8 +618,8 @@ class Catalog:
 
     def _load(self) -> Load:
         load = Load(self.servers)
-        for group in self.groups.values():
-            load.add([replica.server_id for replica in group.replicas])
+        for group_id in self.groups:
+            load.add([replica.server_id for replica in self.listed(group_id)])
         return load
 
     def _crowded(
@@ -688,6 +811,10 @@ class Catalog:
         topic = self.topics.get(new.topic)
         if topic is None:
             return refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic '{new.topic}'")
+        if self.is_reassigning(topic):
+            return refused(
+                ErrorCode.REASSIGNMENT_IN_PROGRESS, f"partitions of '{new.topic}' are being moved"
+            )
         present = len(topic.partitions)
         if not present < new.count <= PARTITIONS_PER_TOPIC_MAX:
             return refused(
@@ -765,6 +892,8 @@ class Catalog:
         for group_id in topic.partitions:
             del self.groups[group_id]
             self._dirty.add(_group_key(group_id))
+            if self.moves.pop(group_id, None) is not None:
+                self._dirty.add(_move_key(group_id))
             answer.events.append(GroupRemoved(group_id))
         del self.topics[topic.name]
         self._metric_names.pop(_metric_name(topic.name), None)
@@ -814,6 +943,7 @@ class Catalog:
         keys = [_KEY_COUNTERS]
         keys.extend(map(_feature_key, self.features.levels))
         keys.extend(map(_group_key, self.groups))
+        keys.extend(map(_move_key, self.moves))
         keys.extend(map(_server_key, self.servers))
         keys.extend(map(_topic_key, self.topics))
         keys.extend(map(_retired_key, self.retired))
@@ -825,7 +955,8 @@ class Catalog:
     def item_count(self) -> int:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
-        return 1 + named + len(self.features.levels) + len(self.retired) + len(self._numbers)
+        several = len(self.features.levels) + len(self.retired) + len(self._numbers)
+        return 1 + named + several + len(self.moves)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
@@ -834,6 +965,7 @@ class Catalog:
         self._metric_names = {}
         self.topics_by_id = {}
         self.groups = {}
+        self.moves = {}
         self.next_group_id = self._first_group_id
         self.next_producer_id = 0
         self.noted_ms = 0
@@ -855,6 +987,8 @@ class Catalog:
                 case b"g":
                     group = decode_value(value, GroupInfo)
                     self.groups[group.group_id] = group
+                case b"m":
+                    self.moves[_KEY_GROUP.unpack(key)[1]] = decode_value(value, Move)
                 case b"n":
                     _, group_id, server_id = _KEY_NUMBER.unpack(key)
                     self._numbers[group_id, server_id] = decode_value(value, int)
@@ -885,6 +1019,8 @@ class Catalog:
                 value = self.features.levels.get(key[1:].decode())
             case b"g":
                 value = self.groups.get(_KEY_GROUP.unpack(key)[1])
+            case b"m":
+                value = self.moves.get(_KEY_GROUP.unpack(key)[1])
             case b"n":
                 value = self._numbers.get(_KEY_NUMBER.unpack(key)[1:])
             case b"r":
@@ -951,6 +1087,10 @@ def _feature_key(feature: str) -> bytes:
 
 def _group_key(group_id: int) -> bytes:
     return _KEY_GROUP.pack(b"g", group_id)
+
+
+def _move_key(group_id: int) -> bytes:
+    return _KEY_GROUP.pack(b"m", group_id)
 
 
 def _number_key(group_id: int, server_id: int) -> bytes:

@@ -200,6 +200,40 @@ class UpdateFeatures(Command, frozen=True, tag=10):
     validate_only: bool = False
 
 
+class Reassign(Part, frozen=True):
+    """Where the replicas of one partition are to be."""
+
+    topic: str
+    partition: int
+    replicas: list[int] | None
+    """Server ids, preferred leader first; None: back to where they were (KIP-455)."""
+
+
+class AlterReassignments(Command, frozen=True, tag=14):
+    """Begin, change or cancel reassignments, each on its own."""
+
+    changes: list[Reassign]
+    may_change_count: bool = True
+    """Whether a partition may get more or fewer replicas than it has."""
+    replicas_per_server_max: int = 0
+    """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
+
+
+class FinishedMove(Part, frozen=True):
+    """A group's leader says that the group's members are what they are to be, and that a majority
+    of them knows it."""
+
+    group_id: int
+    revision: int
+    """Of what they are to be: see `vdl/state/reassignment.py`."""
+
+
+class FinishReassignments(Command, frozen=True, tag=19):
+    """Replicas that were leaving may be deleted."""
+
+    moves: list[FinishedMove]
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 

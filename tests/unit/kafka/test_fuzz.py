@@ -8,6 +8,11 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
+from vdl.kafka.wire.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
 from vdl.kafka.wire.alter_replica_log_dirs import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
@@ -32,6 +37,10 @@ from vdl.kafka.wire.elect_leaders import ElectLeadersRequest
 from vdl.kafka.wire.elect_leaders import TopicPartitions as ElectTopicPartitions
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from vdl.kafka.wire.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+)
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -70,6 +79,10 @@ def sound_requests(version: int) -> dict[int, object]:
             [CreatePartitionsTopic("t", 2, [CreatePartitionsAssignment([1, 2, 3])])], 100
         ),
         43: ElectLeadersRequest(0, [ElectTopicPartitions("t", [0])], 100),
+        45: AlterPartitionReassignmentsRequest(
+            100, True, [ReassignableTopic("t", [ReassignablePartition(0, [3, 1])])]
+        ),
+        46: ListPartitionReassignmentsRequest(100, [ListPartitionReassignmentsTopics("t", [0])]),
         55: DescribeQuorumRequest([TopicData("__cluster_metadata", [PartitionData(0)])]),
         57: UpdateFeaturesRequest(1_000, [FeatureUpdateKey("f", 1)]),
         60: DescribeClusterRequest(),

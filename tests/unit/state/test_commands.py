@@ -40,6 +40,10 @@ EXAMPLES = [
     commands.CreatePartitions(
         [commands.NewPartitions("t", 3), commands.NewPartitions("u", 2, [[1, 2]])], False, [1], 9
     ),
+    commands.AlterReassignments(
+        [commands.Reassign("t", 0, [4, 1, 2]), commands.Reassign("t", 1, None)], False, 9
+    ),
+    commands.FinishReassignments([commands.FinishedMove(9, 2)]),
 ]  # fmt: skip
 
 

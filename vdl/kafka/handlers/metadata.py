@@ -84,7 +84,11 @@ class View:
         """One partition. A leader that clients of this listener cannot reach is none."""
         host = self.ctx.server.host
         leader, term = host.leader_of(group_id)
-        replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
+        moving = host.catalog.reassignment(group_id)
+        if moving is None:
+            replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
+        else:
+            replicas = moving.replicas  # those that go as well (KIP-455)
         error = ErrorCode.NONE
         must_report_loss = self._must_report_loss(group_id)
         if leader < 0:

@@ -11,7 +11,8 @@ Rules:
   term and was caught up lately; it leaves when it lags for too long, or when its server is silent
   for longer than two election timeouts. A refused connection proves a dead process: it leaves at
   once. Between the bounds of joining (`JOIN_NS`) and of leaving the list does not change.
-* Learners, and replicas that are to be replaced, are not in sync.
+* Learners, and replicas that are to be replaced, are not in sync. One that leaves is, while it is
+  a voter: what was acknowledged may depend on it.
 * How many copies an entry has does not follow from this list but from the voters' durable match
   (`copied`). The list only says whether it is worth waiting for copies.
 
@@ -70,12 +71,12 @@ class InSync:
     @property
     def servers(self) -> tuple[int, ...]:
         """The servers that hold the in-sync replicas, in the order of the placement."""
-        return tuple(server_of(r) for r in self.group.placement if r in self.replicas)
+        return tuple(server_of(r) for r in self.group.listed if r in self.replicas)
 
     @property
     def is_whole(self) -> bool:
         """Whether all replicas there are to be are in sync."""
-        return len(self.replicas) == len(self.group.placement)
+        return len(self.replicas) == len(self.group.listed)
 
     def is_young(self, now_ns: int) -> bool:
         """Whether replicas that live may not have been heard of yet in this term."""
@@ -99,7 +100,7 @@ class InSync:
         raft = group.node.raft
         last, voters = raft.log.last_index, raft.membership.incoming
         found = []
-        for replica in group.placement:
+        for replica in group.listed:
             if replica == group.replica_id:
                 found.append(replica)
                 continue

@@ -1,9 +1,10 @@
 """Which leaderships should move, and to whom (thesis §3.10).
 
-Four reasons to hand one over: this server stops; its disk is full; its disk hangs while the
-followers' disks keep the group alive; or the first replica of the placement, which should lead when
-it can, is back, has caught up and has no damaged entries left. The last happens in small batches,
-so that a server that comes back is not flooded by all its clients at once.
+Five reasons to hand one over: this server stops; its disk is full; its disk hangs while the
+followers' disks keep the group alive; its replica leaves the group; or the first replica of the
+placement, which should lead when it can, is back, has caught up and has no damaged entries left.
+The last happens in small batches, so that a server that comes back is not flooded by all its
+clients at once.
 
 A leadership goes to the first replica of its placement when that one can lead, else to the server
 that leads least of those that have all that is committed, or nearly: when a server with thousands
@@ -68,6 +69,12 @@ class Transfers:
         """This server's disk hangs: hand over what the followers' disks keep alive."""
         groups = self._groups.values()
         self._hand_out([g for g in groups if g.node.is_leader and g.node.commit > g.node.stable])
+
+    def hand_to_wanted(self, group: Group) -> None:
+        """This replica leaves the group: give the leadership to one that stays."""
+        transferee = self._best_transferee(group, {}, among=group.placement)
+        if transferee:
+            self._hand_over(group, transferee)
 
     def return_some(self) -> None:
         """Let some placements' first replicas lead again: called once a second. One that comes to
@@ -136,9 +143,11 @@ class Transfers:
                 self._hand_over(group, transferee)
         return given.total()
 
-    def _best_transferee(self, group: Group, given: Mapping[int, int]) -> NodeId:
+    def _best_transferee(
+        self, group: Group, given: Mapping[int, int], among: Collection[NodeId] = ()
+    ) -> NodeId:
         """The live voter that is to lead a led group next, 0 when there is none. `given`:
-        leaderships by server that are on their way there already.
+        leaderships by server that are on their way there already. `among`: not empty, one of these.
 
         One without damage comes first, then one that misses little, as producers wait until it has
         the rest; among those the placement's first, then the one whose server leads least, then the
@@ -147,6 +156,8 @@ class Transfers:
         best, best_rank = 0, (False, False, False, 0, 0)
         for replica in sorted(group.node.membership.incoming):
             server = server_of(replica)
+            if among and replica not in among:
+                continue
             if replica == group.replica_id or not self._status.can_lead(server, group.group_id):
                 continue
             progress = group.node.progress(replica)
