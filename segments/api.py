@@ -442,7 +442,8 @@ class Store(Protocol):
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
-        """As `Log.read`, from disk."""
+        """As `Log.read`, from disk. `done` may be called before this returns: what was read ahead
+        is in memory."""
 
     def entries_cold(
         self,

@@ -108,6 +108,8 @@ HELP: dict[str, str] = {
     "vdl_server_answer_memory_bytes": "Answers that are being built or not taken.",
     "vdl_server_answer_memory_bytes_max": "The most they may come to.",
     "vdl_server_answer_memory_waits_total": "Times an answer was put off for want of room.",
+    "vdl_server_cold_read_bytes_per_second": "What readers far behind may take beside producers.",
+    "vdl_server_acknowledgement_usual_seconds": "What one takes while nobody far behind reads.",
     "vdl_server_replicas": "Replicas of partitions that run here.",
     "vdl_server_replicas_max": "Replicas of partitions that a server may have.",
     "vdl_server_topics_refused_total": "Topics not created, or not enlarged, because of that.",

@@ -478,9 +478,9 @@ def test_readers_from_disk_are_paced_while_producers_are_at_work() -> None:
         assert counts(client.ask(FETCH, 11, fetch(0))) == [1]  # nobody produces
     occupy(world)
     client.request(FETCH, 11, fetch(0))
-    world.run(900)
+    world.run(700)
     assert client.answers() == []
-    world.run(200)
+    world.run(400)
     (late,) = client.answers()
     assert counts(late) == [1]
 

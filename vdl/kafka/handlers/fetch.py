@@ -476,7 +476,8 @@ class _Poll:
         else:
             target.cold = found
             found_bytes = found.bytes
-        self.ctx.server.read_throttle.found(admission, found_bytes)
+        server = self.ctx.server
+        server.read_throttle.found(admission, found_bytes, server.clock.now_ns())
         if not self.later.cancelled:
             self._open_gate()
 

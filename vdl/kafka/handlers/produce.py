@@ -320,6 +320,7 @@ class _Produce:
     ) -> None:
         """The fate of one partition's batch. Called from the host's turn, which a bug here must not
         reach."""
+        self.ctx.server.read_throttle.waiting -= 1
         try:
             if appended.duplicate_timestamp is not None and log_append_time:
                 answer.log_append_time_ms = appended.duplicate_timestamp

@@ -433,7 +433,7 @@ class LogStream:
         bytes_max: int,
         done: Callable[[storage.Slices | storage.StorageError], None],
     ) -> None:
-        """As `read`, from disk, off the loop."""
+        """As `read`, from disk, off the loop. `done` may be called before this returns."""
         group = self.group
         group.store.read_cold(group.log, offset, group.commit, bytes_max, done)
 
