@@ -218,10 +218,12 @@ def test_fetch_below_the_log_start_is_out_of_range() -> None:
         (4, ErrorCode.FENCED_LEADER_EPOCH),
         (5, ErrorCode.NONE),
         (6, ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (-2, ErrorCode.NONE),
     ],
 )
 def test_fetch_checks_the_leader_epoch(epoch: int, error: ErrorCode) -> None:
-    """KIP-320: neither an older nor a newer epoch than this leader's is served."""
+    """KIP-320: neither an older nor a newer epoch than this leader's is served; one below nought is
+    none."""
     world = World()
     world.topic()
     assert error_of(world.client().ask(FETCH, 11, fetch(0, epoch=epoch))) == error

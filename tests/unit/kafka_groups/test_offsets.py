@@ -560,6 +560,14 @@ def test_offset_delete_of_unknown_partitions_is_refused_one_by_one(cluster: Clus
     assert deleted(delete(cluster, {})) == {}
 
 
+def test_offset_delete_without_a_group_is_refused(cluster: Cluster) -> None:
+    """24, whatever is to be deleted."""
+    for topics in ([], [delete_wire.OffsetDeleteRequestTopic("no")]):
+        request = delete_wire.OffsetDeleteRequest("", topics)
+        response = cluster.call(DELETE, 0, request).response
+        assert (response.error_code, response.topics) == (ErrorCode.INVALID_GROUP_ID, [])
+
+
 def test_offset_delete_tells_what_is_wrong_with_the_group(cluster: Cluster) -> None:
     """69 for none, 16 at another server, 86 for what members may subscribe to."""
     call = delete(cluster, {"t": [0]})

@@ -23,7 +23,7 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.metadata import View
+from vdl.kafka.handlers.metadata import CLUSTER_OPERATIONS, View
 from vdl.kafka.wire.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -58,11 +58,7 @@ def handle_describe_cluster(
     """All servers that clients of this listener may connect to."""
     view = View(ctx)
     host = ctx.server.host
-    response = DescribeClusterResponse(
-        endpoint_type=request.endpoint_type,
-        cluster_id=host.cluster_id,
-        controller_id=view.controller_id(),
-    )
+    response = DescribeClusterResponse(cluster_id=host.cluster_id)
     if request.endpoint_type != EndpointType.BROKERS:
         known = request.endpoint_type == EndpointType.CONTROLLERS
         response.error_code = (
@@ -70,6 +66,9 @@ def handle_describe_cluster(
         )
         response.error_message = "only brokers can be described here"
         return response
+    response.controller_id = view.controller_id()
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
     for server_id, server in sorted(host.catalog.servers.items()):
         address = server.listeners.get(ctx.connection.listener)
         fenced = not view.may_be_alive(server_id)

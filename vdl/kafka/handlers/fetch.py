@@ -296,7 +296,8 @@ class _Poll:
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
             return
         target.stream = stream
-        target.error = check_leader_epoch(stream, target.asked.current_leader_epoch)
+        # Kafka takes any epoch below nought for none.
+        target.error = check_leader_epoch(stream, max(target.asked.current_leader_epoch, -1))
         if target.error:
             return
         if not stream.is_leader:
@@ -486,6 +487,7 @@ class _Poll:
             partition_index=target.asked.partition,
             error_code=target.error,
             high_watermark=-1,
+            aborted_transactions=None,
             records=b"",
         )
         if self.ctx.api_version >= _HINTS_FROM and target.error in (

@@ -306,6 +306,8 @@ def handle_offset_delete(
     ctx: RequestContext, request: delete_wire.OffsetDeleteRequest
 ) -> Later | delete_wire.OffsetDeleteResponse:
     """Each partition has its own answer; an error of the group stands alone."""
+    if not request.group_id:
+        return delete_wire.OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     response = delete_wire.OffsetDeleteResponse()
     partitions: list[tuple[str, int]] = []
     waiting: list[delete_wire.OffsetDeleteResponsePartition] = []

@@ -1,8 +1,9 @@
 """InitProducerId (key 22) v0–5: an id for an idempotent producer. DescribeProducers (61) v0: those
 that partitions remember (KIP-664).
 
-v3: a producer may name its id and epoch (KIP-360). Without a transactional id there is nothing to
-fence, so it gets a new id, as from Kafka. v6 is about two-phase commit (KIP-939) and not spoken.
+v3: a producer may name its id and epoch (KIP-360), both or neither. Without a transactional id
+there is nothing to fence, so it gets a new id, as from Kafka. v6 is about two-phase commit
+(KIP-939) and not spoken.
 
 Each id is a command to the catalog. Producers start rarely, the command is batched with others of
 the turn, and no server has to remember a block of ids.
@@ -49,6 +50,9 @@ def handle_init_producer_id(
     ctx: RequestContext, request: InitProducerIdRequest
 ) -> Later | InitProducerIdResponse:
     """A new id, epoch 0. Errors are ones that clients try again."""
+    names_one_of_both = (request.producer_id == -1) != (request.producer_epoch == -1)
+    if request.transactional_id == "" or names_one_of_both:
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
     if request.transactional_id is not None:
         return InitProducerIdResponse(
             error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_epoch=-1

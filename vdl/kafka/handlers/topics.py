@@ -1,10 +1,10 @@
 """CreateTopics (key 19), DeleteTopics (20), CreatePartitions (37): asked of any server, decided by
 the catalog.
 
-CreateTopics: v1 error texts and validation alone, v4 counts may be left to the server (KIP-464), v5
-the answer tells what was chosen (KIP-525), v7 topic ids. DeleteTopics: v5 error texts, v6 by id
-(KIP-516). v2 and v1 of them brought the throttle time. CreatePartitions: KIP-195; v2 flexible, v3
-may be told of quotas (KIP-599), of which there are none.
+CreateTopics: v1 error texts and validation alone, counts may be left to the server (KIP-464; by
+Kafka's brokers in every version), v5 the answer tells what was chosen (KIP-525), v7 topic ids.
+DeleteTopics: v5 error texts, v6 by id (KIP-516). v2 and v1 of them brought the throttle time.
+CreatePartitions: KIP-195; v2 flexible, v3 may be told of quotas (KIP-599), of which there are none.
 
 What can be judged without the catalog (duplicates, settings, the shape of assignments) is judged
 here; the rest is decided where the command is applied, so two racing requests get one winner. A
@@ -21,7 +21,7 @@ from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import created_configs
-from vdl.kafka.handlers.partitions import NO_TOPIC_ID
+from vdl.kafka.handlers.partitions import NO_TOPIC_ID, find_topic
 from vdl.kafka.leaders import when_led
 from vdl.kafka.topic_configs import InvalidConfig, check_configs
 from vdl.kafka.wire.create_partitions import (
@@ -52,7 +52,6 @@ from vdl.state.commands import (
     NewTopic,
 )
 
-_DEFAULT_COUNTS_FROM = 4
 _BY_ID_FROM = 6
 
 
@@ -100,11 +99,6 @@ def fail_create_topics(
 
 def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
     """The topic as a command says it. Raises KafkaError for what needs no catalog to be wrong."""
-    if ctx.api_version < _DEFAULT_COUNTS_FROM and not topic.assignments:
-        if topic.num_partitions < 1:
-            raise KafkaError(ErrorCode.INVALID_PARTITIONS, "at least one partition is needed")
-        if topic.replication_factor < 1:
-            raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "at least one replica is needed")
     configs: dict[str, str] = {}
     for config in topic.configs:
         if config.value is None:
@@ -292,10 +286,13 @@ def handle_delete_topics(
     if ctx.api_version < _BY_ID_FROM:
         asked = [DeleteTopicState(name, NO_TOPIC_ID) for name in request.topic_names]
     times = Counter((topic.name, topic.topic_id) for topic in asked)
+    both_ways = _named_both_ways(ctx, asked)
     response = DeleteTopicsResponse()
     by_name: list[DeletableTopicResult] = []
     by_id: list[DeletableTopicResult] = []
     for name, topic_id in times:
+        if name is None and topic_id in both_ways:
+            continue  # answered under its name
         result = DeletableTopicResult(name=name, topic_id=topic_id)
         response.responses.append(result)
         if times[name, topic_id] > 1:
@@ -304,6 +301,9 @@ def handle_delete_topics(
         elif (name is None) == (topic_id == NO_TOPIC_ID):
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "either a name or an id is needed"
+        elif name in both_ways.values():
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "the topic is named by its id as well"
         elif name is None:
             by_id.append(result)
         else:
@@ -348,8 +348,22 @@ def fail_delete_topics(
     return DeleteTopicsResponse(responses=results)
 
 
+def _named_both_ways(ctx: RequestContext, asked: list[DeleteTopicState]) -> dict[bytes, str]:
+    """Id → name of the topics that are asked for by name and by id: that is a mistake, and what it
+    was meant to delete is not known."""
+    names = {topic.name for topic in asked if topic.topic_id == NO_TOPIC_ID}
+    found = {}
+    for topic_id in {topic.topic_id for topic in asked if topic.name is None}:
+        topic = find_topic(ctx, topic_id)
+        if topic is not None and topic.name in names:
+            found[topic_id] = topic.name
+    return found
+
+
 def _fill_deleted(deleted: DeletedTopic, result: DeletableTopicResult) -> None:
     result.error_code = deleted.error
     if deleted.error is ErrorCode.NONE:
         result.name = deleted.name
         result.topic_id = deleted.topic_id
+    else:
+        result.error_message = "there is no such topic"
