@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.clients.go_program import digest
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "ecosystem"
 HERE = Path(__file__).parent
+MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
 FETCH_SECONDS_MAX = 600
 BUILD_SECONDS_MAX = 120
 WAIT_SECONDS_MAX = 120.0
@@ -63,6 +65,21 @@ def classes(project: str) -> str:
         subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
         partial.rename(folder)
     return f"{folder}:{jars}/*"
+
+
+def fetch(path: str) -> Path:
+    """A file of Maven Central; skips the test where it cannot be had."""
+    target = CACHE / path.rpartition("/")[2]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    try:
+        with (
+            urllib.request.urlopen(f"{MAVEN_CENTRAL}/{path}", timeout=FETCH_SECONDS_MAX) as answer,
+            target.open("wb") as file,
+        ):
+            shutil.copyfileobj(answer, file)
+    except OSError as error:
+        pytest.skip(f"Maven Central cannot be reached: {error}")
+    return target
 
 
 def require(tool: str) -> None:
@@ -132,6 +149,13 @@ class Program:
             wait_until(what, check)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from None
+
+    def wait_for_end(self, what: str) -> None:
+        """Return when it has ended by itself; fails the test with `what` if that takes too long."""
+        try:
+            self._process.wait(WAIT_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{what}\n{self.tail()}") from None
 
     def says(self, word: str) -> bool:
         """Whether a line of its output is `word`."""
