@@ -126,6 +126,14 @@ class ReadThrottle:
         self._last[reader] = start_ns, count
         return admission
 
+    def background_rate(self, now_ns: int) -> int:
+        """Bytes a second for work that nobody waits for: as readers get while producers are active,
+        and no more than `AMPLE_BYTES` otherwise."""
+        if now_ns - self.produced_ns >= AT_WORK_NS:
+            return AMPLE_BYTES
+        self._count()
+        return self._share(now_ns)
+
     def found(self, admission: Admission, count: int) -> None:
         """The admitted read found `count` bytes: more than admitted if one batch is larger."""
         if not admission.is_paced:

@@ -116,6 +116,7 @@ class Host:
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
+        self.compaction = self.periodic.compaction
         state.outbox.run_turn = self.run_once
         state.catalog_group.observers.append(CatalogObserver(state.outbox))
         state.store.on_durable = self._durable
@@ -425,6 +426,8 @@ class Host:
             self._repair.request_received(server_id, payload)
         elif frame_type is FrameType.ENTRIES:
             self._repair.answer_received(payload)
+        elif frame_type is FrameType.COMPACTED:
+            self.compaction.received(server_id, payload)
         elif frame_type is FrameType.ASK:
             number = self._replacement.number_for(server_id)
             answer = encode_answer(encode_record(self.state.record), catalog_replica=number)
