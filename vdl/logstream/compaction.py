@@ -232,7 +232,8 @@ class LogCompaction:
             spans,
             policy,
             compacted=stream.state.compact_upto,
-            now_ms=self._state.time.settled_ms(),
+            settled_ms=self._state.time.settled_ms(),
+            stamp_ms=self._state.time.now_ms(),
         )
         upto = min(upto, group.applied, group.commit)
         if upto > stream.state.compact_upto:

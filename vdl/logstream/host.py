@@ -500,6 +500,7 @@ class Host:
         if isinstance(owner, LogStream):
             owner.start()
             self.state.streams[group.group_id] = owner
+            self.trimming.opened(owner)
         if group.is_whole:
             self._act_on_state(group)
         else:

@@ -6,8 +6,9 @@ replica, whenever each gets to it. Whole segments are looked at, never the newes
 
 It is decided when the part that was written since the last decision is large enough
 (`min.cleanable.dirty.ratio`), or has waited for long enough (`max.compaction.lag.ms`); records
-younger than `min.compaction.lag.ms` are left out. Record times are compared with the cluster's
-settled time, as for retention.
+younger than `min.compaction.lag.ms` are left out. Their times are compared with the cluster's
+settled time, as for retention: no wrong clock makes a record old. What waits for too long is told
+by the time of stamps.
 
 A deletion marker goes some time after its first compaction (`delete.retention.ms`), so that who
 reads from the beginning meets it. Two rules say when:
@@ -46,7 +47,12 @@ class CompactionPolicy:
 
 
 def compaction_end(
-    spans: Sequence[SegmentSpan], policy: CompactionPolicy, *, compacted: int, now_ms: int
+    spans: Sequence[SegmentSpan],
+    policy: CompactionPolicy,
+    *,
+    compacted: int,
+    settled_ms: int,
+    stamp_ms: int,
 ) -> int:
     """The last entry that is to be compacted, where entries up to `compacted` are; 0 when there is
     too little to be worth it. `spans` are the log's segments, and last its tail."""
@@ -58,11 +64,11 @@ def compaction_end(
             clean_bytes += span.bytes
             began_ms = max(began_ms, span.max_timestamp)
             continue
-        if span.max_timestamp > now_ms - policy.min_lag_ms:
+        if policy.min_lag_ms and span.max_timestamp > settled_ms - policy.min_lag_ms:
             break
         # Nobody knows the oldest time in a segment. It is hardly before the newest of those before.
         oldest_ms = span.max_timestamp if began_ms < 0 else min(began_ms, span.max_timestamp)
-        is_overdue = is_overdue or 0 <= oldest_ms <= now_ms - policy.max_lag_ms
+        is_overdue = is_overdue or 0 <= oldest_ms <= stamp_ms - policy.max_lag_ms
         began_ms = max(began_ms, span.max_timestamp)
         dirty_bytes += span.bytes
         upto = span.last_index
