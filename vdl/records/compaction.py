@@ -53,8 +53,8 @@ WINDOW_BATCHES = 5
 """Of a producer, as its partition remembers them (`vdl.state.producers`)."""
 PRODUCERS_MAX = 4_096
 """Producers whose last batches are kept, as their partition remembers them."""
-KEYS_MAX = 1 << 20
-"""Keys of one pass: about 200 MB."""
+KEYS_MAX = 1 << 19
+"""Keys of one pass: about 90 MB."""
 _DIGEST_BYTES = 16
 _COUNT_AT = 57
 _LENGTH_AT = 8
