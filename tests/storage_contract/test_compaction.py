@@ -4,6 +4,7 @@ The logs hold real batches. What must be left of them is computed by a model tha
 segments, passes and files.
 """
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from segments.api import Compaction, HardState, MetaBatch, StoredEntry
 from segments.io import failpoint
+from segments.io.fs import RealFileSystem
+from segments.tool import Directory, verify
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness, make
 from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
 from vdl.records.compaction import BatchCleaner
@@ -402,3 +405,40 @@ def test_disk_that_fails_is_fatal_once(place, tmp_path, request):
     assert compact(harness, harness.log, 100)
     check(before, by_index(harness, harness.log), expected(before, 100, 0))
     harness.crash()
+
+
+def test_copies_that_are_compacted_apart_do_not_differ(tmp_path):
+    """Until all are compacted as far; then each byte counts again."""
+    harnesses = []
+    for name in ("a", "b"):
+        harness = DiskHarness(SMALL, directory=str(tmp_path / name))
+        harness.start()
+        fill(harness, harness.new_log(), random.Random(1), 150)
+        harnesses.append(harness)
+
+    def differences():
+        for harness in harnesses:
+            harness.close()
+        with contextlib.ExitStack() as stack:
+            opened = [
+                stack.enter_context(
+                    Directory(RealFileSystem(), h.directory, SMALL.index_segment_entries)
+                )
+                for h in harnesses
+            ]
+            reports, found = verify(opened)
+        assert [report.problems for report in reports] == [[], []]
+        for harness in harnesses:
+            harness.start()
+        return found
+
+    assert differences() == []
+    one, other = harnesses
+    assert compact(one, one.log, 100)
+    assert differences() == []
+    assert compact(other, other.log, 100)
+    assert differences() == []
+    assert compact(other, other.log, 100, 50)
+    assert differences() == []
+    for harness in harnesses:
+        harness.crash()
