@@ -5,6 +5,7 @@ They know no headers, and before 0.10 no timestamps. All else of a record is the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,20 @@ import pytest
 from tests.clients.clients import CLIENTS, OLD_CLIENTS, Client, is_here
 from tests.clients.conftest import Drivers
 from tests.clients.driver import Record
+from tests.clients.raw import RawConnection, produce_request
 from tests.clients.scenarios import COMPRESSIONS, assert_quiet, numbered, numbers_of, read, varied
 from tests.clients.topics import Topics
+from tests.unit.kafka_wire.message_sets import changed, message, wrapped
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import (
+    create_topics,
+    delete_topics,
+    find_coordinator,
+    list_offsets,
+    offset_commit,
+    offset_fetch,
+    produce,
+)
 
 OLD_COMPRESSIONS = COMPRESSIONS[:-1]
 """zstd came with Kafka 2.1."""
@@ -155,3 +168,113 @@ def test_old_client_and_one_of_today_share_a_group(
     assert numbers_of(read(today, 3)) == [50, 51, 52]
     assert_quiet(today)
     today.ask("close")
+
+
+# --- versions that no client here sends, and sets that none should --------------------------------
+
+
+@pytest.fixture
+def connect(topics: Topics) -> Iterator[Callable[[int], RawConnection]]:
+    """Connections to servers by id."""
+    made: list[RawConnection] = []
+
+    def to(server_id: int) -> RawConnection:
+        made.append(RawConnection(topics.address(server_id)))
+        return made[-1]
+
+    yield to
+    for connection in made:
+        connection.close()
+
+
+BAD_SETS = {
+    "crc": (ErrorCode.CORRUPT_MESSAGE, changed(message(1, b"value"), 12, b"\0\0\0\0")),
+    "negative size": (ErrorCode.CORRUPT_MESSAGE, changed(message(0, b"value"), 8, b"\xff" * 4)),
+    "cut off": (ErrorCode.INVALID_RECORD, message(1, b"value")[:-1]),
+    "nested": (ErrorCode.INVALID_RECORD, wrapped(1, wrapped(1, message(1, b"value")))),
+    "no gzip": (ErrorCode.INVALID_RECORD, message(1, b"value", attributes=1)),
+    "zstd": (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, message(1, b"value", attributes=4)),
+    "bomb": (ErrorCode.INVALID_RECORD, wrapped(1, bytes(64 << 20))),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SETS)
+def test_set_that_is_not_sound_is_refused_and_the_next_one_taken(
+    name: str, topics: Topics, connect: Callable[[int], RawConnection]
+) -> None:
+    """As Kafka refuses it; nothing is written."""
+    topic = topics.create("bad-set")
+    connection = connect(topics.leader(topic))
+    for data, code, offset in (
+        (BAD_SETS[name][1], BAD_SETS[name][0], -1),
+        (message(1, b"a"), 0, 0),
+    ):
+        request = produce_request(topic, data)
+        answer = connection.ask(request, key=produce.API_KEY, version=2)
+        (partition,) = answer.responses[0].partition_responses
+        assert (partition.error_code, partition.base_offset) == (code, offset)
+
+
+def test_list_offsets_of_version_0(topics: Topics, connect: Callable[[int], RawConnection]) -> None:
+    """Both ends, and where the one segment begins."""
+    topic = topics.create("list-offsets")
+    connection = connect(topics.leader(topic))
+    for _ in range(3):
+        request = produce_request(topic, message(0, b"a") + message(0, b"b"))
+        connection.ask(request, key=produce.API_KEY, version=0)
+    for timestamp, count, expected in ((-1, 1, [6]), (-1, 9, [6, 0]), (-2, 9, [0])):
+        asked = list_offsets.ListOffsetsPartition(0, timestamp=timestamp, max_num_offsets=count)
+        request = list_offsets.ListOffsetsRequest(
+            replica_id=-1, topics=[list_offsets.ListOffsetsTopic(topic, [asked])]
+        )
+        answer = connection.ask(request, key=list_offsets.API_KEY, version=0)
+        (partition,) = answer.topics[0].partitions
+        assert (partition.error_code, partition.old_style_offsets) == (0, expected)
+
+
+def test_positions_of_version_0_are_kept_by_the_coordinator(
+    topics: Topics, connect: Callable[[int], RawConnection]
+) -> None:
+    """A partition without one is unknown; who does not coordinate the group says so."""
+    topic = topics.create("old-positions", partitions=2)
+    group = f"group-{topic}"
+    key = find_coordinator.API_KEY
+    request = find_coordinator.FindCoordinatorRequest(key=group)
+    coordinator = connect(1).ask(request, key=key, version=0).node_id
+    connections = {server_id: connect(server_id) for server_id in (1, 2, 3)}
+    position = offset_commit.OffsetCommitRequestPartition(0, 42, committed_metadata="m")
+    commit = offset_commit.OffsetCommitRequest(
+        group_id=group,
+        topics=[offset_commit.OffsetCommitRequestTopic(topic, partitions=[position])],
+    )
+    fetch = offset_fetch.OffsetFetchRequest(
+        group_id=group, topics=[offset_fetch.OffsetFetchRequestTopic(topic, [0, 1])]
+    )
+    for server_id, connection in connections.items():
+        answer = connection.ask(commit, key=offset_commit.API_KEY, version=0)
+        code = 0 if server_id == coordinator else ErrorCode.NOT_COORDINATOR
+        assert answer.topics[0].partitions[0].error_code == code
+    answer = connections[coordinator].ask(fetch, key=offset_fetch.API_KEY, version=0)
+    found = [
+        (partition.committed_offset, partition.metadata, partition.error_code)
+        for partition in answer.topics[0].partitions
+    ]
+    assert found == [(42, "m", 0), (-1, "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+
+
+def test_topics_are_created_and_deleted_in_version_0(
+    topics: Topics, connect: Callable[[int], RawConnection]
+) -> None:
+    """As KIP-4 began."""
+    name = topics.unused_name("version-0")
+    connection = connect(1)
+    create = create_topics.CreateTopicsRequest(
+        topics=[create_topics.CreatableTopic(name, 2, 1)], timeout_ms=10_000
+    )
+    for code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+        answer = connection.ask(create, key=create_topics.API_KEY, version=0)
+        assert answer.topics[0].error_code == code
+    delete = delete_topics.DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000)
+    for code in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+        answer = connection.ask(delete, key=delete_topics.API_KEY, version=0)
+        assert answer.responses[0].error_code == code
