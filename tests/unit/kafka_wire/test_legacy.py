@@ -58,10 +58,19 @@ def code_of(data: bytes, *, bytes_max: int = BYTES_MAX) -> ErrorCode:
 
 
 def as_set(
-    batch: bytes | bytearray, magic: int, *, first: int = 0, bytes_max: int = 1 << 30
+    batch: bytes | bytearray,
+    magic: int,
+    *,
+    first: int = 0,
+    bytes_max: int = 1 << 30,
+    records_max: int = 1 << 30,
 ) -> bytes:
     converted = down_convert(
-        [memoryview(batch)], magic=magic, first_offset=first, bytes_max=bytes_max
+        [memoryview(batch)],
+        magic=magic,
+        first_offset=first,
+        bytes_max=bytes_max,
+        records_max=records_max,
     )
     joined = b"".join(converted.buffers)
     assert len(joined) == converted.bytes
@@ -377,12 +386,37 @@ def test_records_before_the_first_offset_are_left_out(codec: Compression) -> Non
     assert as_set(batch, 1, first=110) == b""
 
 
+def test_records_are_found_by_their_offset_where_some_are_missing() -> None:
+    """Compaction takes records out of a batch; the others keep their offsets."""
+    whole = build_batch([Record(None, b"%d" % index) for index in range(4)])
+    record_bytes = (len(whole) - 61) // 4
+    thinned = whole[:61] + whole[61 + record_bytes :]
+    thinned[8:12] = (len(thinned) - 12).to_bytes(4)
+    thinned[57:61] = (3).to_bytes(4)
+    seal(thinned)
+    for first, expected in ((0, [1, 2, 3]), (2, [2, 3]), (3, [3]), (4, [])):
+        found = shallow(as_set(thinned, 1, first=first))
+        assert [offset for offset, _ in found] == expected
+
+
 def test_set_ends_at_a_whole_message_within_the_bound_and_has_at_least_one() -> None:
     """KIP-74's rule for the old formats as well."""
     batch = build_batch([Record(None, bytes(100)) for _ in range(10)])
     one = len(as_set(batch, 0)) // 10
     for bytes_max, count in ((0, 1), (one, 1), (2 * one - 1, 1), (2 * one, 2), (10 * one, 10)):
         assert len(as_set(batch, 0, bytes_max=bytes_max)) == count * one
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_set_ends_after_so_many_records(
+    codec: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed, very many fit few bytes; a wrapper is not taken apart for that."""
+    batch = build_batch([Record(None, b"")] * 40, BatchFields(compression=codec))
+    monkeypatch.setattr(legacy, "WRAPPER_BYTES", 10 * 34)
+    for records_max, expected in ((0, 1), (1, 1), (9, 9), (10, 10), (11, 11), (40, 40)):
+        last, _ = shallow(as_set(batch, 1, records_max=records_max))[-1]
+        assert last + 1 == (-(-max(1, expected) // 10) * 10 if codec else expected)
 
 
 def test_large_batch_becomes_several_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,11 +455,17 @@ def test_zstd_ends_the_set_and_is_told() -> None:
         [Record(None, b"w")], BatchFields(base_offset=1, compression=Compression.ZSTD)
     )
     converted = down_convert(
-        [memoryview(plain + zstd)], magic=1, first_offset=0, bytes_max=BYTES_MAX
+        [memoryview(plain + zstd)],
+        magic=1,
+        first_offset=0,
+        bytes_max=BYTES_MAX,
+        records_max=BYTES_MAX,
     )
     assert len(converted.buffers) == 1
     assert converted.error is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-    alone = down_convert([memoryview(zstd)], magic=1, first_offset=0, bytes_max=BYTES_MAX)
+    alone = down_convert(
+        [memoryview(zstd)], magic=1, first_offset=0, bytes_max=BYTES_MAX, records_max=BYTES_MAX
+    )
     assert (alone.bytes, alone.error) == (0, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
 
 
