@@ -503,6 +503,7 @@ class Server:
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
             "record_checks_recompressed_total": frontend.context.record_checks.recompressed,
             "record_checks_refused_total": frontend.context.record_checks.refused,
+            "down_conversions_total": frontend.context.down_conversion.converted,
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,
             "topics_refused_total": frontend.context.topics_refused,
