@@ -19,7 +19,7 @@ from raft.types import NodeId
 from rpc.compacted import ROWS_MAX, Compacted, decode_compacted, encode_compacted
 from rpc.hello import VERSION_OF_COMPACTION
 from rpc.peer import FrameType
-from vdl.clock import MS
+from vdl.clock import MS, NEVER
 from vdl.logstream.group.compaction import CompactedMarks, CompactionPolicy, compaction_end
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
@@ -34,6 +34,14 @@ RETRY_NS = 5_000 * MS
 """How long a log rests that could not be compacted: its newest segment has to end, it has damage,
 or the disk is full."""
 
+STORED_NS = 15_000 * MS
+"""So long may a decision wait for the next checkpoint by time, before one is asked for: where
+nothing is appended there are none."""
+
+REPEAT_NS = 15_000 * MS
+"""A decision that has not been done for so long on a replica that is there is appended again: the
+newest segment is never compacted, and only another entry begins the next."""
+
 BYTES_PER_SECOND = 64 << 20
 """How fast logs are compacted while no producer is at work."""
 
@@ -41,10 +49,12 @@ BYTES_PER_SECOND = 64 << 20
 class _Replica:
     """What is known of the compaction of one partition's replica here, and of its peers'."""
 
-    __slots__ = ("due_ns", "group", "marks", "reported", "told", "told_ns")
+    __slots__ = ("decided_ns", "due_ns", "group", "marks", "reported", "told", "told_ns")
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, now_ns: int) -> None:
         self.group = group
+        self.decided_ns = now_ns
+        """Use: by the leader. When it last appended a decision."""
         self.marks = CompactedMarks()
         self.reported: dict[NodeId, int] = {}
         """Use: by the leader. How far the other replicas said they are compacted: for good."""
@@ -66,6 +76,8 @@ class LogCompaction:
         """The protocol versions that servers had when they were last linked."""
         self._is_running = False
         self._stopping = False
+        self._stored_due_ns = NEVER
+        """When a checkpoint is asked for, if something still waits for one."""
         self._turn = 0
         """The group that was compacted last: others come first."""
         self.policy_of: Callable[[LogStream], CompactionPolicy | None] = lambda stream: None
@@ -92,6 +104,7 @@ class LogCompaction:
         for server_id, hello in state.alive.items():
             self._versions[server_id] = hello.version
         due: list[LogStream] = []
+        is_unstored = False
         for stream in state.streams.values():
             if not stream.state.compact_upto:
                 continue
@@ -101,6 +114,8 @@ class LogCompaction:
             replica.marks.note(upto, policy.delete_retention_ms, now_ns)
             if is_due(stream) and now_ns >= replica.due_ns:
                 due.append(stream)
+            is_unstored = is_unstored or upto < stream.state.compact_upto > _applied(stream)
+        self._see_to_checkpoint(now_ns, is_needed=is_unstored)
         self._forget_gone()
         self._tell(now_ns)
         if due and not self._is_running:
@@ -108,10 +123,20 @@ class LogCompaction:
             due.sort(key=lambda stream: (stream.group_id <= self._turn, stream.group_id))
             self._compact(due[0])
 
+    def _see_to_checkpoint(self, now_ns: int, *, is_needed: bool) -> None:
+        if not is_needed:
+            self._stored_due_ns = NEVER
+        elif self._stored_due_ns == NEVER:
+            self._stored_due_ns = now_ns + STORED_NS
+        elif now_ns >= self._stored_due_ns:
+            self._stored_due_ns = now_ns + STORED_NS
+            self._state.store.checkpoint()
+
     def _replica(self, stream: LogStream) -> _Replica:
         replica = self._replicas.get(stream.group_id)
         if replica is None or replica.group is not stream.group:
-            replica = self._replicas[stream.group_id] = _Replica(stream.group)
+            replica = _Replica(stream.group, self._state.clock.now_ns())
+            self._replicas[stream.group_id] = replica
         return replica
 
     def _forget_gone(self) -> None:
@@ -192,7 +217,23 @@ class LogCompaction:
             policy = self.policy_of(stream) if stream.serving else None
             if policy is not None:
                 led.append((stream, policy))
+                self._repeat(stream)
         self._decide_next(led[::-1])
+
+    def _repeat(self, stream: LogStream) -> None:
+        """Append the last decision again, if a replica seems to wait for an entry behind it."""
+        now_ns, upto = self._state.clock.now_ns(), stream.state.compact_upto
+        if not upto:
+            return
+        replica = self._replica(stream)
+        waits = is_due(stream) or any(
+            replica.reported.get(member, 0) < upto
+            for member in stream.group.members
+            if server_of(member) in self._state.alive
+        )
+        if waits and now_ns - replica.decided_ns >= REPEAT_NS:
+            replica.decided_ns = now_ns
+            stream.compact(upto=upto, markers_upto=stream.state.markers_upto)
 
     def _decide_next(self, led: list[tuple[LogStream, CompactionPolicy]]) -> None:
         if self._has_ended:
@@ -238,6 +279,7 @@ class LogCompaction:
         upto = min(upto, group.applied, group.commit)
         if upto > stream.state.compact_upto:
             stream.compact(upto=upto, markers_upto=self._markers_upto(stream, policy))
+            self._replica(stream).decided_ns = self._state.clock.now_ns()
 
     def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> int:
         """Deletion markers up to there are old enough, and every replica has lost what they
@@ -264,5 +306,10 @@ def is_due(stream: LogStream) -> bool:
     """Whether a decision that is applied here is to be done to the log here."""
     state, log = stream.state, stream.group.log
     wanted = storage.Compaction(state.compact_upto, state.markers_upto)
-    has_stored = state.compact_upto <= log.applied_index and not log.installed_state
+    has_stored = state.compact_upto <= _applied(stream) and not log.installed_state
     return wanted != log.compaction and has_stored and state.compact_upto >= log.first_index
+
+
+def _applied(stream: LogStream) -> int:
+    """Up to where a checkpoint holds the partition's state."""
+    return stream.group.log.applied_index

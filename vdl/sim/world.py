@@ -91,6 +91,8 @@ FAILOVER_TERMS = {3: 2, 5: 5}
 """What a failover may take on slow disks, terms by the number of servers. The least is three syncs,
 after the one under way; votes of five may be split, and the next election waits for four times what
 a vote has taken."""
+COMPACTED_NS = 3 * S
+"""So long must nothing more have been decided on: several looks of a leader."""
 SETTLE_NS = 60 * S
 DISK_PATIENCE_MS = HostOptions().disk_patience_ms
 CATCH_UP_RATE = HostOptions().catch_up_bytes_per_second
@@ -573,9 +575,15 @@ class World:
         self._keyed.begin()
 
     def _keyed_settles(self, keyed: KeyedTopic) -> bool:
-        """All replicas are compacted as far, and none has lost a key."""
-        keyed.end()
-        if not self.wait(SETTLE_NS, lambda: not keyed.behind()):
+        """Nothing more is decided, all replicas are compacted as far, and none has lost a key."""
+        since = [self.time.now_ns]
+
+        def is_at_rest() -> bool:
+            if keyed.behind():
+                since[0] = self.time.now_ns
+            return self.time.now_ns - since[0] >= COMPACTED_NS
+
+        if not self.wait(SETTLE_NS, is_at_rest):
             self.watch.violate("not-compacted", keyed.behind())
             return False
         self.note(f"compacted: {keyed.compacted}")
@@ -638,8 +646,8 @@ class World:
             return False
         for consumer in settling:
             consumer.close()
-        if self._keyed is not None and not self._keyed_settles(self._keyed):
-            return False
+        if self._keyed is not None:
+            self._keyed.end()
         if self._ageing is not None and not self._aged(self._ageing):
             return False
         if self.options.producer_expiry_ms and not self._forgotten():
@@ -778,6 +786,8 @@ class World:
 
     def _drain(self) -> bool:
         """Read everything, with a fresh client and from every replica's disk."""
+        if self._keyed is not None and not (self._keyed_settles(self._keyed) and self._settles()):
+            return False
         drain = Drain(self)
         compared: list[bool] = []
         self.watch.compare(lambda: compared.append(True))
