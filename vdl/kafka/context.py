@@ -135,8 +135,9 @@ class KafkaOptions:
     """Partitions in all fetch sessions; some 700 bytes each."""
     request_timeout_ms_max: int = 300_000
     """No client's timeout holds a request longer than this."""
-    cold_read_bytes_per_second: int = 32 << 20
-    """What all consumers far behind are sent from disk at least while producers are at work."""
+    cold_read_bytes_per_second: int = 8 << 20
+    """What all consumers far behind are sent from disk at least while producers are at work,
+    whatever these feel of it."""
     read_timeout_ms: int = 10_000
     """How long a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000
