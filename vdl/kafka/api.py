@@ -189,6 +189,15 @@ ROWS = (
     Api(57, "UpdateFeatures", 0, 2, "features", "handle_update_features"),
     Api(60, "DescribeCluster", 0, 2, "cluster", "handle_describe_cluster"),
     Api(
+        74,
+        "ListConfigResources",
+        0,
+        1,
+        "configs",
+        "handle_list_config_resources",
+        large_answer=True,
+    ),
+    Api(
         75,
         "DescribeTopicPartitions",
         0,

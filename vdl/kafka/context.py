@@ -347,9 +347,13 @@ class Context:
     answers: AnswerMemory = field(init=False)
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
+    file_config: KafkaOptions = field(init=False)
+    """What the server's file says; `config` is with what was changed at run time."""
+    resources_revision: int = -1
+    """Of the settings in the catalog that `config` reflects."""
 
     def __post_init__(self) -> None:
-        config = self.config
+        config = self.file_config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)

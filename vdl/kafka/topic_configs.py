@@ -76,7 +76,10 @@ class TopicConfig:
 
     def default_for(self, options: KafkaOptions) -> str:
         """The value of a topic that does not set it, on a server with these options."""
-        return str(getattr(options, self.option)) if self.option else self.default
+        if not self.option:
+            return self.default
+        value = getattr(options, self.option)
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     def check(self, value: str) -> None:
         """Raises InvalidConfig."""
@@ -434,14 +437,16 @@ KNOWN = (
 BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
-def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
+def check_configs(
+    configs: Mapping[str, str], known: Mapping[str, TopicConfig] = BY_NAME, of: str = "topic"
+) -> dict[str, str]:
     """The settings as they are kept. Raises InvalidConfig for the first one that cannot be
-    accepted, in the order given."""
+    accepted, in the order given. `known`: the settings of a topic, or of what else it is `of`."""
     kept: dict[str, str] = {}
     for name, value in configs.items():
-        config = BY_NAME.get(name)
+        config = known.get(name)
         if config is None:
-            raise InvalidConfig(f"Unknown topic config name: {name}")
+            raise InvalidConfig(f"Unknown {of} config name: {name}")
         kept[name] = value.strip()
         config.check(kept[name])
     return kept

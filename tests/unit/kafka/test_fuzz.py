@@ -8,6 +8,12 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
+from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.kafka.wire.alter_configs import (
+    AlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+)
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
@@ -15,6 +21,8 @@ from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.incremental_alter_configs import IncrementalAlterConfigsRequest
+from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
 from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.kafka.wire.offset_for_leader_epoch import (
@@ -45,8 +53,15 @@ def sound_requests(version: int) -> dict[int, object]:
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        33: AlterConfigsRequest(
+            [AlterConfigsResource(32, "g", [AlterableConfig("consumer.session.timeout.ms", "5")])]
+        ),
+        44: IncrementalAlterConfigsRequest(
+            [incremental.AlterConfigsResource(16, "m", [incremental.AlterableConfig("match", 2)])]
+        ),
         57: UpdateFeaturesRequest(1_000, [FeatureUpdateKey("f", 1)]),
         60: DescribeClusterRequest(),
+        74: ListConfigResourcesRequest([2, 4] if version else []),
         75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
     }
 
