@@ -26,7 +26,12 @@ from vdl.state.commands import ConfigChange
 from vdl.state.resource_configs import CONFIGS_BYTES_MAX, ResourceConfigs, ResourceType
 
 DESCRIBE, ALTER, INCREMENTAL, LIST = 32, 33, 44, 74
-TOPIC, BROKER, LOGGER, METRICS, GROUP = ResourceType
+TOPIC, BROKER, METRICS, GROUP = (
+    ResourceType.TOPIC,
+    ResourceType.BROKER,
+    ResourceType.CLIENT_METRICS,
+    ResourceType.GROUP,
+)
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
