@@ -189,6 +189,15 @@ ROWS = (
     Api(57, "UpdateFeatures", 0, 2, "features", "handle_update_features"),
     Api(60, "DescribeCluster", 0, 2, "cluster", "handle_describe_cluster"),
     Api(
+        71,
+        "GetTelemetrySubscriptions",
+        0,
+        0,
+        "telemetry",
+        "handle_get_telemetry_subscriptions",
+    ),
+    Api(72, "PushTelemetry", 0, 0, "telemetry", "handle_push_telemetry"),
+    Api(
         74,
         "ListConfigResources",
         0,

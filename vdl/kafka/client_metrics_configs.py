@@ -7,23 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vdl.kafka.linear_regex import BadPattern, compile_pattern
-from vdl.kafka.topic_configs import ConfigType, InvalidConfig, TopicConfig, list_parts
-
-METRICS = "metrics"
-INTERVAL_MS = "interval.ms"
-MATCH = "match"
-DEFAULT_INTERVAL_MS = 300_000
-
-SELECTORS = (
-    "client_id",
-    "client_instance_id",
-    "client_software_name",
-    "client_software_version",
-    "client_source_address",
-    "client_source_port",
+from vdl.kafka.client_metrics import (
+    DEFAULT_INTERVAL_MS,
+    INTERVAL_MS,
+    MATCH,
+    METRICS,
+    read_match,
 )
-"""What a subscription may choose its clients by."""
+from vdl.kafka.linear_regex import BadPattern
+from vdl.kafka.topic_configs import ConfigType, InvalidConfig, TopicConfig
+from vdl.state.resource_configs import list_parts
 
 KNOWN = (
     TopicConfig(
@@ -52,22 +45,11 @@ KNOWN = (
 BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
-def match_pattern(part: str) -> tuple[str, str]:
-    """Selector and regular expression of one part of `match`. Raises InvalidConfig."""
-    selector, equals, pattern = part.partition("=")
-    selector, pattern = selector.strip(), pattern.strip()
-    if not equals or selector not in SELECTORS or not pattern:
-        raise InvalidConfig(f"Illegal client matching pattern: {part}")
-    return selector, pattern
-
-
 def check_parts(name: str, value: str) -> None:
     """What is in a list of a subscription. Raises InvalidConfig."""
-    if name != MATCH:
-        return
-    for part in list_parts(value):
-        selector, pattern = match_pattern(part)
-        try:
-            compile_pattern(pattern)
-        except BadPattern as error:
-            raise InvalidConfig(f"{selector}: {error}") from None
+    if name == MATCH:
+        for part in list_parts(value):
+            try:
+                read_match(part)
+            except BadPattern as error:
+                raise InvalidConfig(f"Illegal client matching pattern: {part} ({error})") from None

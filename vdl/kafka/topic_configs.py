@@ -23,6 +23,7 @@ from segments.api import SegmentLimits
 from vdl.kafka.context import KafkaOptions
 from vdl.logstream.group.retention import RetentionPolicy
 from vdl.records.compression import Compression
+from vdl.state.resource_configs import list_parts
 
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -450,11 +451,6 @@ def check_configs(
         kept[name] = value.strip()
         config.check(kept[name])
     return kept
-
-
-def list_parts(value: str) -> list[str]:
-    """The parts of a setting that is a list, without blanks around them."""
-    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def codec_of(

@@ -144,6 +144,11 @@ def changed_list(change: ListChange, present: str | None) -> str | None:
     return ",".join(parts) if parts and allowed else None
 
 
+def list_parts(value: str) -> list[str]:
+    """The parts of a setting that is a list, without blanks around them."""
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
 def configs_bytes(configs: Mapping[str, str]) -> int:
     """Bytes of names and values."""
     return sum(text_bytes(name) + text_bytes(value) for name, value in configs.items())

@@ -21,6 +21,7 @@ from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
 from vdl.kafka.wire.incremental_alter_configs import IncrementalAlterConfigsRequest
 from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
 from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -31,6 +32,7 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.kafka.wire.push_telemetry import PushTelemetryRequest
 from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
 DAMAGED_PER_VERSION = 40
@@ -61,6 +63,8 @@ def sound_requests(version: int) -> dict[int, object]:
         ),
         57: UpdateFeaturesRequest(1_000, [FeatureUpdateKey("f", 1)]),
         60: DescribeClusterRequest(),
+        71: GetTelemetrySubscriptionsRequest(b"i" * 16),
+        72: PushTelemetryRequest(b"i" * 16, 1, False, 0, b"\x0a\x02\x12\x00"),
         74: ListConfigResourcesRequest([2, 4] if version else []),
         75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
     }

@@ -32,7 +32,6 @@ from vdl.kafka.topic_configs import (
     InvalidConfig,
     TopicConfig,
     check_configs,
-    list_parts,
 )
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
@@ -43,7 +42,7 @@ from vdl.state.commands import (
     ConfigChange,
     ListChange,
 )
-from vdl.state.resource_configs import ResourceType, changed_configs
+from vdl.state.resource_configs import ResourceType, changed_configs, list_parts
 
 _TIMEOUT_MS = 30_000
 """These requests have no time-out of their own."""
