@@ -30,16 +30,19 @@ from struct import Struct
 
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 PROTOCOL_VERSION_MIN = 3
 """Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
 lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
-leader appends only while the servers of all members speak 4. 5: frames may come in pieces."""
+leader appends only while the servers of all members speak 4. 5: frames may come in pieces. 6: there
+are QUERY and REPLY."""
 
 VERSION_OF_PIECES = 5
 """Who speaks less is sent whole frames."""
 VERSION_OF_DAMAGE = 5
 """Who speaks less may end the link when a CONDITION names groups."""
+VERSION_OF_QUERIES = 6
+"""Who speaks less would end the link at a QUERY."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

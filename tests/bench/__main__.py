@@ -30,6 +30,7 @@ MEASUREMENTS = (
     "log_size",
     "cold_reader",
     "catch_up",
+    "readers",
     "returning",
     "idle",
     "many_partitions",

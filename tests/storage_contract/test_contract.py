@@ -510,8 +510,7 @@ def test_reader_that_goes_on_does_not_wait_for_the_disk(
     while offset < log.flushed_offset:
         found = []
         harness.store.read_cold(log, offset, log.flushed_index, 900, found.append)
-        jobs = harness.workers.pool_jobs
-        waits.append(len(jobs))
+        waits.append(not found)
         harness.workers.pump()
         assert [bytes(b) for b in found[0].buffers] == [
             bytes((n * 7 + 1 + k) & 0xFF for k in range(300))
@@ -544,3 +543,13 @@ def test_offset_where_a_term_ended_is_known_without_the_disk(
     harness.store.trim_log(log, first_index=91)
     assert [log.offset_after(n) for n in (90, 180)] == [270, 540]
     harness.crash()
+
+
+def test_disk_space_is_that_of_the_file_system(harness):
+    """disk_space: no more can be written than there is room for in all; neither is known where
+    there is no disk."""
+    found = []
+    harness.store.disk_space(found.append)
+    harness.pump()
+    ((total, usable),) = found
+    assert (total, usable) == (-1, -1) or 0 <= usable <= total

@@ -12,7 +12,7 @@ Must not know: sockets, the event loop, the wire format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,13 +20,16 @@ from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.client_metrics import ClientMetrics
+from vdl.kafka.down_conversion import DownConversion
 from vdl.kafka.fetch_sessions import FetchSessions
+from vdl.kafka.log_sizes import LogSizes
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.read_throttle import ReadThrottle
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.log import Log
 
 if TYPE_CHECKING:
+    from rpc.queries import Quorum
     from vdl.kafka.answer import Encoded
     from vdl.kafka.group_coordinator import GroupCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
@@ -174,6 +177,19 @@ class Appended(Protocol):
         """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
 
 
+class ActiveProducer(Protocol):
+    """An idempotent producer, as far as its batches are applied here."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+    @property
+    def last_timestamp(self) -> int: ...
+
+
 class TimedOffset(Protocol):
     """A record's offset, its timestamp, and the epoch it was written in; offset -1 for none."""
 
@@ -244,13 +260,26 @@ class LogStream(Protocol):
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
+    def segment_starts(self, done: Callable[[list[tuple[int, int]] | StorageError], None]) -> None:
+        """Of each segment, oldest first: its first offset that is not deleted, and the largest
+        timestamp up to its end (ms)."""
+
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """`done` gets the epoch in which the log's start was written; -1: unknown."""
+
+    def producers(self) -> Sequence[ActiveProducer]:
+        """The idempotent producers that the partition remembers, by id."""
+
+    def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
+        """How many bytes of the log's committed entries this replica keeps."""
 
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
     ) -> None:
         """The first record at or after the time (ms since 1970)."""
+
+    def offset_of_largest_time(self, done: Callable[[TimedOffset | StorageError], None]) -> None:
+        """The first record with the largest timestamp of all (KIP-734)."""
 
     def delete_records(
         self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
@@ -285,6 +314,9 @@ class Host(Protocol):
     def state_group(self, group_id: int) -> StateGroup | None:
         """The catalog or coordinator replica here."""
 
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        """(size, bytes that can still be written) of the disk; (-1, -1) where there is none."""
+
     def propose_catalog(
         self,
         command: Command,
@@ -294,7 +326,25 @@ class Host(Protocol):
     ) -> None:
         """From any server; `done` once the command is applied here, or fails."""
 
+    def elect_preferred(
+        self,
+        leader: int,
+        groups: Sequence[int],
+        *,
+        deadline_ns: int,
+        done: Callable[[frozenset[int] | None], None],
+    ) -> None:
+        """Ask the server that leads these groups to hand them to the first replicas of their
+        placements. `done` gets those that it does not hand over; None: it has not said of all, and
+        may have handed over any."""
+
+    def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
+        """The catalog's members in its leader's eyes; None: nobody leads it, or has not said."""
+
     def alive_servers(self) -> list[int]: ...
+
+    def silent_servers(self) -> set[int]:
+        """Those whose link was lost and that may be alive: nobody refused to be dialled."""
 
     def agreed_ms(self) -> int:
         """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
@@ -330,10 +380,12 @@ class Context:
     log: Log
     random_bytes: Callable[[int], bytes]
     """Randomness, for ids that must not repeat: `os.urandom`, or a seeded source."""
+    log_directory: str = ""
+    """The absolute path of the data directory."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
     topics_refused: int = 0
-    """Topics that were not created because servers have all the replicas they may have."""
+    """Topics not created, or not enlarged, because servers have all the replicas they may have."""
     leader_waits: int = 0
     """Requests that wait for leaders now: see `vdl.kafka.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
@@ -345,6 +397,7 @@ class Context:
     """Where what takes long is computed."""
     read_throttle: ReadThrottle = field(init=False)
     record_checks: RecordChecks = field(init=False)
+    down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
     """Memory of requests that arrive or are not answered."""
     answers: AnswerMemory = field(init=False)
@@ -355,16 +408,19 @@ class Context:
     """What the server's file says; `config` is with what was changed at run time."""
     resources_revision: int = -1
     """Of the settings in the catalog that `config` reflects."""
+    log_sizes: LogSizes = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.file_config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
+        self.down_conversion = DownConversion(self.compute)
         self.fetch_sessions = FetchSessions(
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )
         self.read_throttle = ReadThrottle(self.config.cold_read_bytes_per_second)
+        self.log_sizes = LogSizes(self.host)
 
 
 @dataclass(slots=True)

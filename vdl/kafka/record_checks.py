@@ -8,6 +8,9 @@ are named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compress
 client can read, or that would decompress to too much, is INVALID_RECORD; Kafka says
 UNKNOWN_SERVER_ERROR.
 
+Message sets of clients before 0.11 become a batch here (`convert`, `convert_later`), under the same
+rules and bounds.
+
 A topic may ask for a codec (`compression.type`). Then what is not compressed so is compressed anew,
 in the same step: the records are at hand there, and known to be sound.
 
@@ -30,6 +33,7 @@ from mmap import PAGESIZE, mmap
 from typing import Any, NamedTuple
 
 from vdl.errors import ErrorCode, KafkaError
+from vdl.records import legacy
 from vdl.records import walk as record_walk
 from vdl.records.batch import (
     CODEC_MASK,
@@ -61,7 +65,8 @@ LOOP_RECOMPRESSED_BYTES = 16 << 10
 """Records that get another codec on the loop, without compression: half a millisecond of gzip."""
 
 LOOP_BYTES_IN_PYTHON = 16 << 10
-"""What is checked on the loop where there is only the walk in Python."""
+"""What is checked on the loop where there is only the walk in Python; and message sets of old
+clients, before and after they are decompressed."""
 
 SCRATCH_KEPT_BYTES = 2 << 20
 """A larger part of a buffer than this goes back to the system after its use."""
@@ -100,6 +105,9 @@ Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """`(job, done)`: run a job elsewhere, and `done` on the loop with its result or exception."""
 
 
+_NOT_DECOMPRESSED = "the records cannot be decompressed, or become too large"
+
+
 class RecordsRefused(KafkaError):
     """Records that are well formed and not wanted: (index, why) of each (KIP-467)."""
 
@@ -109,23 +117,17 @@ class RecordsRefused(KafkaError):
 
 
 class _Waiting:
-    """A batch that left the loop."""
+    """A batch that left the loop: its bytes as they were sent, what is done with them in a thread,
+    and who gets the outcome."""
 
-    __slots__ = ("batch", "bounds", "codec", "done", "header")
+    __slots__ = ("bytes", "done", "job")
 
     def __init__(
-        self,
-        batch: memoryview,
-        header: BatchHeader,
-        bounds: Bounds,
-        done: Callable[[Verdict], None],
-        codec: Codec | None,
+        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
     ) -> None:
-        self.batch = batch
-        self.header = header
-        self.bounds = bounds
+        self.bytes = size
+        self.job = job
         self.done = done
-        self.codec = codec
 
 
 class Scratch:
@@ -151,6 +153,7 @@ class RecordChecks:
 
     __slots__ = (
         "_compute",
+        "_convert_scratch",
         "_loop_bytes",
         "_loop_compressed_bytes",
         "_loop_scratch",
@@ -169,6 +172,7 @@ class RecordChecks:
         self._loop_bytes = loop_bytes if IS_NATIVE else min(loop_bytes, LOOP_BYTES_IN_PYTHON)
         self._loop_compressed_bytes = min(loop_bytes, LOOP_COMPRESSED_BYTES)
         self._loop_scratch = memoryview(b"")
+        self._convert_scratch = memoryview(b"")
         self._scratches: list[Scratch] = []
         self._running = 0
         self._waiting: deque[_Waiting] = deque()
@@ -231,9 +235,44 @@ class RecordChecks:
         wanted: Codec | None = None,
     ) -> None:
         """As `check`, whatever the size; `done` gets the verdict. Batches come out in any order."""
+        self._leave_loop(len(batch), partial(_judge_in_thread, batch, header, bounds, wanted), done)
+
+    def convert(
+        self, records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None = None
+    ) -> memoryview | None:
+        """The batch that a message set of magic 0 or 1 is stored as; None when this is for
+        `convert_later`. `bytes_max`: of a message, and of the batch. Raises KafkaError."""
+        if len(records) > LOOP_BYTES_IN_PYTHON:
+            return None
+        if not self._convert_scratch:
+            self._convert_scratch = memoryview(bytearray(LOOP_BYTES_IN_PYTHON))
+        try:
+            scratch = self._convert_scratch
+            return _convert(records, bytes_max, bounds, wanted, scratch, release=False)
+        except CorruptCompression:
+            return None  # corrupt, or larger than the room here
+        except KafkaError:
+            self.refused += 1
+            raise
+
+    def convert_later(
+        self,
+        records: memoryview,
+        bytes_max: int,
+        bounds: Bounds,
+        done: Callable[[memoryview | BaseException], None],
+        wanted: Codec | None = None,
+    ) -> None:
+        """As `convert`, whatever the size; `done` gets the batch, or what speaks against it."""
+        job = partial(_convert_in_thread, records, bytes_max, bounds, wanted)
+        self._leave_loop(len(records), job, done)
+
+    def _leave_loop(
+        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
+    ) -> None:
         self.left_loop += 1
-        self._waiting.append(_Waiting(batch, header, bounds, done, wanted))
-        self._count_waiting(len(batch))
+        self._waiting.append(_Waiting(size, job, done))
+        self._count_waiting(size)
         self._start()
 
     def _count_waiting(self, change: int) -> None:
@@ -245,18 +284,16 @@ class RecordChecks:
             one = self._waiting.popleft()
             self._running += 1
             scratch = self._scratches.pop() if self._scratches else Scratch()
-            self._compute(
-                partial(_judge_in_thread, one, scratch), partial(self._done, one, scratch)
-            )
+            self._compute(partial(one.job, scratch), partial(self._done, one, scratch))
 
-    def _done(self, one: _Waiting, scratch: Scratch, verdict: Verdict) -> None:
+    def _done(self, one: _Waiting, scratch: Scratch, outcome: Any) -> None:
         self._running -= 1
         self._scratches.append(scratch)
-        self._count_waiting(-len(one.batch))
-        self.refused += isinstance(verdict, KafkaError)
-        self.recompressed += isinstance(verdict, Recompressed)
+        self._count_waiting(-one.bytes)
+        self.refused += isinstance(outcome, KafkaError)
+        self.recompressed += isinstance(outcome, Recompressed)
         self._start()
-        one.done(verdict)
+        one.done(outcome)
 
 
 def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: bool) -> int:
@@ -275,20 +312,25 @@ def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: 
     return max_timestamp
 
 
-def _judge_in_thread(one: _Waiting, scratch: Scratch) -> Verdict:
+def _judge_in_thread(
+    batch: memoryview,
+    header: BatchHeader,
+    bounds: Bounds,
+    wanted: Codec | None,
+    scratch: Scratch,
+) -> Verdict:
     """The verdict. Off the loop."""
-    records = one.batch[HEADER_BYTES:]
-    codec = one.header.attributes & CODEC_MASK
+    records = batch[HEADER_BYTES:]
+    codec = header.attributes & CODEC_MASK
     try:
         if not codec:
-            return _judge_and_compress(one, records)
+            return _judge_and_compress(batch, header, bounds, wanted, records)
         limit = output_limit(len(records))
         try:
             size = decompress_into(Compression(codec), records, scratch.view[:limit])
-            return _judge_and_compress(one, scratch.view[:size])
+            return _judge_and_compress(batch, header, bounds, wanted, scratch.view[:size])
         except CorruptCompression:
-            what = "the records cannot be decompressed, or become too large"
-            return KafkaError(ErrorCode.INVALID_RECORD, what)
+            return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
         finally:
             if limit > SCRATCH_KEPT_BYTES:
                 scratch.trim()
@@ -296,12 +338,59 @@ def _judge_in_thread(one: _Waiting, scratch: Scratch) -> Verdict:
         return error
 
 
-def _judge_and_compress(one: _Waiting, records: memoryview) -> int | Recompressed:
+def _convert(
+    records: memoryview,
+    bytes_max: int,
+    bounds: Bounds,
+    wanted: Codec | None,
+    scratch: memoryview,
+    *,
+    release: bool,
+) -> memoryview:
+    """The checked batch of a message set. Raises KafkaError, CorruptCompression."""
+    taken = legacy.take(records, scratch, bytes_max=bytes_max)
+    max_timestamp = judge(memoryview(taken.payload), taken.header(), bounds, release=release)
+    if wanted is not None and wanted.compression != taken.codec:
+        taken.codec = Compression.NONE
+        plain = memoryview(taken.batch(max_timestamp))
+        if wanted.compression != Compression.NONE:
+            return _recompressed(plain, memoryview(taken.payload), max_timestamp, wanted).batch
+        batch = plain
+    else:
+        batch = memoryview(taken.batch(max_timestamp))
+    if len(batch) > bytes_max:
+        raise legacy.too_large_for_a_batch()
+    return batch
+
+
+def _convert_in_thread(
+    records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None, scratch: Scratch
+) -> memoryview | KafkaError:
+    """The batch, or why there is none. Off the loop."""
+    limit = output_limit(len(records))
+    try:
+        return _convert(records, bytes_max, bounds, wanted, scratch.view[:limit], release=True)
+    except CorruptCompression:
+        return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
+    except KafkaError as error:
+        return error
+    finally:
+        if limit > SCRATCH_KEPT_BYTES:
+            scratch.trim()
+
+
+def _judge_and_compress(
+    batch: memoryview,
+    header: BatchHeader,
+    bounds: Bounds,
+    wanted: Codec | None,
+    records: memoryview,
+) -> int | Recompressed:
     """The verdict on records without their compression. Raises KafkaError."""
-    max_timestamp = judge(records, one.header, one.bounds, release=True)
-    if one.codec is None or one.codec.compression == one.header.attributes & CODEC_MASK:
+    max_timestamp = judge(records, header, bounds, release=True)
+    if wanted is None or wanted.compression == header.attributes & CODEC_MASK:
         return max_timestamp
-    return _recompressed(one.batch, records, max_timestamp, one.codec)
+    return _recompressed(batch, records, max_timestamp, wanted)
 
 
 def _recompressed(

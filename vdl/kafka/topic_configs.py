@@ -439,15 +439,15 @@ BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
 def check_configs(
-    configs: Mapping[str, str], known: Mapping[str, TopicConfig] = BY_NAME, of: str = "topic"
+    configs: Mapping[str, str], known: Mapping[str, TopicConfig] = BY_NAME
 ) -> dict[str, str]:
     """The settings as they are kept. Raises InvalidConfig for the first one that cannot be
-    accepted, in the order given. `known`: the settings of a topic, or of what else it is `of`."""
+    accepted, in the order given. `known`: the settings there are, by name; those of a topic."""
     kept: dict[str, str] = {}
     for name, value in configs.items():
         config = known.get(name)
         if config is None:
-            raise InvalidConfig(f"Unknown {of} config name: {name}")
+            raise InvalidConfig(f"Unknown topic config name: {name}")
         kept[name] = value.strip()
         config.check(kept[name])
     return kept

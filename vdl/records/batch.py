@@ -66,7 +66,6 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 ZSTD_SINCE_PRODUCE_VERSION = 7  # KIP-110
-BATCHES_SINCE_PRODUCE_VERSION = 3  # KIP-98: exactly one batch, of magic 2
 
 _LENGTH = Struct(">i")
 _BASE_OFFSET = Struct(">q")
@@ -165,7 +164,7 @@ def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: 
     if length < _OLD_OVERHEAD_BYTES or magic > MAGIC:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "impossible batch length or magic")
     if magic < MAGIC:
-        raise _old_format(produce_version)
+        raise KafkaError(ErrorCode.INVALID_RECORD, "only magic 2 is allowed in this version")
     end = LENGTH_FROM + length
     if end > size:
         raise KafkaError(ErrorCode.INVALID_RECORD, "the record batch is cut off")
@@ -180,15 +179,6 @@ def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: 
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the record batch is larger than allowed")
     _check_fields(header, produce_version)
     return header
-
-
-def _old_format(produce_version: int) -> KafkaError:
-    """What a batch of magic 0 or 1 is answered with: VDL does not convert old formats."""
-    if produce_version >= BATCHES_SINCE_PRODUCE_VERSION:
-        return KafkaError(ErrorCode.INVALID_RECORD, "only magic 2 is allowed in this version")
-    return KafkaError(
-        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message formats 0 and 1 are not supported"
-    )
 
 
 def _check_fields(header: BatchHeader, produce_version: int) -> None:
@@ -442,6 +432,24 @@ def build_batch(records: Sequence[Record], fields: BatchFields = PLAIN) -> bytea
         body = _record_body(record, delta, record.timestamp - base_timestamp)
         write_varint(payload, len(body))
         payload += body
+    return pack_batch(
+        payload,
+        fields,
+        count=len(records),
+        base_timestamp=base_timestamp,
+        max_timestamp=max(record.timestamp for record in records),
+    )
+
+
+def pack_batch(
+    payload: bytearray,
+    fields: BatchFields,
+    *,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+) -> bytearray:
+    """A sealed batch of `count` records, at least one; `payload`: the records, not compressed."""
     compressed = payload
     if fields.compression is not Compression.NONE:
         compressed = bytearray(compress(fields.compression, payload))
@@ -459,13 +467,13 @@ def build_batch(records: Sequence[Record], fields: BatchFields = PLAIN) -> bytea
         MAGIC,
         0,
         attributes,
-        len(records) - 1,
+        count - 1,
         base_timestamp,
-        max(record.timestamp for record in records),
+        max_timestamp,
         fields.producer_id,
         fields.producer_epoch,
         fields.base_sequence,
-        len(records),
+        count,
     )
     seal(batch)
     return batch

@@ -288,6 +288,7 @@ class Server:
             clock=self.clock,
             log=self._log,
             random_bytes=self._random_bytes,
+            log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,
         )
         context.groups = GroupCoordinator(
@@ -504,6 +505,8 @@ class Server:
             "answer_memory_bytes": frontend.context.answers.used,
             "answer_memory_bytes_max": frontend.context.answers.limit,
             "answer_memory_waits_total": frontend.context.answers.waits,
+            "cold_read_bytes_per_second": frontend.context.read_throttle.pace.rate,
+            "acknowledgement_usual_seconds": frontend.context.read_throttle.pace.usual_ns / 1e9,
             "fetch_sessions": len(frontend.context.fetch_sessions),
             "fetch_session_partitions": frontend.context.fetch_sessions.partitions,
             "fetch_sessions_evicted_total": frontend.context.fetch_sessions.evicted,

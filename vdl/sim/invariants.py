@@ -202,6 +202,8 @@ class Watch:
             replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
             if len(replicas) < len(replicas[0].placement):
                 return f"group {group_id} misses a replica"
+            if any(group.to_finish for group in replicas):
+                return f"replicas of group {group_id} are on the move"
             if not any(group.serving for group in replicas):
                 return f"group {group_id} has no leader that serves"
             if len({group.log.last_index for group in replicas}) > 1:

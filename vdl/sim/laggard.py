@@ -51,7 +51,7 @@ class Laggard:
         """`ends`: each partition's first offset, and the one behind its last."""
         self._on_fetched = on_fetched
         self._left = set(ends)
-        piece = ingest_bytes_per_second(options) // (2 * options.partitions)
+        piece = ingest_bytes_per_second(options) // (2 * options.partitions_max)
         self._consumer = Consumer(
             client,
             SubscriptionState(ResetStrategy.EARLIEST),

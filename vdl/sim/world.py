@@ -57,6 +57,7 @@ from vdl.sim.machine import (
     Machine,
     machine_name,
 )
+from vdl.sim.mover import Mover
 from vdl.sim.network import Network, SimDialer, Weather
 from vdl.sim.one_fault import judge_one_fault
 from vdl.sim.options import Options
@@ -72,6 +73,7 @@ from vdl.sim.workload import (
     ProducerLoad,
     Reader,
     TopicChurn,
+    TopicGrowth,
     create_topic,
     note_poll,
 )
@@ -115,7 +117,17 @@ ACKNOWLEDGEMENTS_MIN = 100
 SAFETY_LONGER_MAX = 3
 """A world that has not is kept in its safety phase for up to so many times its length more."""
 
-Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
+Load = (
+    ProducerLoad
+    | MemberLoad
+    | Asker
+    | OffsetAsker
+    | TopicChurn
+    | TopicGrowth
+    | Ageing
+    | Liar
+    | Mover
+)
 
 
 @dataclass(slots=True)
@@ -175,10 +187,9 @@ class World:
             topic=TOPIC,
             acknowledged=self.watch.acknowledged,
         )
-        self._loads: list[
-            ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
-        ] = []
+        self._loads: list[Load] = []
         self.liars: list[Liar] = []
+        self.mover: Mover | None = None
         self._slept_ms = 0
         self._client_clocks: list[NodeClock] = []
         self._ageing: Ageing | None = None
@@ -538,8 +549,13 @@ class World:
             self._loads.append(self._ageing)
         if options.topic_churn:
             self._loads.append(TopicChurn(self.env, "t0", host(), new_rng()))
+        if options.growth:
+            self._loads.append(TopicGrowth(self.env, "g0", host(), new_rng()))
         self.liars = [Liar(self.env, f"l{i}", host(), new_rng()) for i in range(options.liars)]
         self._loads += self.liars
+        if options.moves:
+            self.mover = Mover(self.env, host(), new_rng(), len(self.machines))
+            self._loads.append(self.mover)
 
     def _check_memory(self) -> None:
         """What the clients of each server make it hold stays within its bounds: looked up where it
@@ -807,7 +823,7 @@ def sent_bytes_max(options: Options) -> int:
     """What all producers together may have on its way at one time."""
     producers = options.idempotent_producers + options.plain_producers
     batch = BATCH_OVERHEAD + options.records_max * (RECORD_OVERHEAD + options.record_bytes_max)
-    return producers * options.partitions * ProducerOptions().in_flight_max * batch
+    return producers * options.partitions_max * ProducerOptions().in_flight_max * batch
 
 
 def fed_in_ns(options: Options, batches: int) -> int:

@@ -163,6 +163,27 @@ class NoteTime(Command, frozen=True, tag=8):
     """Remember what time it is: the envelope's. Proposed now and then by the catalog's leader."""
 
 
+class NewPartitions(Part, frozen=True):
+    """What one topic is to grow to."""
+
+    topic: str
+    count: int
+    """How many partitions it has then, those of before included."""
+    assignments: list[list[int]] | None = None
+    """Server ids of each new partition, preferred leader first; None: placed as the others."""
+
+
+class CreatePartitions(Command, frozen=True, tag=9):
+    """Add partitions to topics, each on its own (KIP-195). Those of before stay as they are."""
+
+    topics: list[NewPartitions]
+    validate_only: bool
+    alive: list[int]
+    """As in `CreateTopics`."""
+    replicas_per_server_max: int
+    """As in `CreateTopics`; it holds for each server by itself."""
+
+
 class FeatureUpdate(Part, frozen=True):
     """The level a feature is to have from now on."""
 
@@ -185,6 +206,40 @@ class AlterResourceConfigs(Command, frozen=True, tag=11):
 
     changes: list[tuple[int, ConfigChange]]
     """(Kafka's number of the resource's type, what changes)."""
+
+
+class Reassign(Part, frozen=True):
+    """Where the replicas of one partition are to be."""
+
+    topic: str
+    partition: int
+    replicas: list[int] | None
+    """Server ids, preferred leader first; None: back to where they were (KIP-455)."""
+
+
+class AlterReassignments(Command, frozen=True, tag=14):
+    """Begin, change or cancel reassignments, each on its own."""
+
+    changes: list[Reassign]
+    may_change_count: bool = True
+    """Whether a partition may get more or fewer replicas than it has."""
+    replicas_per_server_max: int = 0
+    """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
+
+
+class FinishedMove(Part, frozen=True):
+    """A group's leader says that the group's members are what they are to be, and that a majority
+    of them knows it."""
+
+    group_id: int
+    revision: int
+    """Of what they are to be: see `vdl/state/reassignment.py`."""
+
+
+class FinishReassignments(Command, frozen=True, tag=19):
+    """Replicas that were leaving may be deleted."""
+
+    moves: list[FinishedMove]
 
 
 # --- coordinator: tags 100..199 --------------------------------------------------------------

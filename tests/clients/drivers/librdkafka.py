@@ -7,6 +7,7 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.clients.drivers.command_loop import (
     Fields,
@@ -157,6 +158,15 @@ class Librdkafka:
 
     def delete_offsets(self, *, group: str, partitions: list[tuple[str, int]]) -> Fields:
         raise NotImplementedError("confluent-kafka does not offer DeleteConsumerGroupOffsets")
+
+    def create_partitions(self, *, topic: str, count: int) -> Fields:
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        (growth,) = admin.create_partitions([NewPartitions(topic, count)]).values()
+        try:
+            growth.result(CALL_SECONDS_MAX)
+        except KafkaException as error:
+            return {"error": error.args[0].code()}
+        return {"error": 0}
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -358,14 +358,6 @@ def test_produce_waits_while_the_host_has_no_room() -> None:
     assert only(client.answers()[0]).error_code == ErrorCode.NONE
 
 
-def test_produce_in_the_old_formats_is_refused_in_the_old_versions() -> None:
-    """v0–v2 are advertised for librdkafka's sake (KAFKA-18659); old formats are not converted."""
-    world = World()
-    world.topic()
-    request = produce(old_format(1))
-    assert error_of(world, request, 2) == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-
-
 def test_clients_that_go_away_leave_their_appends() -> None:
     """What was appended is appended; the fate has nobody to tell."""
     world = World()

@@ -142,7 +142,7 @@ def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
         assert len(jobs) <= record_checks.CHECKS_AT_ONCE
     while jobs:
         job, done = jobs.pop(0)
-        made.append(job.args[1])  # type: ignore[attr-defined]
+        made.append(job.args[-1])  # type: ignore[attr-defined]
         done(job())  # type: ignore[operator]
         assert len(jobs) <= record_checks.CHECKS_AT_ONCE
     assert ended == [-1] * 10

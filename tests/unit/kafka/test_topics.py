@@ -54,7 +54,7 @@ def create(
     return found
 
 
-@pytest.mark.parametrize("version", range(2, 8))
+@pytest.mark.parametrize("version", range(8))
 def test_create_topics_of_each_version_creates(version: int) -> None:
     """The topic exists, with leaders, when the answer comes."""
     world = World()
@@ -132,13 +132,15 @@ def test_create_topics_answers_each_topic_on_its_own() -> None:
     }
 
 
-def test_create_topics_leaves_counts_to_the_server_from_v4_on() -> None:
-    """KIP-464: -1 means the server's default; older versions must say."""
+@pytest.mark.parametrize("version", [2, 3, 5])
+def test_create_topics_leaves_counts_to_the_server(version: int) -> None:
+    """KIP-464: -1 means the server's default, in versions before the KIP too."""
     world = World(KafkaOptions(num_partitions=6, default_replication_factor=2))
-    (result,) = create(world, topic("old", -1, -1), version=3)
-    assert result.error_code == ErrorCode.INVALID_PARTITIONS
-    (result,) = create(world, topic("new", -1, -1), version=5)
-    assert (result.num_partitions, result.replication_factor) == (6, 2)
+    (result,) = create(world, topic("t", -1, -1), version=version)
+    assert result.error_code == ErrorCode.NONE
+    catalog = world.host.catalog
+    groups = catalog.topics["t"].partitions
+    assert (len(groups), len(catalog.groups[groups[0]].replicas)) == (6, 2)
 
 
 def test_create_topics_places_as_assigned() -> None:
@@ -196,7 +198,7 @@ def test_topic_commands_that_are_not_decided_say_what_is_certain(
     assert answer.responses[0].error_code == error
 
 
-@pytest.mark.parametrize("version", range(1, 7))
+@pytest.mark.parametrize("version", range(7))
 def test_delete_topics_of_each_version_deletes(version: int) -> None:
     """By name in every version; an unknown one is said to be unknown."""
     world = World()
@@ -234,6 +236,29 @@ def test_delete_topics_by_id_answers_in_the_order_asked() -> None:
         ("a", ErrorCode.INVALID_REQUEST),
         (None, ErrorCode.INVALID_REQUEST),
     ]
+
+
+def test_delete_topics_says_what_is_wrong_from_v5_on() -> None:
+    """KIP-599 gave the answer a text; Kafka fills it for a topic that is not there."""
+    client = World().client()
+    (result,) = client.ask(DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=["none"])).responses
+    assert result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert result.error_message
+
+
+def test_delete_topics_deletes_nothing_that_is_named_by_name_and_by_id() -> None:
+    """One mistake has one answer, under the name, whatever else is deleted."""
+    world = World()
+    world.topic("t")
+    world.topic("u")
+    topic_id = world.host.catalog.topics["t"].topic_id
+    states = [DeleteTopicState("t"), DeleteTopicState(None, topic_id), DeleteTopicState("u")]
+    results = world.client().ask(DELETE_TOPICS, 6, DeleteTopicsRequest(states)).responses
+    assert [(result.name, result.error_code) for result in results] == [
+        ("t", ErrorCode.INVALID_REQUEST),
+        ("u", ErrorCode.NONE),
+    ]
+    assert list(world.host.catalog.topics) == ["t"]
 
 
 def describe(

@@ -117,6 +117,14 @@ def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, ver
             assert found.committed_leader_epoch == (3 if version >= 6 else -1)
 
 
+def test_partition_without_a_position_is_unknown_in_version_0(cluster: Cluster) -> None:
+    """Where ZooKeeper had no node; from v1 on it is no error."""
+    for version, code in ((0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (1, ErrorCode.NONE)):
+        call = fetch(cluster, version=version, topics={"t": [0]})
+        (partition,) = call.response.topics[0].partitions
+        assert (partition.committed_offset, partition.error_code) == (-1, code)
+
+
 @pytest.mark.parametrize("version", [2, 7, 8, 9])
 def test_all_offsets_of_a_group_are_fetched_without_naming_topics(
     cluster: Cluster, version: int
@@ -590,6 +598,14 @@ def test_offset_delete_of_unknown_partitions_is_refused_one_by_one(cluster: Clus
     assert answer == {("t", 99): unknown, ("t", 0): ErrorCode.NONE, ("no", 0): unknown}
     assert deleted(delete(cluster, {"no": [0]})) == {("no", 0): unknown}
     assert deleted(delete(cluster, {})) == {}
+
+
+def test_offset_delete_without_a_group_is_refused(cluster: Cluster) -> None:
+    """24, whatever is to be deleted."""
+    for topics in ([], [delete_wire.OffsetDeleteRequestTopic("no")]):
+        request = delete_wire.OffsetDeleteRequest("", topics)
+        response = cluster.call(DELETE, 0, request).response
+        assert (response.error_code, response.topics) == (ErrorCode.INVALID_GROUP_ID, [])
 
 
 def test_offset_delete_tells_what_is_wrong_with_the_group(cluster: Cluster) -> None:

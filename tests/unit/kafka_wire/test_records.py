@@ -131,12 +131,10 @@ def test_zstd_is_refused_before_produce_version_7() -> None:
     assert code_of(batch, version=7) is ErrorCode.NONE
 
 
-def test_old_formats_are_answered_by_the_version_that_may_carry_them() -> None:
-    """Produce 0 to 2 may carry message sets, which VDL does not convert; later versions may not."""
+def test_old_formats_are_no_batch() -> None:
+    """Who takes them asks `vdl.records.legacy` first."""
     for magic in (b"\0", b"\1"):
-        records = changed(16, magic)
-        assert code_of(records, version=2) is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-        assert code_of(records, version=3) is ErrorCode.INVALID_RECORD
+        assert code_of(changed(16, magic), version=3) is ErrorCode.INVALID_RECORD
 
 
 @given(st.binary(max_size=200))

@@ -38,6 +38,13 @@ EXAMPLES = [
     commands.ExpireOffsets(1, [], 1_700_000_000_000),
     commands.DeleteOffsets("g", [("t", 0), ("u", 7)]),
     commands.NoteTime(),
+    commands.CreatePartitions(
+        [commands.NewPartitions("t", 3), commands.NewPartitions("u", 2, [[1, 2]])], False, [1], 9
+    ),
+    commands.AlterReassignments(
+        [commands.Reassign("t", 0, [4, 1, 2]), commands.Reassign("t", 1, None)], False, 9
+    ),
+    commands.FinishReassignments([commands.FinishedMove(9, 2)]),
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Fetch (key 1): committed batches from an offset on, at once or when there are enough.
 
+* v0–v3: consumers before 0.11 get message sets (`vdl.kafka.down_conversion`). v1 throttle time, v2
+  magic 1 (KIP-32), v3 a bound on the answer (KIP-74). v4 record batches.
 * v7: sessions (KIP-227), see `vdl.kafka.fetch_sessions`. An incremental request reads those of
   its session's partitions that may have something to say; whatever woke one while it waits joins.
 * v9: leader epochs are checked (KIP-320). v12: divergence of an older epoch (KIP-595).
@@ -33,6 +35,7 @@ from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later
 from vdl.kafka.context import LogStream, RequestContext, Wait
+from vdl.kafka.down_conversion import BYTES_MAX, Outcome, ToConvert
 from vdl.kafka.error_map import code_of
 from vdl.kafka.fetch_sessions import Cached, FetchSession, Key
 from vdl.kafka.handlers.partitions import (
@@ -55,6 +58,7 @@ from vdl.kafka.wire.fetch import (
     PartitionData,
     encode_response,
 )
+from vdl.records.legacy import LAST_FETCH_VERSION
 
 _SESSIONS_FROM = 7
 _HINTS_FROM = 12
@@ -257,6 +261,9 @@ class _Poll:
         if size > UNCOUNTED_BYTES:
             answers.reserve(size)
         if size >= self.request.min_bytes or at_once or self.expired:
+            if size and self.ctx.api_version <= LAST_FETCH_VERSION:
+                self._convert()
+                return
             self._build()
             self._answer(size)
         else:
@@ -289,7 +296,8 @@ class _Poll:
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
             return
         target.stream = stream
-        target.error = check_leader_epoch(stream, target.asked.current_leader_epoch)
+        # Kafka takes any epoch below nought for none.
+        target.error = check_leader_epoch(stream, max(target.asked.current_leader_epoch, -1))
         if target.error:
             return
         if not stream.is_leader:
@@ -469,7 +477,8 @@ class _Poll:
         else:
             target.cold = found
             found_bytes = found.bytes
-        self.ctx.server.read_throttle.found(admission, found_bytes)
+        server = self.ctx.server
+        server.read_throttle.found(admission, found_bytes, server.clock.now_ns())
         if not self.later.cancelled:
             self._open_gate()
 
@@ -478,6 +487,7 @@ class _Poll:
             partition_index=target.asked.partition,
             error_code=target.error,
             high_watermark=-1,
+            aborted_transactions=None,
             records=b"",
         )
         if self.ctx.api_version >= _HINTS_FROM and target.error in (
@@ -488,6 +498,62 @@ class _Poll:
             if leader >= 0:
                 answer.current_leader = LeaderIdAndEpoch(leader, epoch)
         return answer
+
+    # --- consumers before 0.11 -----------------------------------------------------------------
+    def begin_converting(self) -> None:
+        """Bound the answer, and begin with another partition each time."""
+        request, targets = self.request, self.targets
+        request.max_bytes = min(request.max_bytes, BYTES_MAX)
+        request.min_bytes = min(request.min_bytes, request.max_bytes)
+        first = self.ctx.server.down_conversion.first_of(len(targets))
+        self.targets = targets[first:] + targets[:first]
+
+    def _convert(self) -> None:
+        """Have message sets made of what was read; then answer."""
+        self._close_gate()
+        targets: list[_Target] = []
+        parts: list[ToConvert] = []
+        for target in self.targets:
+            if target.found is not None and target.found.bytes:
+                asked = target.asked
+                buffers = [memoryview(buffer) for buffer in target.found.buffers]
+                targets.append(target)
+                parts.append(ToConvert(buffers, asked.fetch_offset, asked.partition_max_bytes))
+        self.ctx.server.down_conversion.convert(
+            parts,
+            lambda outcome: self.later.run(partial(self._converted, targets, outcome)),
+            version=self.ctx.api_version,
+            bytes_max=self.request.max_bytes,
+        )
+
+    def _converted(self, targets: list[_Target], outcome: Outcome) -> None:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        total = 0
+        reads_on = False
+        for target, converted in zip(targets, outcome, strict=True):
+            found, target.found = target.found, None
+            assert found is not None, target.key
+            total += converted.bytes
+            if converted.bytes:
+                target.found = Slices([*converted.buffers], converted.bytes)
+            elif converted.error:
+                target.error = converted.error
+            else:
+                # Control batches: such a consumer cannot go beyond what it is not sent.
+                assert found.end_offset > target.asked.fetch_offset, found.end_offset
+                target.asked.fetch_offset = found.end_offset
+                target.cold = None
+                reads_on = True
+        if reads_on:
+            self._open_gate()
+            return
+        self.gates -= 1
+        assert not self.gates, self.gates
+        self.state = _State.RUNNING
+        self.ctx.connection.answers.reserve(total if total > UNCOUNTED_BYTES else 0)
+        self._build()
+        self._answer(total)
 
     # --- waiting -----------------------------------------------------------------------------
     def _subscribe(self, *, has_room: bool) -> None:
@@ -707,6 +773,8 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
         poll.opens_session = request.session_epoch == _FIRST_EPOCH and bool(poll.targets)
     else:
         session.read_by(poll)
+    if ctx.api_version <= LAST_FETCH_VERSION:
+        poll.begin_converting()
     later = poll.later
     later.on_cancel = poll.release
     later.answer_early = poll.answer_early

@@ -48,8 +48,9 @@ TRANSACTION_KEY = 1
 """The one for transactional ids."""
 NO_TRANSACTIONS = "this server has no transactions"
 
-_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
-"""Read, delete and describe, as a bit field: what anybody may do with a group (KIP-430)."""
+_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+"""Read, delete, describe, and the same of its configs, as a bit field: what anybody may do with a
+group (KIP-430)."""
 
 _DELETION_REFUSED = {
     ErrorCode.GROUP_ID_NOT_FOUND: "Group {} not found.",

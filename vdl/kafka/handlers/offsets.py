@@ -1,15 +1,16 @@
 """OffsetCommit (key 8) v0–10, OffsetFetch (9) v0–10, OffsetDelete (47) v0: positions of consumer
 groups.
 
-OffsetCommit: v1 members and generations, v2 retention of its own until v4, v6 leader epoch
-    (KIP-320), v7 static members (KIP-345), v9 also for the newer group protocol, whose member epoch
-    is the generation here; a member of a group that does not exist is told so from then on, before
-    that its generation is wrong (KIP-848).
-v0 of both was for positions that Kafka kept elsewhere; here they are the same.
-OffsetFetch: v2 all topics of a group, v5 leader epoch, v7 require stable (KIP-447), v8 several
-    groups (KIP-709), v9 member epochs, which a classic group does not check.
-v10 of these two names topics by id: one that this server does not know is UNKNOWN_TOPIC_ID, which
-clients try again.
+OffsetCommit: v1 members, and a time of the commit, which is the time here; v2 retention of its own
+    until v4, v6 leader epoch (KIP-320), v7 static members (KIP-345), v9 also for the newer group
+    protocol, whose member epoch is the generation here; a member of a group that does not exist is
+    told so from then on, before that its generation is wrong (KIP-848).
+OffsetFetch: v0 calls a partition without a position unknown, v2 all topics of a group, v5 leader
+    epoch, v7 require stable (KIP-447), v8 several groups (KIP-709), v9 member epochs, which a
+    classic group does not check.
+v0 of these two was for positions in ZooKeeper. Here all versions share the same positions.
+v10 names topics by id: one that this server does not know is UNKNOWN_TOPIC_ID, which clients try
+again.
 OffsetDelete: KIP-496. Only positions in topics that no member subscribes to.
 
 A position is committed with the partition that has the name here and now. When that was deleted, or
@@ -170,11 +171,12 @@ def handle_offset_fetch(
             response.topics.append(topic)
             for index in indexes:
                 found = _current(ctx, machine.offsets, request.group_id, name, index)
-                topic.partitions.append(
-                    fetch_wire.OffsetFetchResponsePartition(
-                        index, found.offset, found.leader_epoch, found.metadata
-                    )
+                partition = fetch_wire.OffsetFetchResponsePartition(
+                    index, found.offset, found.leader_epoch, found.metadata
                 )
+                if ctx.api_version == 0 and found.offset == NO_OFFSET:
+                    partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                topic.partitions.append(partition)
         later.complete(response)
 
     group_coordinator(ctx).read(request.group_id, read)
@@ -353,6 +355,8 @@ def handle_offset_delete(
     ctx: RequestContext, request: delete_wire.OffsetDeleteRequest
 ) -> Later | delete_wire.OffsetDeleteResponse:
     """Each partition has its own answer; an error of the group stands alone."""
+    if not request.group_id:
+        return delete_wire.OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     response = delete_wire.OffsetDeleteResponse()
     partitions: list[tuple[str, int]] = []
     waiting: list[delete_wire.OffsetDeleteResponsePartition] = []

@@ -1,7 +1,8 @@
 """Produce (key 0): check each batch as Kafka does and append it to its partition's log.
 
-* v0–v2: the message formats of that time are refused; a batch of today's format is taken. They are
-  advertised because librdkafka infers from v0 whether a broker knows compression (KAFKA-18659).
+* v0–v2: messages of magic 0 and 1 become one batch of magic 2 (`vdl.records.legacy`), which is
+  checked as any other. v1 throttle time, v2 append time (KIP-32). librdkafka infers from v0 whether
+  a broker knows compression (KAFKA-18659).
 * v7: zstd (KIP-110). v8: error texts (KIP-467). v10: leader hints (KIP-951). v13: topic ids
   (KIP-516).
 
@@ -66,7 +67,9 @@ from vdl.records.batch import (
     check_batch,
     patch_log_append_time,
     patch_max_timestamp,
+    read_header,
 )
+from vdl.records.legacy import LAST_PRODUCE_VERSION, header_to_come, is_legacy
 from vdl.records.walk import ANY_TIME
 
 ACKS_ALL = -1
@@ -104,6 +107,12 @@ class _Placed:
         """Whether it gets the time of its append."""
         self.verdict: Verdict | None = None
         """None while it is being checked."""
+
+    def converted(self, batch: memoryview) -> None:
+        """The batch that stands for what was sent."""
+        self.records = batch
+        self.header = read_header(batch)
+        self.verdict = self.header.max_timestamp
 
 
 class _Produce:
@@ -155,7 +164,12 @@ class _Produce:
             topic, MAX_MESSAGE_BYTES, self.ctx.server.config.message_max_bytes
         )
         assert records is None or type(records) is memoryview, type(records)
-        header = check_batch(records, produce_version=self.ctx.api_version, bytes_max=bytes_max)
+        version = self.ctx.api_version
+        is_old = version <= LAST_PRODUCE_VERSION and is_legacy(records)
+        if is_old:
+            header = header_to_come()
+        else:
+            header = check_batch(records, produce_version=version, bytes_max=bytes_max)
         assert records is not None, "checked"
         if self.is_late and not header.has_producer_id:
             # To append it were work that nobody waits for, and the more the later it is. One of an
@@ -179,6 +193,9 @@ class _Produce:
             copies_min=copies_min, log_append_time=log_append_time,
         )  # fmt: skip
         checks = self.ctx.server.record_checks
+        if is_old:
+            self.convert(placed, stream, bytes_max, bounds, codec)
+            return
         verdict = checks.check(records, header, bounds, codec) if not self.line else None
         self.waiting += 1
         if verdict is not None:
@@ -195,6 +212,33 @@ class _Produce:
             return None
         found = codec_of(topic.configs, config)
         return None if found is None else Codec(*found, bytes_max)
+
+    def convert(
+        self,
+        placed: _Placed,
+        stream: LogStream,
+        bytes_max: int,
+        bounds: Bounds,
+        codec: Codec | None,
+    ) -> None:
+        """Make a batch of a message set, and place it as `check` does. Raises KafkaError."""
+        checks = self.ctx.server.record_checks
+        batch = checks.convert(placed.records, bytes_max, bounds, codec) if not self.line else None
+        self.waiting += 1
+        if batch is not None:
+            placed.converted(batch)
+            self.place(placed, stream)
+            return
+
+        def done(outcome: memoryview | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                self.checked(placed, outcome)
+            else:
+                placed.converted(outcome)
+                self.checked(placed, placed.header.max_timestamp)
+
+        self.line.append(placed)
+        checks.convert_later(placed.records, bytes_max, bounds, done, codec)
 
     def bounds(self, topic: Topic, *, log_append_time: bool) -> Bounds:
         """What the topic asks of each record: its time, unless that is not kept (KIP-32, KIP-937),
@@ -276,6 +320,7 @@ class _Produce:
     ) -> None:
         """The fate of one partition's batch. Called from the host's turn, which a bug here must not
         reach."""
+        self.ctx.server.read_throttle.waiting -= 1
         try:
             if appended.duplicate_timestamp is not None and log_append_time:
                 answer.log_append_time_ms = appended.duplicate_timestamp
