@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.client_metrics import ClientMetrics
 from vdl.kafka.down_conversion import DownConversion
 from vdl.kafka.fetch_sessions import FetchSessions
 from vdl.kafka.log_sizes import LogSizes
@@ -129,6 +130,8 @@ class KafkaOptions:
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
     """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
+    telemetry_max_bytes: int = 1 << 20
+    """`telemetry.max.bytes`: most that a client may push of its metrics, compressed."""
     fetch_sessions_max: int = 1_000
     """`max.incremental.fetch.session.cache.slots`."""
     fetch_session_partitions_max: int = 100_000
@@ -401,10 +404,15 @@ class Context:
     answers: AnswerMemory = field(init=False)
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
+    client_metrics: ClientMetrics = field(default_factory=ClientMetrics)
+    file_config: KafkaOptions = field(init=False)
+    """What the server's file says; `config` is with what was changed at run time."""
+    resources_revision: int = -1
+    """Of the settings in the catalog that `config` reflects."""
     log_sizes: LogSizes = field(init=False)
 
     def __post_init__(self) -> None:
-        config = self.config
+        config = self.file_config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)

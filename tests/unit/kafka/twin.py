@@ -19,6 +19,7 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
+from vdl.kafka.broker_configs import follow
 from vdl.kafka.context import Context, KafkaOptions
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.kafka.wire import registry
@@ -316,6 +317,7 @@ class TwinHost:
         """Leaders that are asked to hand over do not, and give no answer."""
         self.quorum: Quorum | None = None
         self._applied = 0
+        self.on_catalog_change: Callable[[], None] = lambda: None
         for server_id in (1, 2, 3):
             self.apply(
                 commands.RegisterServer(
@@ -341,6 +343,7 @@ class TwinHost:
                 self.streams.setdefault(group_id, TwinStream(self.clock, group_id))
         for group_id in [group for group in self.streams if group not in self.catalog.groups]:
             self.streams.pop(group_id).lose_leadership()
+        self.on_catalog_change()
         return result
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
@@ -527,6 +530,7 @@ class World:
             self.host, options or KafkaOptions(), self.clock, self.log, self._random_bytes
         )
         self.frontend = Frontend(self.context)
+        self.host.on_catalog_change = partial(follow, self.context)
 
     def _random_bytes(self, count: int) -> bytes:
         self._drawn += 1

@@ -181,7 +181,7 @@ def _fill_created(ctx: RequestContext, created: CreatedTopic, result: CreatableT
     if created.error is ErrorCode.NONE:
         result.num_partitions = created.partitions
         result.replication_factor = created.replication_factor
-        result.configs = created_configs(ctx.server.config, created.configs)
+        result.configs = created_configs(ctx, created.configs)
         if created.group_ids:
             result.topic_id = created.topic_id
 
