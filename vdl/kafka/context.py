@@ -385,6 +385,8 @@ class Context:
     """The absolute path of the data directory."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
+    commit_logs: dict[int, LogStream] = field(default_factory=dict)
+    """The commits of each coordinator, by its group, as a partition of `__consumer_offsets`."""
     topics_refused: int = 0
     """Topics not created, or not enlarged, because servers have all the replicas they may have."""
     leader_waits: int = 0
@@ -410,6 +412,10 @@ class Context:
     resources_revision: int = -1
     """Of the settings in the catalog that `config` reflects."""
     log_sizes: LogSizes = field(init=False)
+
+    def stream(self, group_id: int) -> LogStream | None:
+        """The partition replica here, or the view of a coordinator's commits."""
+        return self.host.stream(group_id) or self.commit_logs.get(group_id)
 
     def __post_init__(self) -> None:
         config = self.file_config = self.config

@@ -35,6 +35,7 @@ from vdl.kafka.broker_configs import follow
 from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, compaction_policy, retention_policy
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
@@ -295,8 +296,11 @@ class Server:
         context.groups = GroupCoordinator(
             host=host, clock=self.clock, rng=self._rng, config=config.kafka
         )
-        for coordinator in host.coordinators:
+        for group_id, coordinator in enumerate(host.coordinators, start=1):
             context.groups.attach(coordinator)
+            context.commit_logs[group_id] = CommitLog(
+                coordinator, group_id, self.clock, host.state.gaps, context.compute
+            )
         self.frontend = Frontend(context)
         host.overload.request_wait_ns = self.frontend.start_budget.oldest_ns
         host.on_catalog_change = self._catalog_changed

@@ -290,7 +290,7 @@ class _Poll:
     def _pass_gates(self, target: _Target) -> None:
         """Check what must hold before the log may be read. Closes a gate to wait for it."""
         host = self.ctx.server.host
-        stream = host.stream(target.group_id)
+        stream = self.ctx.server.stream(target.group_id)
         if stream is None:
             gone = target.group_id not in host.catalog.groups
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
