@@ -70,8 +70,8 @@ class Watch:
         self._values: dict[int, set[int]] = {}
         """By server id: values of records that are in the durable image of its disk."""
         self._safe: dict[int, int] = {}
-        """Value → how many disks held it when one of them was lost, or when the voters changed, if it
-        was a majority."""
+        """Value → how many disks held it when one of them was lost, or when the voters changed, if
+        it was a majority."""
         self._lost: dict[tuple[int, NodeId], set[int]] = {}
         """By (group, replica) whose disk was lost: what that held until then."""
         for machine in machines:
