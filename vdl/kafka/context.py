@@ -353,6 +353,13 @@ class Host(Protocol):
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas are in sync, as the group's leader last reported."""
 
+    def may_serve_reads(self, group_id: int) -> bool:
+        """Whether consumers may read from the replica here though it does not lead (KIP-392)."""
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        """The server that consumers in this rack are to read a partition from that is led here;
+        -1: from here."""
+
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader because that server failed; 0: not recently."""
 

@@ -305,6 +305,12 @@ class TwinHost:
         self.alive = [1, 2, 3]
         self.silent: set[int] = set()
         self.in_sync = [1, 2, 3]
+        self.preferred = -1
+        """The read replica that the host chooses."""
+        self.may_follow = False
+        """Whether a follower here may be read from."""
+        self.preference_asked: list[tuple[str, int]] = []
+        """Rack and offset of each question for a read replica."""
         self.lost_ns: dict[int, int] = {}
         self.is_heard = True
         self.streams: dict[int, TwinStream] = {}
@@ -402,6 +408,13 @@ class TwinHost:
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         return tuple(self.in_sync)
+
+    def may_serve_reads(self, group_id: int) -> bool:
+        return self.may_follow
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        self.preference_asked.append((rack, offset))
+        return self.preferred
 
     def leader_lost_ns(self, group_id: int) -> int:
         return self.lost_ns.get(group_id, 0)
