@@ -8,9 +8,10 @@ OffsetCommit: v1 members, and a time of the commit, which is the time here; v2 r
 OffsetFetch: v0 calls a partition without a position unknown, v2 all topics of a group, v5 leader
     epoch, v7 require stable (KIP-447), v8 several groups (KIP-709), v9 member epochs, which a
     classic group does not check.
-v0 of these two was for positions in ZooKeeper. Here all versions share the same positions.
+v0 of these two was for positions in ZooKeeper, which every broker asked. Here all versions share
+    the same positions, and only the group's coordinator answers; the others say NOT_COORDINATOR.
 v10 names topics by id: one that this server does not know is UNKNOWN_TOPIC_ID, which clients try
-again.
+    again.
 OffsetDelete: KIP-496. Only positions in topics that no member subscribes to.
 
 A position is committed with the partition that has the name here and now. When that was deleted, or
