@@ -1,0 +1,135 @@
+"""APIs that look at the cluster or change its servers, and frames that are none."""
+
+from __future__ import annotations
+
+from tests.differential.batches import batch
+from tests.differential.side import Side
+from vdl.kafka.wire.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from vdl.kafka.wire.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+from vdl.kafka.wire.describe_producers import DescribeProducersRequest, TopicRequest
+from vdl.kafka.wire.describe_quorum import DescribeQuorumRequest, PartitionData, TopicData
+from vdl.kafka.wire.elect_leaders import ElectLeadersRequest, TopicPartitions
+from vdl.kafka.wire.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+)
+from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest
+from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+
+TIMEOUT_MS = 10_000
+
+
+def describe_producers(side: Side) -> None:
+    topic = side.topic("producers", 2)
+    side.produce(
+        topic,
+        batch([b"v"], producer_id=5_000, producer_epoch=2, base_sequence=0),
+    )
+
+    def ask(label: str, *rows: tuple[str, list[int]], to: int) -> None:
+        topics = [TopicRequest(*row) for row in rows]
+        side.each(label, DescribeProducersRequest(topics), to=to)
+
+    leader = side.leader(topic)
+    ask("unknown topic", (f"{side.prefix}.none", [0]), to=leader)
+    ask("no topic", ("", [0]), to=leader)
+    ask("partition that is not there", (topic, [9, -1]), to=leader)
+    ask("not the leader", (topic, [0]), to=side.other(topic))
+    ask("without producers", (topic, [1]), to=side.leader(topic, 1))
+    ask("nothing", to=leader)
+
+
+def elect_leaders(side: Side) -> None:
+    topic = side.topic("elected", 2)
+
+    def ask(label: str, kind: int, *rows: tuple[str, list[int]]) -> None:
+        topics = [TopicPartitions(*row) for row in rows]
+        side.each(label, ElectLeadersRequest(kind, topics, TIMEOUT_MS))
+
+    ask("unknown topic", 0, (f"{side.prefix}.none", [0]))
+    ask("no topic", 0, ("", [0]))
+    ask("partition that is not there", 0, (topic, [9, -1]))
+    ask("nothing", 0)
+    side.each("no such kind", ElectLeadersRequest(7, [], TIMEOUT_MS), first=1)
+    side.each(
+        "unclean, not needed",
+        ElectLeadersRequest(1, [TopicPartitions(topic, [0])], TIMEOUT_MS),
+        first=1,
+    )
+
+
+def reassignments(side: Side) -> None:
+    topic = side.topic("moved", 2)
+
+    def alter(label: str, *rows: tuple[str, int, list[int] | None]) -> None:
+        topics = [
+            ReassignableTopic(name, [ReassignablePartition(index, nodes)])
+            for name, index, nodes in rows
+        ]
+        side.each(f"alter, {label}", AlterPartitionReassignmentsRequest(TIMEOUT_MS, True, topics))
+
+    alter("unknown topic", (f"{side.prefix}.none", 0, [1]))
+    alter("partition that is not there", (topic, 9, [1]))
+    alter("cancel nothing", (topic, 0, None))
+    alter("an unknown server", (topic, 0, [1, 2, 9]))
+    alter("no server", (topic, 0, []))
+    alter("a server twice", (topic, 0, [1, 1, 2]))
+    alter("a negative server", (topic, 0, [-1]))
+    alter("nothing")
+
+    def listed(label: str, rows: list[tuple[str, list[int]]] | None) -> None:
+        topics = None if rows is None else [ListPartitionReassignmentsTopics(*row) for row in rows]
+        side.each(f"list, {label}", ListPartitionReassignmentsRequest(TIMEOUT_MS, topics))
+
+    listed("all", None)
+    listed("nothing", [])
+    listed("one", [(topic, [0])])
+    listed("unknown", [(f"{side.prefix}.none", [0]), (topic, [9])])
+
+
+def quorum(side: Side) -> None:
+    """Who is in it differs; what is refused does not."""
+    for label, topic, index in (
+        ("another topic", "x", 0),
+        ("another partition", "__cluster_metadata", 1),
+    ):
+        request = DescribeQuorumRequest([TopicData(topic, [PartitionData(index)])])
+        side.each(label, request)
+    side.each("nothing", DescribeQuorumRequest([]))
+
+
+def servers(side: Side) -> None:
+    side.each("unregister an unknown server", UnregisterBrokerRequest(77))
+    side.each("unregister a negative server", UnregisterBrokerRequest(-1))
+    side.each("move no directory", AlterReplicaLogDirsRequest([]))
+    unknown = FeatureUpdateKey("no.such.feature", 1, False, 1)
+    side.each("unknown feature", UpdateFeaturesRequest(TIMEOUT_MS, [unknown]))
+    side.each("no feature", UpdateFeaturesRequest(TIMEOUT_MS, []))
+
+
+def frames(side: Side) -> None:
+    """Requests that cannot be read."""
+    side.raw("no such API", 999, 0, b"")
+    side.raw("a negative key", -1, 0, b"")
+    side.raw("a version to come", 3, 99, b"")
+    side.raw("a negative version", 3, -1, b"")
+    side.raw("a body cut short", 3, 1, b"\0\0")
+    side.raw("an array longer than the body", 3, 1, b"\x7f\xff\xff\xff")
+    side.raw("a negative array", 3, 1, b"\xff\xff\xff\xfe")
+    side.raw("bytes behind the body", 12, 0, b"\0\0\0\0\0\0\0\0" + b"more")
+    side.raw("ApiVersions of a version to come", 18, 99, b"")
+    side.raw("a null name", 19, 2, b"\0\0\0\1\xff\xff\0\0\0\1\0\1\0\0\0\0\0\0\0\0\0\0\0\0\0")
+
+
+SCENARIOS = (
+    describe_producers,
+    elect_leaders,
+    reassignments,
+    quorum,
+    servers,
+    frames,
+)

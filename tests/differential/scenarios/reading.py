@@ -1,0 +1,222 @@
+"""Fetch, ListOffsets, OffsetForLeaderEpoch: good requests and bad ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.differential.batches import batch
+from tests.differential.side import Side
+from vdl.kafka.wire.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from vdl.kafka.wire.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from vdl.kafka.wire.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+
+IDS_SINCE = 13
+"""Fetch names topics by id from here on (KIP-516)."""
+MIB = 1 << 20
+FAR_EPOCH = 1_000_000
+
+
+def _fetch(
+    topic: str, topic_id: bytes, version: int, *partitions: FetchPartition, **fields: Any
+) -> FetchRequest:
+    row = FetchTopic(partitions=list(partitions))
+    if version < IDS_SINCE:
+        row.topic = topic
+    else:
+        row.topic_id = topic_id
+    fields = {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": MIB} | fields
+    return FetchRequest(topics=[row], **fields)
+
+
+def _at(offset: int, *, partition: int = 0, size: int = MIB, **fields: Any) -> FetchPartition:
+    return FetchPartition(
+        partition=partition, fetch_offset=offset, partition_max_bytes=size, **fields
+    )
+
+
+def _written(side: Side, name: str) -> tuple[str, bytes, int]:
+    """A topic whose partition 0 has records 3 to 8 of 9, in batches of three; its leader."""
+    topic = side.topic(name, 2)
+    for number in range(3):
+        side.produce(topic, batch(f"{number}-{at}".encode() for at in range(3)))
+    leader = side.leader(topic)
+    rows = [DeleteRecordsPartition(0, 3)]
+    request = DeleteRecordsRequest([DeleteRecordsTopic(topic, rows)], 20_000)
+    side.retry(request, lambda answer: answer.topics[0].partitions[0].error_code, to=leader)
+    return topic, side.topic_id(topic), leader
+
+
+def fetch(side: Side) -> None:
+    topic, topic_id, leader = _written(side, "read")
+    empty_leader = side.leader(topic, 1)
+
+    def ask(label: str, *partitions: FetchPartition, to: int = leader, **fields: Any) -> None:
+        side.each(label, lambda v: _fetch(topic, topic_id, v, *partitions, **fields), to=to)
+
+    ask("from the start", _at(3))
+    ask("from the middle of a batch", _at(4))
+    ask("from the last batch", _at(8))
+    ask("at the end", _at(9))
+    ask("beyond the end", _at(10))
+    ask("far beyond the end", _at(1 << 60))
+    ask("below the start", _at(0))
+    ask("below nought", _at(-1))
+    ask("far below nought", _at(-(1 << 60)))
+    ask("empty partition", _at(0, partition=1), to=empty_leader)
+    ask("partition that is not there", _at(0, partition=2))
+    ask("negative partition", _at(0, partition=-1))
+    ask("not the leader", _at(3), to=side.other(topic))
+    ask("twice the same partition", _at(3), _at(6))
+    ask("nothing of the topic")
+    ask("at most nought bytes", _at(3), max_bytes=0)
+    ask("at most nought bytes of the partition", _at(3, size=0))
+    ask("negative bytes", _at(3), max_bytes=-1)
+    ask("negative bytes of the partition", _at(3, size=-1))
+    ask("one batch at most", _at(3, size=100))
+    ask("two batches at most", _at(3, size=200))
+    ask("negative time", _at(9), max_wait_ms=-1, min_bytes=1)
+    ask("negative least", _at(9), min_bytes=-1)
+    ask("waits in vain", _at(9), max_wait_ms=100, min_bytes=1)
+    ask("read committed", _at(3), isolation_level=1)
+    ask("unknown isolation level", _at(3), isolation_level=7)
+    ask("a rack", _at(3), rack_id="r")
+    ask("epoch of the future", _at(3, current_leader_epoch=FAR_EPOCH))
+    ask("present epoch", _at(3, current_leader_epoch=side.epoch(topic)))
+    ask("negative epoch", _at(3, current_leader_epoch=-2))
+    ask("last fetched epoch", _at(6, last_fetched_epoch=side.epoch(topic)))
+    ask("last fetched epoch of the future", _at(6, last_fetched_epoch=FAR_EPOCH))
+    ask("known log start", _at(3, log_start_offset=3))
+    side.each("nothing at all", FetchRequest(max_bytes=MIB), to=leader)
+    side.each(
+        "unknown topic",
+        lambda v: _fetch(f"{side.prefix}.none", bytes(15) + b"\7", v, _at(0)),
+        to=leader,
+    )
+    side.each("no topic", lambda v: _fetch("", bytes(16), v, _at(0)), to=leader)
+    side.each("name too long", lambda v: _fetch("n" * 250, bytes(15) + b"\7", v, _at(0)), to=leader)
+
+
+def fetch_sessions(side: Side) -> None:
+    topic, topic_id, leader = _written(side, "session")
+
+    def ask(label: str, version: int, *partitions: FetchPartition, **fields: Any) -> Any:
+        request = _fetch(topic, topic_id, version, *partitions, **fields)
+        if not partitions:
+            request.topics = []
+        return side.ask(f"{label} v{version}", request, version=version, to=leader)
+
+    for version in side.versions(1):
+        if version < 7:
+            continue
+        both = _at(3), _at(0, partition=2)
+        opened = ask("opens", version, *both, session_id=0, session_epoch=0)
+        session = opened.session_id
+        ask("goes on", version, session_id=session, session_epoch=1)
+        ask("goes on with another offset", version, _at(9), session_id=session, session_epoch=2)
+        ask("finds nothing new", version, session_id=session, session_epoch=3)
+        ask("repeats an epoch", version, session_id=session, session_epoch=3)
+        ask("skips an epoch", version, session_id=session, session_epoch=9)
+        gone = ForgottenTopic(partitions=[2])
+        if version < IDS_SINCE:
+            gone.topic = topic
+        else:
+            gone.topic_id = topic_id
+        ask(
+            "forgets a partition",
+            version,
+            session_id=session,
+            session_epoch=4,
+            forgotten_topics_data=[gone],
+        )
+        ask("closes", version, _at(3), session_id=session, session_epoch=-1)
+        ask("goes on with a closed one", version, session_id=session, session_epoch=5)
+        ask("an unknown session", version, session_id=123_456_789, session_epoch=1)
+        ask("an unknown session, from anew", version, _at(3), session_id=12_345, session_epoch=0)
+        ask("a negative session", version, session_id=-5, session_epoch=1)
+        ask("no session and an epoch", version, _at(3), session_id=0, session_epoch=1)
+        ask("a negative epoch", version, _at(3), session_id=0, session_epoch=-2)
+        ask("opens with nothing", version, session_id=0, session_epoch=0)
+
+
+def list_offsets(side: Side) -> None:
+    topic, _, leader = _written(side, "list")
+
+    def request(*rows: ListOffsetsPartition, name: str = topic, **fields: int) -> Any:
+        fields = {"replica_id": -1} | fields
+        return ListOffsetsRequest(topics=[ListOffsetsTopic(name, list(rows))], **fields)
+
+    def row(timestamp: int, partition: int = 0, epoch: int = -1) -> ListOffsetsPartition:
+        return ListOffsetsPartition(partition, epoch, timestamp)
+
+    def ask(label: str, *rows: ListOffsetsPartition, to: int = leader, **fields: Any) -> None:
+        side.each(label, request(*rows, **fields), to=to)
+
+    times = {"latest": -1, "earliest": -2, "largest timestamp": -3, "local": -4, "tiered": -5}
+    times |= {"pending": -6, "no such constant": -7, "far below nought": -(1 << 60)}
+    times |= {"nought": 0, "of a record": 1_700_000_000_001, "between": 1_700_000_000_000 - 1}
+    times |= {"after all": 1 << 50}
+    for name, timestamp in times.items():
+        ask(name, row(timestamp))
+        ask(f"{name}, of nothing", row(timestamp, 1), to=side.leader(topic, 1))
+    ask("partition that is not there", row(-1, 9))
+    ask("negative partition", row(-1, -1))
+    ask("not the leader", row(-1), to=side.other(topic))
+    ask("twice", row(-1), row(-2))
+    ask("thrice", row(-1), row(-1), row(-1))
+    ask("no partition")
+    ask("epoch of the future", row(-1, 0, FAR_EPOCH))
+    ask("present epoch", row(-1, 0, side.epoch(topic)))
+    ask("read committed", row(-1), isolation_level=1)
+    ask("unknown isolation level", row(-1), isolation_level=5)
+    ask("as a debugging replica", row(-1), replica_id=-2)
+    ask("as a debugging replica, not the leader", row(-1), replica_id=-2, to=side.other(topic))
+    ask("unknown topic", row(-1), name=f"{side.prefix}.none")
+    ask("no name", row(-1), name="")
+    ask("name too long", row(-1), name="n" * 250)
+    side.each("nothing", ListOffsetsRequest(replica_id=-1), to=leader)
+
+
+def offset_for_leader_epoch(side: Side) -> None:
+    topic, _, leader = _written(side, "epochs")
+    epoch = side.epoch(topic)
+
+    def request(*rows: OffsetForLeaderPartition, name: str = topic, replica: int = -1) -> Any:
+        topics = [OffsetForLeaderTopic(name, list(rows))]
+        return OffsetForLeaderEpochRequest(replica, topics)
+
+    def ask(label: str, *rows: OffsetForLeaderPartition, to: int = leader, **fields: Any) -> None:
+        side.each(label, request(*rows, **fields), to=to)
+
+    row = OffsetForLeaderPartition
+    ask("present epoch", row(0, -1, epoch))
+    ask("present epoch, twice", row(0, epoch, epoch))
+    ask("epoch of the future", row(0, -1, FAR_EPOCH))
+    ask("no epoch", row(0, -1, -1))
+    ask("negative epoch", row(0, -1, -2))
+    ask("the client is ahead", row(0, FAR_EPOCH, epoch))
+    ask("partition that is not there", row(9, -1, epoch))
+    ask("negative partition", row(-1, -1, epoch))
+    ask("not the leader", row(0, -1, epoch), to=side.other(topic))
+    ask("twice", row(0, -1, epoch), row(0, -1, epoch))
+    ask("no partition")
+    ask("empty partition", row(1, -1, side.epoch(topic, 1)), to=side.leader(topic, 1))
+    ask("debugging replica", row(0, -1, epoch), replica=-2)
+    ask("unknown topic", row(0, -1, 0), name=f"{side.prefix}.none")
+    ask("no name", row(0, -1, 0), name="")
+    side.each("nothing", OffsetForLeaderEpochRequest(-1), to=leader)
+
+
+SCENARIOS = (fetch, fetch_sessions, list_offsets, offset_for_leader_epoch)
