@@ -36,6 +36,11 @@ class Connection:
         answer = self.ask_raw(module.API_KEY, version, body)
         return module.decode_response(answer, version)
 
+    def answer(self, message: Any, version: int) -> Any:
+        """The decoded response to what was sent before. Raises Closed, TimeoutError."""
+        module = registry.module(registry.KEYS[type(message).__name__.removesuffix("Request")])
+        return module.decode_response(self._answer(module.API_KEY, version), version)
+
     def send(self, message: Any, version: int) -> None:
         """A request that gets no answer, or whose answer is not waited for."""
         module = registry.module(registry.KEYS[type(message).__name__.removesuffix("Request")])
@@ -45,6 +50,9 @@ class Connection:
     def ask_raw(self, key: int, version: int, body: bytes) -> memoryview:
         """The body of the answer to a body of bytes."""
         self._send(key, version, body)
+        return self._answer(key, version)
+
+    def _answer(self, key: int, version: int) -> memoryview:
         answer = self._receive()
         is_flexible = header.response_header_is_flexible(key, version, registry.FLEXIBLE_FROM)
         answered, start = header.decode_response_header(answer, is_flexible=is_flexible)

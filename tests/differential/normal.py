@@ -52,7 +52,7 @@ def _id(value: Any) -> Tree:
 
 def _text(value: Any) -> Tree:
     """A message for people: whether there is one."""
-    return None if value is None else "a text"
+    return "a text" if value else "no text"
 
 
 def _rows_there(value: Any) -> Tree:
@@ -84,6 +84,11 @@ NORMAL: Mapping[str, tuple[Callable[[Any], Tree], str]] = {
     "documentation": (_text, "the same"),
     "CreatableTopicResult.configs": (_rows_there, "describe_all_configs compares settings"),
     "CreatableTopicResult.topic_id": (_nothing, "Kafka names one also where it only validates"),
+    "log_dir": (_nothing, "where it is on disk"),
+    "partition_size": (_nothing, "a format of its own"),
+    "total_bytes": (_nothing, "the disk's"),
+    "usable_bytes": (_nothing, "the disk's"),
+    "last_timestamp": (_time, "Kafka's is the record's, or the server's clock"),
     "finalized_features_epoch": (_epoch, "counts changes of the cluster"),
 }
 """Field, or struct and field → what stands for its value, and why. The same field means the same
@@ -186,6 +191,8 @@ def _batch(batch: memoryview) -> Tree:
     }
     if header.is_log_append_time:
         tree["max_timestamp"] = "a time"
+    if header.codec:
+        tree["batch_length"] = "depends on the library that compressed it"
     tree["crc"] = "sound" if crc_matches(batch) else "broken"
     tree["producer_id"] = _id(header.producer_id)
     tree["records"] = [

@@ -135,6 +135,23 @@ class Side:
         """A request that has no answer."""
         self._connection(to).send(message, version)
 
+    def begin(self, label: str, message: Any, *, to: int) -> Callable[[], Any]:
+        """Send a request that waits for others, in the newest version, over a connection of its
+        own. What is returned waits for the answer, keeps it under `label`, and returns it."""
+        version = self.newest(message)
+        connection = Connection(self._node(to))
+        connection.send(message, version)
+
+        def end() -> Any:
+            try:
+                answer = connection.answer(message, version)
+            finally:
+                connection.close()
+            self.keep_answer(label, answer)
+            return answer
+
+        return end
+
     def raw(self, label: str, key: int, version: int, body: bytes) -> None:
         """Bytes in place of a message; whether there is an answer is what is kept."""
         connection = Connection(self._addresses[0])

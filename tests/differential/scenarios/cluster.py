@@ -10,6 +10,7 @@ from vdl.kafka.wire.alter_partition_reassignments import (
     ReassignableTopic,
 )
 from vdl.kafka.wire.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from vdl.kafka.wire.describe_producers import DescribeProducersRequest, TopicRequest
 from vdl.kafka.wire.describe_quorum import DescribeQuorumRequest, PartitionData, TopicData
 from vdl.kafka.wire.elect_leaders import ElectLeadersRequest, TopicPartitions
@@ -35,6 +36,17 @@ def describe_producers(side: Side) -> None:
         side.each(label, DescribeProducersRequest(topics), to=to)
 
     leader = side.leader(topic)
+    request = DescribeProducersRequest([TopicRequest(topic, [0])])
+    for node in (1, 2, 3):
+        # A replica knows a producer when it has heard that its batch is committed.
+        side.settle(
+            lambda node=node: bool(
+                not side.versions(61)
+                or side.quiet(request, to=node).topics[0].partitions[0].active_producers
+            ),
+            f"server {node} knows the producer",
+        )
+    ask("a producer", (topic, [0]), to=leader)
     ask("unknown topic", (f"{side.prefix}.none", [0]), to=leader)
     ask("no topic", ("", [0]), to=leader)
     ask("partition that is not there", (topic, [9, -1]), to=leader)
@@ -102,6 +114,33 @@ def quorum(side: Side) -> None:
     side.each("nothing", DescribeQuorumRequest([]))
 
 
+def log_dirs(side: Side) -> None:
+    """How much each replica holds differs; which there are, and what is refused, does not."""
+    topic = side.topic("placed", 2)
+
+    def ask(label: str, *rows: tuple[str, list[int]]) -> None:
+        topics = [DescribableLogDirTopic(*row) for row in rows]
+        side.each(label, DescribeLogDirsRequest(topics), to=2)
+
+    both = DescribeLogDirsRequest([DescribableLogDirTopic(topic, [0, 1])])
+    # A server of Kafka makes its replica a moment after it is told of it.
+    side.settle(
+        lambda: (
+            not side.versions(35)
+            or sum(len(row.partitions) for row in side.quiet(both, to=2).results[0].topics) == 2
+        ),
+        "both replicas are there",
+    )
+    ask("one", (topic, [0]))
+    ask("two", (topic, [0, 1]))
+    ask("twice", (topic, [0, 0]))
+    ask("unknown topic", (f"{side.prefix}.none", [0]))
+    ask("no topic", ("", [0]))
+    ask("partition that is not there", (topic, [9, -1]))
+    ask("no partition", (topic, []))
+    ask("nothing")
+
+
 def servers(side: Side) -> None:
     side.each("unregister an unknown server", UnregisterBrokerRequest(77))
     side.each("unregister a negative server", UnregisterBrokerRequest(-1))
@@ -109,6 +148,9 @@ def servers(side: Side) -> None:
     unknown = FeatureUpdateKey("no.such.feature", 1, False, 1)
     side.each("unknown feature", UpdateFeaturesRequest(TIMEOUT_MS, [unknown]))
     side.each("no feature", UpdateFeaturesRequest(TIMEOUT_MS, []))
+    side.each("the same feature twice", UpdateFeaturesRequest(TIMEOUT_MS, [unknown, unknown]))
+    nameless = FeatureUpdateKey("", 1, False, 1)
+    side.each("a feature without a name", UpdateFeaturesRequest(TIMEOUT_MS, [nameless]))
 
 
 def frames(side: Side) -> None:
@@ -130,6 +172,7 @@ SCENARIOS = (
     elect_leaders,
     reassignments,
     quorum,
+    log_dirs,
     servers,
     frames,
 )

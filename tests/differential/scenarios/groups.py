@@ -266,6 +266,97 @@ def rebalance(side: Side) -> None:
     side.each("commit", commit, to=to)
 
 
+def two_members(side: Side) -> None:
+    """A second member joins, both are given something, the first one leaves."""
+    first = _joined(side, "two")
+    group, to = first.group, first.coordinator
+
+    def beat(label: str, member_id: str, generation: int, *, until: int) -> None:
+        """Until the heartbeat is answered so: the coordinator may have to hear of it."""
+        request = HeartbeatRequest(group, generation, member_id)
+        side.settle(
+            lambda: side.quiet(request, to=to).error_code == until, f"{label} is answered {until}"
+        )
+        side.ask(label, request, to=to)
+
+    asked = side.quiet(_join(group), to=to)
+    assert asked.error_code == MEMBER_ID_REQUIRED, asked
+    second_id = asked.member_id
+    side.symbols.learn(second_id, "second member of two")
+    second_joins = side.begin("the second joins", _join(group, second_id), to=to)
+    beat("heartbeat while it rebalances", first.member_id, first.generation, until=27)
+    commit = _commit(
+        group, (side.topic("two"), 0, 5, ""), member=(first.member_id, first.generation)
+    )
+    side.each("commit while it rebalances", commit, to=to)
+    sync = SyncGroupRequest(group, first.generation, first.member_id, None, "consumer", "range")
+    side.each("sync while it rebalances", sync, to=to)
+    side.each("describe while it rebalances", DescribeGroupsRequest([group]), to=to)
+    first_joins = side.begin("the first joins again", _join(group, first.member_id), to=to)
+    generation = first_joins().generation_id
+    second_joins()
+    beat("heartbeat before the sync", second_id, generation, until=0)
+    follower = SyncGroupRequest(group, generation, second_id, None, "consumer", "range")
+    second_syncs = side.begin("the second syncs", follower, to=to)
+    given = [
+        SyncGroupRequestAssignment(first.member_id, b"one"),
+        SyncGroupRequestAssignment(second_id, b"two"),
+        SyncGroupRequestAssignment("nobody", b"three"),
+    ]
+    leader = SyncGroupRequest(group, generation, first.member_id, None, "consumer", "range", given)
+    side.ask("the first syncs", leader, to=to)
+    second_syncs()
+    beat("heartbeat of the first", first.member_id, generation, until=0)
+    side.ask("describe both", DescribeGroupsRequest([group]), to=to)
+    rows = [MemberIdentity(first.member_id, None)]
+    side.ask("the first leaves", LeaveGroupRequest(group, "", rows), to=to)
+    beat("heartbeat of the second", second_id, generation, until=27)
+    beat("heartbeat of who left", first.member_id, generation, until=25)
+
+
+def static_members(side: Side) -> None:
+    """A member with a name of its own (KIP-345): who comes back under it takes its place."""
+    joined = _joined(side, "static", instance="i")
+    group, member, generation, to = (
+        joined.group,
+        joined.member_id,
+        joined.generation,
+        joined.coordinator,
+    )
+    topic = side.topic("static")
+    for label, member_id, instance in (
+        ("good", member, "i"),
+        ("another instance", member, "j"),
+        ("another member", "nobody", "i"),
+        ("no instance", member, None),
+    ):
+        beat = HeartbeatRequest(group, generation, member_id, instance)
+        side.each(f"heartbeat, {label}", beat, to=to, first=3)
+        sync = SyncGroupRequest(group, generation, member_id, instance, "consumer", "range")
+        side.each(f"sync, {label}", sync, to=to, first=3)
+        commit = _commit(
+            group, (topic, 0, 5, ""), member=(member_id, generation), instance=instance
+        )
+        for version in side.versions(8):
+            if 7 <= version <= NAMES_UNTIL:
+                side.ask(f"commit, {label} v{version}", commit, version=version, to=to)
+    side.each("describe", DescribeGroupsRequest([group]), to=to)
+    side.each("join, another member", _join(group, "nobody", group_instance_id="i"), to=to, first=5)
+    request = _join(group, group_instance_id="i")
+    answer = side.quiet(request, to=to)
+    side.symbols.learn(answer.member_id, "member that came back")
+    side.keep_answer("join, back", answer)
+    side.each("heartbeat of the fenced", HeartbeatRequest(group, generation, member, "i"), to=to)
+    for label, member_id, instance in (
+        ("fenced", member, "i"),
+        ("unknown instance", "", "j"),
+        ("by its instance", "", "i"),
+    ):
+        rows = [MemberIdentity(member_id, instance)]
+        side.ask(f"leave, {label}", LeaveGroupRequest(group, "", rows), to=to)
+    side.each("describe, empty", DescribeGroupsRequest([group]), to=to)
+
+
 def delete_groups(side: Side) -> None:
     group = f"{side.prefix}.away"
     to = side.coordinator(group)
@@ -388,6 +479,13 @@ def offset_commit(side: Side) -> None:
     )
     ask("an instance of an empty group", (topic, 0, 7, ""), instance="i")
     ask("not the coordinator", (topic, 0, 7, ""), to=to % 3 + 1)
+    topic_id = side.topic_id(topic)
+    for label, found in {"good": topic_id, "unknown": bytes(15) + b"\7", "no": bytes(16)}.items():
+        for version in side.versions(8):
+            if version > NAMES_UNTIL:
+                request = _commit(group, ("", 0, 7, ""))
+                request.topics[0].topic_id = found
+                side.ask(f"{label} id v{version}", request, version=version, to=to)
     joined = _joined(side, "owner")
     at = joined.coordinator
     mine = joined.member_id, joined.generation
@@ -443,6 +541,13 @@ def offset_fetch(side: Side) -> None:
     ask("no group", (topic, [0]), name="", to=side.coordinator(""))
     ask("stable only", (topic, [0]), require_stable=True, first=7)
     ask("not the coordinator", (topic, [0]), to=to % 3 + 1)
+    topic_id = side.topic_id(topic)
+    for label, found in {"good": topic_id, "unknown": bytes(15) + b"\7", "no": bytes(16)}.items():
+        for version in side.versions(9):
+            if version > NAMES_UNTIL:
+                row = OffsetFetchRequestTopics("", found, [0, 1, 9])
+                request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group, topics=[row])])
+                side.ask(f"{label} id v{version}", request, version=version, to=to)
     for version in side.versions(9):
         if GROUPS_SINCE <= version <= NAMES_UNTIL:
             rows = [OffsetFetchRequestTopics(topic, bytes(16), [0])]
@@ -488,6 +593,8 @@ SCENARIOS = (
     join_group,
     membership,
     rebalance,
+    two_members,
+    static_members,
     delete_groups,
     list_groups,
     offset_commit,

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.differential.batches import BROKEN, GOOD, batch
 from tests.differential.side import Side
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest
 from vdl.kafka.wire.metadata import MetadataRequest
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -149,6 +150,24 @@ def produce_with_settings(side: Side) -> None:
             )
 
 
+def produce_recompressed(side: Side) -> None:
+    """A topic that sets its codec (KIP-780): what is read from it afterwards."""
+    for codec in ("gzip", "lz4", "snappy", "zstd", "uncompressed"):
+        topic = side.topic(codec, compression_type=codec)
+        topic_id, leader = side.topic_id(topic), side.leader(topic)
+        for sent in (Compression.NONE, Compression.LZ4):
+            data = batch([b"a" * 300, b"b" * 300], compression=sent)
+            side.ask(
+                f"{sent.name} to {codec}",
+                _request(13, topic, topic_id, _row(data)),
+                version=13,
+                to=leader,
+            )
+        row = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+        request = FetchRequest(max_bytes=1 << 20, topics=[FetchTopic("", topic_id, [row])])
+        side.ask(f"what is read from {codec}", request, version=17, to=leader)
+
+
 def produce_unanswered(side: Side) -> None:
     """acks=0 has no answer, good or bad; what is asked behind it has. Kafka closes the connection
     where the batch was refused, so that the producer asks for metadata."""
@@ -239,6 +258,7 @@ SCENARIOS = (
     produce_null,
     produce_codecs,
     produce_with_settings,
+    produce_recompressed,
     produce_unanswered,
     produce_idempotent,
     init_producer_id,
