@@ -13,6 +13,11 @@ TIMEOUT_SECONDS = 10.0
 _LENGTH = Struct(">i")
 
 
+def key_of(message: Any) -> int:
+    """The API key of a request."""
+    return registry.KEYS[type(message).__name__.removesuffix("Request")]
+
+
 class Closed(Exception):
     """The server closed the connection instead of answering."""
 
@@ -31,19 +36,19 @@ class Connection:
     def ask(self, message: Any, version: int) -> Any:
         """The decoded response. Raises Closed, TimeoutError, and EncodeError when the version has
         no place for what the message says."""
-        module = registry.module(registry.KEYS[type(message).__name__.removesuffix("Request")])
+        module = registry.module(key_of(message))
         body = b"".join(module.encode_request(message, version))
         answer = self.ask_raw(module.API_KEY, version, body)
         return module.decode_response(answer, version)
 
     def answer(self, message: Any, version: int) -> Any:
         """The decoded response to what was sent before. Raises Closed, TimeoutError."""
-        module = registry.module(registry.KEYS[type(message).__name__.removesuffix("Request")])
+        module = registry.module(key_of(message))
         return module.decode_response(self._answer(module.API_KEY, version), version)
 
     def send(self, message: Any, version: int) -> None:
         """A request that gets no answer, or whose answer is not waited for."""
-        module = registry.module(registry.KEYS[type(message).__name__.removesuffix("Request")])
+        module = registry.module(key_of(message))
         body = b"".join(module.encode_request(message, version))
         self._send(module.API_KEY, version, body)
 
@@ -51,6 +56,14 @@ class Connection:
         """The body of the answer to a body of bytes."""
         self._send(key, version, body)
         return self._answer(key, version)
+
+    def ask_frame(self, frame: bytes) -> bytes:
+        """The whole answer to a whole request, header and all. Raises Closed, TimeoutError."""
+        try:
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+        except OSError as error:
+            raise Closed from error
+        return bytes(self._receive())
 
     def _answer(self, key: int, version: int) -> memoryview:
         answer = self._receive()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tests.differential.connection import Closed, Connection
+from tests.differential.connection import Closed, Connection, key_of
 from tests.differential.normal import Symbols, Tree, normal
 from vdl.kafka.wire import registry
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
@@ -114,13 +114,13 @@ class Side:
         answer to the next depends on it."""
         is_made = callable(make)
         sample = make(first) if is_made else make
-        for version in self.versions(_key(sample)):
+        for version in self.versions(key_of(sample)):
             if version >= first:
                 message = make(version) if is_made else make
                 self.ask(f"{label} v{version}", message, version=version, to=to)
 
     def newest(self, message: Any) -> int:
-        return self.versions(_key(message))[-1]
+        return self.versions(key_of(message))[-1]
 
     def quiet(self, message: Any, *, version: int | None = None, to: int = 0) -> Any:
         """An answer that is not compared. Raises Closed, TimeoutError, EncodeError."""
@@ -152,11 +152,23 @@ class Side:
 
         return end
 
-    def raw(self, label: str, key: int, version: int, body: bytes) -> None:
-        """Bytes in place of a message; whether there is an answer is what is kept."""
+    def raw(
+        self, label: str, key: int, version: int, body: bytes, *, only_whether: bool = False
+    ) -> None:
+        """Bytes in place of a message; the bytes of the answer are kept, or only whether there is
+        one."""
+        self._raw(label, lambda connection: connection.ask_raw(key, version, body), only_whether)
+
+    def frame(self, label: str, frame: bytes) -> None:
+        """Bytes in place of a request; whether there is an answer is what is kept."""
+        self._raw(label, lambda connection: connection.ask_frame(frame), only_whether=True)
+
+    def _raw(self, label: str, ask: Callable[[Connection], Any], only_whether: bool) -> None:
         connection = Connection(self._addresses[0])
         try:
-            answer: Tree = connection.ask_raw(key, version, body).tobytes().hex()
+            answer: Tree = bytes(ask(connection)).hex()
+            if only_whether:
+                answer = "answered"
         except Closed:
             answer = "closed"
         except TimeoutError:
@@ -313,7 +325,3 @@ class Side:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     return host, int(port)
-
-
-def _key(message: Any) -> int:
-    return registry.KEYS[type(message).__name__.removesuffix("Request")]

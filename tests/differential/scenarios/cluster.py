@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from tests.differential.batches import batch
+from tests.differential.connection import key_of
 from tests.differential.side import Side
+from vdl.kafka.wire import registry
 from vdl.kafka.wire.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
 from vdl.kafka.wire.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
+from vdl.kafka.wire.describe_groups import DescribeGroupsRequest
 from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from vdl.kafka.wire.describe_producers import DescribeProducersRequest, TopicRequest
 from vdl.kafka.wire.describe_quorum import DescribeQuorumRequest, PartitionData, TopicData
 from vdl.kafka.wire.elect_leaders import ElectLeadersRequest, TopicPartitions
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.find_coordinator import FindCoordinatorRequest
+from vdl.kafka.wire.heartbeat import HeartbeatRequest
+from vdl.kafka.wire.list_groups import ListGroupsRequest
+from vdl.kafka.wire.list_offsets import ListOffsetsRequest, ListOffsetsTopic
 from vdl.kafka.wire.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.kafka.wire.runtime import EncodeError
 from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest
 from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
 TIMEOUT_MS = 10_000
+CUT_MAX = 12
+"""Bytes that are left out of a request, at most."""
 
 
 def describe_producers(side: Side) -> None:
@@ -161,10 +174,64 @@ def frames(side: Side) -> None:
     side.raw("a negative version", 3, -1, b"")
     side.raw("a body cut short", 3, 1, b"\0\0")
     side.raw("an array longer than the body", 3, 1, b"\x7f\xff\xff\xff")
-    side.raw("a negative array", 3, 1, b"\xff\xff\xff\xfe")
+    side.raw("a negative array", 3, 1, b"\xff\xff\xff\xfe", only_whether=True)
     side.raw("bytes behind the body", 12, 0, b"\0\0\0\0\0\0\0\0" + b"more")
     side.raw("ApiVersions of a version to come", 18, 99, b"")
     side.raw("a null name", 19, 2, b"\0\0\0\1\xff\xff\0\0\0\1\0\1\0\0\0\0\0\0\0\0\0\0\0\0\0")
+    side.raw("not UTF-8", 3, 1, b"\0\0\0\1\0\2\xff\xfe", only_whether=True)
+
+
+def headers(side: Side) -> None:
+    """Headers of requests, the one of Metadata v1 and, with tagged fields, of v9."""
+    start, body = b"\0\3\0\1\0\0\0\7", b"\0\0\0\0"
+    side.frame("a client id", start + b"\0\1c" + body)
+    side.frame("no client id", start + b"\xff\xff" + body)
+    side.frame("an empty client id", start + b"\0\0" + body)
+    side.frame("a client id longer than the frame", start + b"\0\x7f" + body)
+    side.frame("a client id of negative length", start + b"\xff\xfe" + body)
+    side.frame("no body", start + b"\0\1c")
+    side.frame("a header cut short", start[:6])
+    side.frame("two bytes", start[:2])
+    start, body = b"\0\3\0\x09\0\0\0\7\0\1c", b"\1\0\0\0"
+    side.frame("no tagged fields", start + b"\0" + body + b"\0")
+    side.frame("an unknown tagged field", start + b"\1\x63\2ab" + body + b"\0")
+    side.frame("an unknown tagged field in the body", start + b"\0" + body + b"\1\x63\2ab")
+    side.frame("a tagged field longer than the frame", start + b"\1\x63\x7fab" + body + b"\0")
+    side.frame("tagged fields out of order", start + b"\2\x63\0\x62\0" + body + b"\0")
+    side.frame("a tagged field twice", start + b"\2\x63\0\x63\0" + body + b"\0")
+    side.frame("more tagged fields than bytes", start + b"\x7f" + body + b"\0")
+
+
+def cut_short(side: Side) -> None:
+    """Sound requests without their last bytes, in a version with tagged fields and in one without:
+    the connection ends, or the request was whole without them."""
+    name = f"{side.prefix}.none"
+    requests = {
+        "metadata": MetadataRequest([MetadataRequestTopic(name=name)], False),
+        "find coordinator": FindCoordinatorRequest("k", 0, ["k"]),
+        "heartbeat": HeartbeatRequest(name, 1, "member", "instance"),
+        "describe groups": DescribeGroupsRequest([name], True),
+        "list groups": ListGroupsRequest(["Stable"], ["classic"]),
+        "describe cluster": DescribeClusterRequest(True),
+        "fetch": FetchRequest(topics=[FetchTopic(name, partitions=[FetchPartition()])]),
+        "list offsets": ListOffsetsRequest(-1, 0, [ListOffsetsTopic(name, [])]),
+    }
+    for label, message in requests.items():
+        versions = side.versions(key_of(message))
+        for version in {versions[0], versions[-1]}:
+            module = registry.module(key_of(message))
+            try:
+                body = b"".join(module.encode_request(message, version))
+            except EncodeError:
+                continue
+            for left in range(max(0, len(body) - CUT_MAX), len(body)):
+                side.raw(
+                    f"{label} v{version}, {left} of {len(body)} bytes",
+                    module.API_KEY,
+                    version,
+                    body[:left],
+                    only_whether=True,
+                )
 
 
 SCENARIOS = (
@@ -175,4 +242,6 @@ SCENARIOS = (
     log_dirs,
     servers,
     frames,
+    headers,
+    cut_short,
 )
