@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.differential.connection import Closed, Connection, key_of
@@ -19,6 +19,7 @@ from tests.differential.normal import Symbols, Tree, normal
 from vdl.kafka.wire import registry
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.create_topics import (
+    CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
@@ -207,16 +208,23 @@ class Side:
 
     # --- what scenarios need ------------------------------------------------------------------
 
-    def topic(self, name: str, partitions: int = 1, **configs: str) -> str:
-        """Create a topic; return when all servers know it and its leaders, with its whole name.
-        Dots in the names of settings are underscores here."""
+    def topic(
+        self, name: str, partitions: int = 1, *, on: Sequence[int] = (), **configs: str
+    ) -> str:
+        """Create a topic; return when all servers know it and its leaders, with its whole name. Its
+        one partition is placed on the servers `on`, the first of which leads it. Dots in the names
+        of settings are underscores here."""
         whole = f"{self.prefix}.{name}"
         made = CreatableTopic(whole, partitions, 3)
+        if on:
+            made = CreatableTopic(whole, -1, -1, [CreatableReplicaAssignment(0, list(on))])
         for key, value in configs.items():
             made.configs.append(CreatableTopicConfig(key.replace("_", "."), value))
         answer = self.quiet(CreateTopicsRequest([made], timeout_ms=20_000))
         assert answer.topics[0].error_code == 0, answer
         self.await_topic(whole, partitions)
+        if on:
+            self.settle(lambda: self.leader(whole) == on[0], f"server {on[0]} leads {whole}")
         return whole
 
     def await_topic(self, name: str, partitions: int) -> None:
@@ -253,6 +261,12 @@ class Side:
         ask = MetadataRequest([MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
         rows = self.quiet(ask, version=12).topics[0].partitions
         return int(next(row.leader_id for row in rows if row.partition_index == partition))
+
+    def is_led_as_preferred(self, topic: str) -> bool:
+        """Whether the first replica of each partition leads it."""
+        ask = MetadataRequest([MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+        rows = self.quiet(ask, version=12).topics[0].partitions
+        return all(row.leader_id == row.replica_nodes[0] for row in rows)
 
     def epoch(self, topic: str, partition: int = 0) -> int:
         ask = MetadataRequest([MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)

@@ -11,7 +11,11 @@ from vdl.kafka.wire.alter_partition_reassignments import (
     ReassignablePartition,
     ReassignableTopic,
 )
-from vdl.kafka.wire.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+from vdl.kafka.wire.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_groups import DescribeGroupsRequest
 from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
@@ -79,6 +83,10 @@ def elect_leaders(side: Side) -> None:
     ask("no topic", 0, ("", [0]))
     ask("partition that is not there", 0, (topic, [9, -1]))
     ask("nothing", 0)
+    side.settle(lambda: side.is_led_as_preferred(topic), "the preferred replicas lead")
+    ask("not needed", 0, (topic, [0, 1]))
+    ask("not needed, twice", 0, (topic, [0, 0]))
+    ask("not needed and unknown", 0, (topic, [0, 9]))
     side.each("no such kind", ElectLeadersRequest(7, [], TIMEOUT_MS), first=1)
     side.each(
         "unclean, not needed",
@@ -154,10 +162,25 @@ def log_dirs(side: Side) -> None:
     ask("nothing")
 
 
+def alter_log_dirs(side: Side) -> None:
+    topic = side.topic("dirs")
+
+    def ask(label: str, path: str, name: str, *indexes: int) -> None:
+        rows = [AlterReplicaLogDir(path, [AlterReplicaLogDirTopic(name, list(indexes))])]
+        side.each(label, AlterReplicaLogDirsRequest(rows))
+
+    ask("no such directory", "/no/such/directory", topic, 0)
+    ask("no absolute path", "directory", topic, 0)
+    ask("no path", "", topic, 0)
+    ask("unknown topic, no such directory", "/no/such/directory", f"{side.prefix}.none", 0)
+    ask("partition that is not there, no such directory", "/no/such/directory", topic, 9, -1)
+    ask("no partition", "/no/such/directory", topic)
+    side.each("nothing", AlterReplicaLogDirsRequest([]))
+
+
 def servers(side: Side) -> None:
     side.each("unregister an unknown server", UnregisterBrokerRequest(77))
     side.each("unregister a negative server", UnregisterBrokerRequest(-1))
-    side.each("move no directory", AlterReplicaLogDirsRequest([]))
     unknown = FeatureUpdateKey("no.such.feature", 1, False, 1)
     side.each("unknown feature", UpdateFeaturesRequest(TIMEOUT_MS, [unknown]))
     side.each("no feature", UpdateFeaturesRequest(TIMEOUT_MS, []))
@@ -240,6 +263,7 @@ SCENARIOS = (
     reassignments,
     quorum,
     log_dirs,
+    alter_log_dirs,
     servers,
     frames,
     headers,

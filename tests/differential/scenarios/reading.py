@@ -11,17 +11,20 @@ from vdl.kafka.wire.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from vdl.kafka.wire.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from vdl.kafka.wire.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 IDS_SINCE = 13
 """Fetch names topics by id from here on (KIP-516)."""
@@ -107,6 +110,63 @@ def fetch(side: Side) -> None:
     )
     side.each("no topic", lambda v: _fetch("", bytes(16), v, _at(0)), to=leader)
     side.each("name too long", lambda v: _fetch("n" * 250, bytes(15) + b"\7", v, _at(0)), to=leader)
+
+
+def fetch_several(side: Side) -> None:
+    """Two partitions in one request: how its bounds are shared."""
+    topics = [side.topic(name, on=[1, 2, 3]) for name in ("several.a", "several.b")]
+    ids = [side.topic_id(topic) for topic in topics]
+    for topic in topics:
+        for number in range(3):
+            side.produce(topic, batch([f"{number}".encode() * 50]))
+
+    def ask(label: str, *sizes: int, offsets: tuple[int, int] = (0, 0), **fields: Any) -> None:
+        def make(version: int) -> FetchRequest:
+            rows = [_at(offset, size=size) for offset, size in zip(offsets, sizes, strict=True)]
+            asked = _fetch(topics[0], ids[0], version, rows[0], **fields)
+            asked.topics += _fetch(topics[1], ids[1], version, rows[1]).topics
+            return asked
+
+        side.each(label, make, to=1)
+
+    ask("all", MIB, MIB)
+    ask("one byte", MIB, MIB, max_bytes=1)
+    ask("one byte of each", 1, 1)
+    ask("a batch and a half", MIB, MIB, max_bytes=170)
+    ask("two batches of the first", 250, MIB)
+    ask("more than the bound", MIB, MIB, max_bytes=400)
+    ask("the first at its end", MIB, MIB, offsets=(3, 0), max_bytes=1)
+    ask("the first out of range", MIB, MIB, offsets=(9, 0), max_wait_ms=5_000, min_bytes=MIB)
+    ask("both at their ends", MIB, MIB, offsets=(3, 3))
+
+
+def recreated(side: Side) -> None:
+    """A topic that is deleted, and another one that gets its name."""
+    topic = side.topic("again", on=[1, 2, 3])
+    old_id = side.topic_id(topic)
+    side.produce(topic, batch([b"old"]))
+    request = DeleteTopicsRequest([DeleteTopicState(topic)], timeout_ms=20_000)
+    side.retry(request, lambda answer: int(answer.responses[0].error_code))
+    side.await_gone(topic)
+
+    def ask(label: str) -> None:
+        side.each(f"fetch {label}", lambda v: _fetch(topic, old_id, v, _at(0)), to=1)
+        side.each(
+            f"list {label}",
+            ListOffsetsRequest(-1, 0, [ListOffsetsTopic(topic, [ListOffsetsPartition(0, -1, -1)])]),
+            to=1,
+        )
+        rows = [PartitionProduceData(0, batch([b"new"]))]
+        data = [TopicProduceData(topic_id=old_id, partition_data=rows)]
+        produced = ProduceRequest(acks=-1, timeout_ms=5_000, topic_data=data)
+        side.ask(f"produce by id {label}", produced, version=13, to=1)
+        asked = [MetadataRequestTopic(old_id, None)]
+        side.each(f"metadata by id {label}", MetadataRequest(asked, False), first=12)
+
+    ask("of what is gone")
+    side.topic("again", on=[1, 2, 3])
+    side.symbols.learn(old_id, "the old id")
+    ask("of what was there")
 
 
 def fetch_sessions(side: Side) -> None:
@@ -219,4 +279,4 @@ def offset_for_leader_epoch(side: Side) -> None:
     side.each("nothing", OffsetForLeaderEpochRequest(-1), to=leader)
 
 
-SCENARIOS = (fetch, fetch_sessions, list_offsets, offset_for_leader_epoch)
+SCENARIOS = (fetch, fetch_several, recreated, fetch_sessions, list_offsets, offset_for_leader_epoch)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.differential.batches import BROKEN, GOOD, batch
+from tests.differential.batches import BROKEN, GOOD, TIME_MS, batch
 from tests.differential.side import Side
+from vdl.kafka.wire.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest
 from vdl.kafka.wire.metadata import MetadataRequest
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.records.batch import BatchFields, Record, build_batch
 from vdl.records.compression import Compression
 
 IDS_SINCE = 13
@@ -168,6 +174,37 @@ def produce_recompressed(side: Side) -> None:
         side.ask(f"what is read from {codec}", request, version=17, to=leader)
 
 
+def produce_compacted(side: Side) -> None:
+    """A topic whose records are kept by their keys."""
+    settings = [CreatableTopicConfig("cleanup.policy", "compact")]
+    made = CreatableTopic(f"{side.prefix}.c", 1, 3, configs=settings)
+    checked = side.quiet(CreateTopicsRequest([made], 10_000, validate_only=True))
+    side.keep("may be made", checked.topics[0].error_code)
+    if checked.topics[0].error_code:
+        return
+    topic = side.topic("compacted", cleanup_policy="compact")
+    topic_id, leader = side.topic_id(topic), side.leader(topic)
+    records = {
+        "a key": [Record(b"k", b"v", timestamp=TIME_MS)],
+        "no key": [Record(None, b"v", timestamp=TIME_MS)],
+        "an empty key": [Record(b"", b"v", timestamp=TIME_MS)],
+        "no value": [Record(b"k", None, timestamp=TIME_MS)],
+        "a key and none": [
+            Record(b"k", b"v", timestamp=TIME_MS),
+            Record(None, b"v", timestamp=TIME_MS),
+        ],
+    }
+    for label, found in records.items():
+        for codec in (Compression.NONE, Compression.ZSTD):
+            data = bytes(build_batch(found, BatchFields(compression=codec)))
+            side.each(
+                f"{label}, {codec.name.lower()}",
+                lambda v, data=data: _request(v, topic, topic_id, _row(data)),
+                to=leader,
+                first=8,
+            )
+
+
 def produce_unanswered(side: Side) -> None:
     """acks=0 has no answer, good or bad; what is asked behind it has. Kafka closes the connection
     where the batch was refused, so that the producer asks for metadata."""
@@ -259,6 +296,7 @@ SCENARIOS = (
     produce_codecs,
     produce_with_settings,
     produce_recompressed,
+    produce_compacted,
     produce_unanswered,
     produce_idempotent,
     init_producer_id,
