@@ -287,12 +287,13 @@ def handle_delete_topics(
         asked = [DeleteTopicState(name, NO_TOPIC_ID) for name in request.topic_names]
     times = Counter((topic.name, topic.topic_id) for topic in asked)
     both_ways = _named_both_ways(ctx, asked)
+    answered_by_name = frozenset(both_ways.values())
     response = DeleteTopicsResponse()
     by_name: list[DeletableTopicResult] = []
     by_id: list[DeletableTopicResult] = []
     for name, topic_id in times:
-        if name is None and topic_id in both_ways.values():
-            continue  # answered under its name
+        if name is None and topic_id in answered_by_name:
+            continue
         result = DeletableTopicResult(name=name, topic_id=topic_id)
         response.responses.append(result)
         if times[name, topic_id] > 1:
