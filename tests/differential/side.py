@@ -25,10 +25,17 @@ from vdl.kafka.wire.create_topics import (
     CreateTopicsRequest,
 )
 from vdl.kafka.wire.find_coordinator import FindCoordinatorRequest
+from vdl.kafka.wire.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.kafka.wire.runtime import EncodeError
 
+LATEST = -1
+"""The timestamp that stands for a partition's end."""
 SETTLE_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.02
 RETRIED = {3, 5, 6, 7, 14, 15, 16, 100}
@@ -225,7 +232,19 @@ class Side:
         self.await_topic(whole, partitions)
         if on:
             self.settle(lambda: self.leader(whole) == on[0], f"server {on[0]} leads {whole}")
+        for partition in range(partitions):
+            self.settle(
+                lambda partition=partition: self._is_served(whole, partition),
+                f"{whole}-{partition} is served",
+            )
         return whole
+
+    def _is_served(self, topic: str, partition: int) -> bool:
+        """Whether the leader knows that it leads: the others may have heard of it before."""
+        rows = [ListOffsetsTopic(topic, [ListOffsetsPartition(partition, -1, LATEST)])]
+        request = ListOffsetsRequest(-1, 0, rows)
+        answer = self.quiet(request, version=4, to=self.leader(topic, partition))
+        return bool(answer.topics[0].partitions[0].error_code == 0)
 
     def await_topic(self, name: str, partitions: int) -> None:
         """Return when every server knows the topic and its leaders."""

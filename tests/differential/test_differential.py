@@ -56,7 +56,7 @@ class Pair:
 
 
 @pytest.fixture(scope="session")
-def pair() -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     if running := os.environ.get("DIFFERENTIAL"):
         kafka_at, _, vdl_at = running.partition(";")
         yield _pair(kafka_at, vdl_at)
@@ -76,7 +76,7 @@ def pair() -> Iterator[Pair]:
         yield _pair(kafka.bootstrap, servers.bootstrap)
     finally:
         kafka.close()
-        servers.close()
+        servers.close(failed="differential" if request.session.testsfailed else "")
 
 
 def _pair(kafka: str, vdl: str) -> Pair:

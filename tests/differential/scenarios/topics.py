@@ -113,7 +113,10 @@ CONFIGS: dict[str, dict[str, str | None]] = {
     "compacted, twice": {"cleanup_policy": "compact,compact"},
     "dirty ratio": {"min_cleanable_dirty_ratio": "0.3"},
     "dirty ratio above one": {"min_cleanable_dirty_ratio": "1.5"},
-    "compacted: lags the wrong way round": {"min_compaction_lag_ms": "10", "max_compaction_lag_ms": "5"},
+    "compacted: lags the wrong way round": {
+        "min_compaction_lag_ms": "10",
+        "max_compaction_lag_ms": "5",
+    },
     "no such policy": {"cleanup_policy": "x"},
     "unclean": {"unclean_leader_election_enable": "false"},
     "no boolean": {"unclean_leader_election_enable": "yes"},

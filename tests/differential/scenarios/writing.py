@@ -137,6 +137,7 @@ def produce_with_settings(side: Side) -> None:
         "stamped": {"message_timestamp_type": "LogAppendTime"},
         "small": {"max_message_bytes": "100"},
         "past": {"message_timestamp_before_max_ms": "1000"},
+        "copied more often than there are copies": {"min_insync_replicas": "4"},
         "future": {"message_timestamp_after_max_ms": "1000"},
     }
     batches = {
@@ -145,7 +146,7 @@ def produce_with_settings(side: Side) -> None:
         "untimed": batch([b"a"], time_ms=-1),
     }
     for name, configs in settings.items():
-        topic = side.topic(name, **configs)
+        topic = side.topic(name.replace(" ", "-"), **configs)
         topic_id, leader = side.topic_id(topic), side.leader(topic)
         for label, records in batches.items():
             side.each(
