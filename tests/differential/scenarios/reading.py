@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.differential.batches import batch
+from tests.differential.batches import TIME_MS, batch
 from tests.differential.side import Side
 from vdl.kafka.wire.delete_records import (
     DeleteRecordsPartition,
@@ -25,6 +25,8 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.records.batch import BatchFields, Record, build_batch
+from vdl.records.compression import Compression
 
 IDS_SINCE = 13
 """Fetch names topics by id from here on (KIP-516)."""
@@ -249,6 +251,26 @@ def list_offsets(side: Side) -> None:
     side.each("nothing", ListOffsetsRequest(replica_id=-1), to=leader)
 
 
+TIMES_MS = ((10, 30, 20), (5, 50, 40), (50, 7, 8))
+"""Of the records of three batches, behind the time of the first; out of order, as producers do."""
+
+
+def list_offsets_by_time(side: Side) -> None:
+    for codec in (Compression.NONE, Compression.GZIP):
+        topic = side.topic(codec.name.lower())
+        leader = side.leader(topic)
+        for times in TIMES_MS:
+            records = [Record(b"k", b"v", timestamp=TIME_MS + at) for at in times]
+            side.produce(topic, bytes(build_batch(records, BatchFields(compression=codec))))
+        for at in (-1, 0, 1, 5, 9, 10, 11, 20, 21, 29, 30, 31, 40, 41, 49, 50, 51):
+            rows = [ListOffsetsPartition(0, -1, TIME_MS + at)]
+            request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic(topic, rows)])
+            side.each(f"{codec.name.lower()}, {at} ms", request, to=leader)
+        rows = [ListOffsetsPartition(0, -1, -3)]
+        request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic(topic, rows)])
+        side.each(f"{codec.name.lower()}, largest", request, to=leader)
+
+
 def offset_for_leader_epoch(side: Side) -> None:
     topic, _, leader = _written(side, "epochs")
     epoch = side.epoch(topic)
@@ -279,4 +301,12 @@ def offset_for_leader_epoch(side: Side) -> None:
     side.each("nothing", OffsetForLeaderEpochRequest(-1), to=leader)
 
 
-SCENARIOS = (fetch, fetch_several, recreated, fetch_sessions, list_offsets, offset_for_leader_epoch)
+SCENARIOS = (
+    fetch,
+    fetch_several,
+    recreated,
+    fetch_sessions,
+    list_offsets,
+    list_offsets_by_time,
+    offset_for_leader_epoch,
+)
