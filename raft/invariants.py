@@ -13,7 +13,7 @@ A violation raises `InvariantViolation`. It is a bug in the core or a broken pro
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from raft.errors import Compacted, NotInMemory, RaftError
@@ -160,6 +160,8 @@ class ClusterInvariants:
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         self._committed: dict[Index, _Committed] = {}
         self._last_committed: Index = 0
+        self.fingerprint: Callable[[Entry], int] = entry_fingerprint
+        """What the same entry has in common on all replicas."""
 
     @property
     def last_committed(self) -> Index:
@@ -240,7 +242,7 @@ class ClusterInvariants:
         self._last_committed = max(self._last_committed, log.committed)
 
     def _check_commit(self, raft: Raft, entry: Entry) -> None:
-        now = _Committed(entry.term, _fingerprint(entry), raft.term)
+        now = _Committed(entry.term, self.fingerprint(entry), raft.term)
         before = self._committed.setdefault(entry.index, now)
         _require(
             (before.term, before.fingerprint) == (now.term, now.fingerprint),
@@ -307,6 +309,11 @@ class ClusterInvariants:
                 previous = term
 
 
-def _fingerprint(entry: Entry) -> int:
-    place = f"{entry.kind}/{entry.base_offset}/{entry.records}".encode()
-    return zlib.crc32(entry.data, zlib.crc32(place))
+def entry_fingerprint(entry: Entry) -> int:
+    """Of all of an entry but index and term."""
+    return zlib.crc32(entry.data, place_fingerprint(entry))
+
+
+def place_fingerprint(entry: Entry) -> int:
+    """Of what an entry keeps when its log is compacted."""
+    return zlib.crc32(f"{entry.kind}/{entry.base_offset}/{entry.records}".encode())

@@ -89,6 +89,7 @@ class FrameType(IntEnum):
     ENTRIES = 14  # they are here, or cannot be had
     QUERY = 15  # a question on behalf of a client, see rpc.queries
     REPLY = 16  # its answer
+    COMPACTED = 17  # how far replicas are compacted, see rpc.compacted
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -97,7 +98,7 @@ _BORN_TYPES = frozenset(
     (
         FrameType.ASK, FrameType.ANSWER, FrameType.RAFT, FrameType.HEARTBEAT, FrameType.LEADERS,
         FrameType.PROPOSE, FrameType.PROPOSED, FrameType.CONDITION, FrameType.RANGE,
-        FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY,
+        FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY, FrameType.COMPACTED,
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES))

@@ -10,6 +10,14 @@ replica knows that it is committed or not (Log Matching, §5.3). RANGE is
     24  end       u64   index after the last
     32  state     u64   1: if they are cut off, the state that was made of them is wanted; else 0
 
+and of a log that is compacted
+
+    40  upto      u64   how far the asking replica is compacted,
+    48  markers   u64   and up to where deletion markers are gone
+
+A copy is the same only from a replica that is compacted as far: others answer with nothing. Peers
+that speak less than `VERSION_OF_COMPACTION` have no such logs.
+
 ENTRIES is
 
     0   request   u64
@@ -35,6 +43,7 @@ from rpc.frames import decode_messages, encode_messages
 from rpc.reader import Buffer
 
 _RANGE: Final = Struct("<QQQQQ")
+_COMPACTION: Final = Struct("<QQ")
 _ANSWER: Final = Struct("<QQ")
 
 
@@ -47,6 +56,7 @@ class RangeRequest:
     first: int
     end: int
     wants_state: bool = False
+    compacted: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +71,21 @@ class RangeAnswer:
 
 def encode_range(asked: RangeRequest) -> list[Buffer]:
     """The payload of a RANGE frame."""
-    return [_RANGE.pack(asked.request, asked.group, asked.first, asked.end, asked.wants_state)]
+    head = _RANGE.pack(asked.request, asked.group, asked.first, asked.end, asked.wants_state)
+    return [head] if asked.compacted == (0, 0) else [head, _COMPACTION.pack(*asked.compacted)]
 
 
 def decode_range(payload: memoryview) -> RangeRequest:
     """Raises MalformedFrame."""
-    if len(payload) != _RANGE.size:
+    if len(payload) not in (_RANGE.size, _RANGE.size + _COMPACTION.size):
         raise MalformedFrame("range")
+    compacted = (0, 0)
+    if len(payload) > _RANGE.size:
+        compacted = _COMPACTION.unpack_from(payload, _RANGE.size)
     request, group, first, end, wants_state = _RANGE.unpack_from(payload)
     if not 0 < first < end or wants_state > 1:
         raise MalformedFrame("range")
-    return RangeRequest(request, group, first, end, bool(wants_state))
+    return RangeRequest(request, group, first, end, bool(wants_state), compacted)
 
 
 def encode_answer(group: int, answer: RangeAnswer) -> list[Buffer]:

@@ -182,6 +182,38 @@ class SegmentLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Compaction:
+    """What compaction does to a log: of the entries up to `upto` only what `RecordCleaner` keeps
+    stays. (0, 0): nothing was done yet."""
+
+    upto: int = 0
+    """Index of the last entry that it looks at."""
+    markers_upto: int = 0
+    """Deletion markers in entries up to here go as well; never above `upto`."""
+
+
+class RecordCleaner(Protocol):
+    """What compaction has to know of the inside of entries. Called in threads of the pool, by one
+    job at a time; one object serves one compaction.
+
+    All entries are shown to `scan` and then to `clean`, oldest first. What comes of them must be a
+    function of the entries alone: every replica gets the same. Memory for keys is bounded: those
+    that found no room are the next pass's.
+    """
+
+    def scan(self, entries: Sequence[StoredEntry], *, keys_from: int) -> int:
+        """Learn of entries, and the keys of those from `keys_from` on, which supersede records
+        before them. The index of the first entry whose keys found no room, or the one behind the
+        last. What was shown before may be shown again."""
+
+    def clean(self, entry: StoredEntry, *, markers_upto: int) -> Buffer | None:
+        """What is left of an entry's payload; None: all of it. Nothing has length 0."""
+
+    def next_pass(self) -> None:
+        """All entries were cleaned. Forget the keys: others come."""
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentSpan:
     """What one log segment holds, as far as it is committed; or the tail that is in none yet."""
 
@@ -190,6 +222,8 @@ class SegmentSpan:
     bytes: int
     max_timestamp: int
     """Largest timestamp of its records (ms); -1 when they have none."""
+    last_index: int = 0
+    """Of its last entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +328,10 @@ class Log(Protocol):
     def is_meta_lost(self) -> bool:
         """Whether nothing is stored of this log's state any more: the disk damaged it. Batches are
         dropped until one with `clear` says all of it again."""
+
+    @property
+    def compaction(self) -> Compaction:
+        """The last one that was done to all of the log; as much of a later one may be done."""
 
     @property
     def holes(self) -> Sequence[tuple[int, int]]:
@@ -485,6 +523,23 @@ class Store(Protocol):
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         """(size, bytes that can still be written) of the file system that holds the directory;
         (-1, -1) where there is none. From the pool."""
+
+    def compact(
+        self,
+        log: Log,
+        compaction: Compaction,
+        make_cleaner: Callable[[], RecordCleaner],
+        *,
+        pace: Callable[[int], int],
+        done: Callable[[bool], None],
+    ) -> None:
+        """Remove from the log's segments what is superseded; one log at a time. Indexes, terms,
+        base offsets and the number of offsets of entries stay: an entry of which nothing is left
+        has an empty payload. The newest segment is never touched: the log is made to begin another
+        when entries up to `upto` are in it. `done(False)` when it was not done to the end (no room,
+        damage, entries that are in no segment yet) and may be tried again. `pace(n)` says how many
+        milliseconds to wait after `n` bytes. The caller's checkpoint holds the state of what is
+        compacted: `upto` is not above `applied_index`."""
 
     def repair(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TypeVar
@@ -21,11 +21,13 @@ from typing import TypeVar
 from segments.api import (
     Buffer,
     Compacted,
+    Compaction,
     EntryLike,
     HardState,
     Log,
     MetaBatch,
     OffsetOutOfRange,
+    RecordCleaner,
     SegmentLimits,
     SegmentSpan,
     Slices,
@@ -63,6 +65,7 @@ class LogState:
     installed: bytes = b""
     resets: int = 0
     limits: SegmentLimits | None = None
+    compacted: Compaction = field(default_factory=Compaction)
     lost: bool = False
     """Set in an image by whoever plays the disk that lost something."""
 
@@ -85,7 +88,18 @@ class LogState:
         self.entries.clear()
         self.hard.commit = first_index - 1
         self.installed = state
+        self.compacted = Compaction()
         self.resets += 1
+
+    def compact(self, compaction: Compaction, left: Mapping[int, Buffer]) -> None:
+        """Payloads of entries, by index, of which something went."""
+        for n, entry in enumerate(self.entries):
+            if entry.index in left:
+                self.entries[n] = StoredEntry(
+                    entry.term, entry.index, entry.kind, left[entry.index], entry.base_offset,
+                    entry.records, entry.timestamp,
+                )  # fmt: skip
+        self.compacted = compaction
 
     def cover(self, found: Collected) -> None:
         """`found` is in the meta: it was made of the installed state, or it was not."""
@@ -179,6 +193,10 @@ class MemoryLog:
         return False
 
     @property
+    def compaction(self) -> Compaction:
+        return self.state.compacted
+
+    @property
     def holes(self) -> Sequence[tuple[int, int]]:
         return ()
 
@@ -206,7 +224,7 @@ class MemoryLog:
         found: list[EntryLike] = []
         total = 0
         for entry in state.entries[first - state.first_index : end - state.first_index]:
-            total += len(entry.data)
+            total += len(entry.data)  # a disk also counts entries without any
             if found and total > bytes_max:
                 break
             found.append(entry)
@@ -222,13 +240,14 @@ class MemoryLog:
         if offset == end_offset:
             return slices
         first = self._index_of(offset)
-        slices.first_offset = state.entries[first - state.first_index].base_offset
         for index in range(first, end_index + 1):
             entry = state.entries[index - state.first_index]
-            if not entry.records:
+            if not entry.records or not len(entry.data):
                 continue
             if slices.buffers and slices.bytes + len(entry.data) > bytes_max:
                 break
+            if not slices.buffers:
+                slices.first_offset = entry.base_offset
             slices.buffers.append(entry.data)
             slices.bytes += len(entry.data)
             slices.end_offset = entry.base_offset + entry.records
@@ -513,18 +532,35 @@ class MemoryStore:
                     break
                 is_late = limits.span_ms >= 0 and 0 <= first < entry.timestamp - limits.span_ms
                 if size and (size + len(entry.data) > limits.bytes or is_late):
-                    spans.append(SegmentSpan(end, size, newest))
+                    spans.append(SegmentSpan(end, size, newest, entry.index - 1))
                     size, newest = 0, -1
                 first = first if size else entry.timestamp
                 end = entry.base_offset + entry.records
                 size += len(entry.data)
                 newest = max(newest, entry.timestamp)
-            return [*spans, SegmentSpan(end, size, newest)]
+            return [*spans, SegmentSpan(end, size, newest, state.hard.commit)]
 
         self._cold(find, done)
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         self._cold(lambda: (-1, -1), done)
+
+    def compact(
+        self,
+        log: Log,
+        compaction: Compaction,
+        make_cleaner: Callable[[], RecordCleaner],
+        *,
+        pace: Callable[[int], int],
+        done: Callable[[bool], None],
+    ) -> None:
+        """All at once, and the newest entries too: there are no segments here."""
+        state = self._state(log)
+        assert compaction.upto <= log.applied_index, (compaction, log.applied_index)
+        left = _cleaned(state.entries, state.compacted.upto + 1, compaction, make_cleaner())
+        state.compact(compaction, left)
+        self._stage(state.log_id, lambda durable: durable.compact(compaction, left))
+        self.workers.call_later(pace(0), lambda: done(True))
 
     def repair(
         self,
@@ -648,6 +684,32 @@ class MemoryStore:
             done(result)
 
         self.workers.pool(find, finished)
+
+
+def _cleaned(
+    entries: Sequence[EntryLike], keys_from: int, compaction: Compaction, cleaner: RecordCleaner
+) -> dict[int, Buffer]:
+    """What is left of entries of which something goes, by index."""
+    shown = [
+        StoredEntry(e.term, e.index, e.kind, e.data, e.base_offset, e.records, e.timestamp)
+        for e in entries
+        if e.index <= compaction.upto
+    ]
+    left: dict[int, Buffer] = {}
+    while shown:
+        end = cleaner.scan(shown, keys_from=keys_from)
+        is_last = end > shown[-1].index
+        for entry in shown:
+            if entry.records and len(entry.data):
+                markers_upto = compaction.markers_upto if is_last else 0
+                data = cleaner.clean(entry, markers_upto=markers_upto)
+                if data is not None:
+                    left[entry.index] = entry.data = data
+        if is_last:
+            break
+        cleaner.next_pass()
+        keys_from = end
+    return left
 
 
 def _live(image: LogState, applied: int) -> LogState:

@@ -18,10 +18,12 @@ from types import MappingProxyType
 
 from segments.api import (
     Buffer,
+    Compaction,
     EntryLike,
     HardState,
     Log,
     MetaBatch,
+    RecordCleaner,
     SegmentLimits,
     SegmentSpan,
     Slices,
@@ -32,6 +34,7 @@ from segments.api import (
 )
 from segments.checkpoint.scheduler import FULL, CheckpointScheduler
 from segments.checkpoint.trimming import RemoveBelow
+from segments.compaction.compactor import Compactor
 from segments.directory.identity import LogIdentity
 from segments.directory.log_registry import LogRegistry
 from segments.format.block import TRIM
@@ -116,6 +119,7 @@ class DiskStore:
         self._now_ns = now_ns
         self._reader = Reader(workers, refused=self._read_refused, fail=self._fail)
         self._removals = removals = Removals(workers, self)
+        self._compactor = Compactor(workers, self)
         self._deletions = Deletions(fs, directory, meta, registry, removals, self._pulse)
 
     # --- opening ------------------------------------------------------------------------------
@@ -406,6 +410,42 @@ class DiskStore:
         self._next_removal()
         self._checkpoints.begin_for_waiters()
 
+    # --- CompactorOwner ------------------------------------------------------------------------
+    def compact(
+        self,
+        log: Log,
+        compaction: Compaction,
+        make_cleaner: Callable[[], RecordCleaner],
+        *,
+        pace: Callable[[int], int],
+        done: Callable[[bool], None],
+    ) -> None:
+        assert isinstance(log, DiskLog), type(log)
+        assert compaction.markers_upto <= compaction.upto, compaction
+        assert compaction.upto <= log.applied, (compaction, log.applied)
+        # Segments count as sealed, and entries as in them, once the journal says so durably.
+        is_ready = self._compactor.is_free and self._life is Life.OPEN and not log.is_lost
+        is_noted = self._checkpoints.is_noted and not self._checkpoints.is_running
+        if is_ready and is_noted and not log.holes:
+            if log.segments and compaction.upto < log.segments[-1].first_index:
+                self._compactor.begin(log, compaction, make_cleaner(), pace, done)
+                return
+            self._roll_above(log, compaction.upto)
+        self.workers.call_later(0, lambda: done(False))
+
+    def _roll_above(self, log: DiskLog, index: int) -> None:
+        """Have the newest segment end, at this entry or as soon as it may behind it."""
+        log.roll_above = max(log.roll_above, index)
+        log.rewritten = True  # its tail is due, however small
+        if log.hard.commit > log.flushed_index:
+            self._checkpoints.committed(log)
+
+    def compaction_may_go_on(self) -> bool:
+        return self._life is Life.OPEN
+
+    def compaction_failed(self, error: BaseException) -> None:
+        self._fail(error)
+
     # --- reads behind the tail ----------------------------------------------------------------
     def read_cold(
         self,
@@ -564,6 +604,9 @@ class DiskStore:
             "scrub_passes": scrubber.passes,
             "scrub_last_pass_bytes": scrubber.last_pass_bytes,
             "scrub_last_pass_seconds_ago": since_ns / 1e9 if scrubber.passes else -1.0,
+            "compaction_read_bytes": self._compactor.read_bytes,
+            "compaction_freed_bytes": self._compactor.freed_bytes,
+            "compaction_segments_rewritten": self._compactor.segments_rewritten,
             "disk_full": self.disk_full,
             "failpoints": len(failpoint.armed),
             "recovered_blocks": replay.blocks,

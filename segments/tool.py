@@ -1,7 +1,8 @@
 """Looking at data directories offline: dump, verify, index. No server may hold them.
 
 `dump` lists what is there; `verify` reads every byte that counts and checks every CRC, and compares
-the copies of the same group in several directories; `index` writes all indexes again from the log
+the copies of the same group in several directories, but for payloads of entries that some of them
+have compacted and others not yet; `index` writes all indexes again from the log
 segments. Only `index` writes. Each returns plain values, which the command line prints as text or
 JSON.
 
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from crc32c import crc32c
 
 from segments.api import (
+    Compaction,
     CorruptRecord,
     EntriesDamaged,
     EntryLike,
@@ -23,8 +26,10 @@ from segments.api import (
     StoredEntry,
     StoreOptions,
 )
+from segments.compaction.note import read_note
 from segments.directory.identity import Identity, LogIdentity, read_identity
 from segments.format.frame import read_frame
+from segments.format.names import sequence_of
 from segments.io.fs import FileSystem, read_whole
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles, SegmentInfo
@@ -267,13 +272,17 @@ def _check_idx(
 
 def _compare(directories: Sequence[Directory], group_id: int) -> Difference | None:
     """The first committed entry at which copies of the group differ."""
-    copies: list[tuple[str, Iterator[Digest]]] = []
-    start = 0
-    for directory in directories:
-        for _, known in sorted(directory.identity.logs.items()):
-            if known.group_id == group_id:
-                copies.append((directory.path, _digests(directory, known)))
-                start = max(start, directory.replay.logs[known.log_id].first_index)
+    logs = [
+        (directory, known)
+        for directory in directories
+        for _, known in sorted(directory.identity.logs.items())
+        if known.group_id == group_id
+    ]
+    start = max(directory.replay.logs[known.log_id].first_index for directory, known in logs)
+    differ_upto = _compacted_apart(logs)
+    copies = [
+        (directory.path, _digests(directory, known, differ_upto)) for directory, known in logs
+    ]
     heads = [next(copy, None) for _, copy in copies]
     index = start
     while True:
@@ -286,6 +295,24 @@ def _compare(directories: Sequence[Directory], group_id: int) -> Difference | No
         if len({head for _, head in present}) > 1:
             return _judge(group_id, index, present)
         index += 1
+
+
+def _compacted_apart(logs: Sequence[tuple[Directory, LogIdentity]]) -> int:
+    """The last entry whose payloads say nothing, because some copies are compacted further than
+    others; 0 when all are compacted as far."""
+    notes: set[Compaction] = set()
+    upto = 0
+    for directory, known in logs:
+        files = directory.files(known)
+        notes.add(read_note(directory.fs, files.directory, known.log_id))
+        try:
+            segments = directory.segments(known)
+        except StorageError:
+            continue  # which is a problem of its own
+        for segment, following in pairwise(segments):
+            if segment.number != sequence_of(segment.number):
+                upto = max(upto, following.first_index - 1)
+    return max(upto, *(note.upto for note in notes)) if len(notes) > 1 else 0
 
 
 def _judge(group_id: int, index: int, copies: list[tuple[str, Digest]]) -> Difference:
@@ -314,13 +341,15 @@ class Digest:
     is_damaged: bool = False
 
 
-def _digests(directory: Directory, known: LogIdentity) -> Iterator[Digest]:
+def _digests(directory: Directory, known: LogIdentity, differ_upto: int) -> Iterator[Digest]:
+    """Of payloads only behind `differ_upto`."""
     try:
         for found in directory.entries(known):
             if isinstance(found, DamagedRange):
                 for index in range(found.first, found.end):
                     yield Digest(index, is_damaged=True)
             else:
-                yield Digest(found.index, crc32c(found.data, found.term), found.base_offset)
+                data = found.data if found.index > differ_upto else b""
+                yield Digest(found.index, crc32c(data, found.term), found.base_offset)
     except (StorageError, FileNotFoundError):
         return

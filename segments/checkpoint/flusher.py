@@ -75,6 +75,8 @@ class FlushPlan:
     pulse: Pulse = field(default_factory=Pulse)
     segment_offset: int = 0
     """Base offset of the segment that is being written."""
+    roll_at: int = 0
+    """The entry with which a new segment begins in any case; 0: none."""
 
 
 @dataclass(slots=True)
@@ -135,8 +137,8 @@ class _Writer:
 
     def add(self, span: FlushSpan) -> None:
         """Write a span's frames and their Idx."""
-        cursor = self.result.cursor
-        limit, span_ms = self.plan.limits.bytes, self.plan.limits.span_ms
+        cursor, plan = self.result.cursor, self.plan
+        limit, span_ms, roll_at = plan.limits.bytes, plan.limits.span_ms, plan.roll_at
         if span_ms >= 0 and cursor.segment and cursor.first_timestamp is None:
             cursor.first_timestamp = self._first_timestamp()
         add_idx = self._index.add
@@ -145,6 +147,7 @@ class _Writer:
             length = end - start
             if (
                 not cursor.segment
+                or entry.index == roll_at
                 or (cursor.position + length > limit and cursor.position > SEGMENT_HEADER_BYTES)
                 or (span_ms >= 0 and _is_later(entry, cursor.first_timestamp, span_ms))
             ):

@@ -446,7 +446,7 @@ class CheckpointScheduler:
             Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
             spans, log.limits or SegmentLimits(self._options.segment_bytes),
             log.segments[-1].first_index if log.segments else 0, has_scrap, self.pulse,
-            log.segments[-1].base_offset if log.segments else 0,
+            log.segments[-1].base_offset if log.segments else 0, log.roll_at(first),
         )  # fmt: skip
 
     def _finished(

@@ -55,6 +55,15 @@ def frame_header(
     return CRC.pack(crc32c(data, crc32c(rest))) + rest
 
 
+def frame_of(entry: StoredEntry, group_id: int) -> bytes:
+    """The frame of an entry that is written where no chunk has it."""
+    rest = HEADER_REST.pack(
+        len(entry.data), group_id, entry.term, int(entry.kind), FRAME_VERSION, 0, entry.records,
+        entry.index, entry.base_offset, entry.timestamp,
+    )  # fmt: skip
+    return CRC.pack(crc32c(entry.data, crc32c(rest))) + rest + bytes(entry.data)
+
+
 def base_offset_of(view: memoryview, at: int) -> int:
     """Base offset in the frame at `at`, which has been checked."""
     found: int = HEADER.unpack_from(view, at)[9]

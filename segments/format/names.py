@@ -20,7 +20,14 @@ _FOREIGN = frozenset(("lost+found",))
 """What a file system puts into its own root."""
 _JOURNAL = re.compile(r"([0-9a-f]{16})\.journal")
 _LOG = re.compile(r"[0-9a-f]{8}")
-_SEGMENT = re.compile(r"([0-9]{10})\.(log|index)")
+_SEGMENT = re.compile(r"([0-9]{10})(?:\.([0-9a-f]{2}))?\.(log|index)")
+SEQUENCE_BITS = 26
+"""Of a log segment's number: which one of its log it is. The bits above say how often it was
+rewritten."""
+SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
+VERSION_MAX = (1 << 32 - SEQUENCE_BITS) - 1
+COMPACTION = "compaction"
+"""What a log's directory calls the note of how far it is compacted."""
 
 
 def says_nothing(name: str) -> bool:
@@ -48,4 +55,36 @@ def log_id_of(name: str) -> int | None:
 def segment_number(name: str) -> tuple[str, int] | None:
     """("log" or "index", number) of a segment file."""
     found = _SEGMENT.fullmatch(name)
-    return (found[2], int(found[1])) if found else None
+    if not found:
+        return None
+    number, version, kind = int(found[1]), int(found[2] or "0", 16), found[3]
+    if found[2] is None:
+        return kind, number
+    if kind == "index" or not 0 < version <= VERSION_MAX or number > SEQUENCE_MAX:
+        return None
+    return kind, version << SEQUENCE_BITS | number
+
+
+def segment_name(number: int) -> str:
+    """The name of a log segment's file."""
+    version = number >> SEQUENCE_BITS
+    again = f".{version:02x}" if version else ""
+    return f"{sequence_of(number):010d}{again}.log"
+
+
+def sequence_of(number: int) -> int:
+    """Which of its log's segments it is, however often it was rewritten."""
+    return number & SEQUENCE_MAX
+
+
+def rewritten(number: int) -> int:
+    """The number of a segment that is rewritten once more. Of two that are there, one is always
+    the other's: the older goes before the next is made."""
+    version = (number >> SEQUENCE_BITS) % VERSION_MAX + 1
+    return version << SEQUENCE_BITS | sequence_of(number)
+
+
+def is_begun(name: str) -> bool:
+    """A file of a log that was being written when its process died."""
+    whole = name.removesuffix(".new")
+    return name != whole and (segment_number(whole) is not None or whole == COMPACTION)

@@ -23,6 +23,7 @@ from segments.api import (
     StorageError,
     StoredEntry,
 )
+from segments.format.frame import FRAME_BYTES
 from segments.log.index import IndexDamaged
 from segments.log.log import DiskLog
 from segments.log.segment import IndexReader, LogFiles, Sealed, SegmentInfo, TimeFound
@@ -50,15 +51,16 @@ def read(
     def look(end: int) -> Found:
         start = index or files.index_of(segments, offset, first, end)
         found = Found(start, files.entries(start, end, bytes_max + ahead))
-        # One with records at least, however many without come before it.
-        while not any(e.records for e in found.entries) and start + len(found.entries) < end:
-            found.entries += files.entries(start + len(found.entries), end, bytes_max)
         for entry in found.entries[:1]:
             if entry.base_offset > offset:
                 # The index led behind the entry that holds it: to answer would pass over records.
                 raise IndexDamaged("base offset", start, expected=offset, actual=entry.base_offset)
             if entry.records and entry.base_offset + entry.records <= offset:
                 raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
+        # One with records at least, however many without come before it: those are let go.
+        while not any(map(_has_records, found.entries)) and start + len(found.entries) < end:
+            start += len(found.entries)
+            found = Found(start, files.entries(start, end, bytes_max + ahead))
         return found
 
     return lambda: _up_to_damage(files, segments, stop, end, look)
@@ -103,14 +105,16 @@ def _up_to_damage(
 
 
 def slices(found: Found, offset: int, end_index: int, bytes_max: int) -> Slices:
-    """The first batches of what was found, as `Log.read` gives them; counts them in `found`."""
+    """The first batches of what was found, as `Log.read` gives them; counts them in `found`. Its
+    reader goes on at the offset behind the last batch, and so must what is left of `found`: entries
+    behind that batch which were compacted away are not counted."""
     made = Slices(first_offset=offset, end_offset=offset)
     count = 0
-    for entry in found.entries:
+    for n, entry in enumerate(found.entries):
         if entry.index > end_index:
             break
         size = len(entry.data)
-        if entry.records:
+        if _has_records(entry):
             if made.buffers and made.bytes + size > bytes_max:
                 break
             if not made.buffers:
@@ -118,9 +122,16 @@ def slices(found: Found, offset: int, end_index: int, bytes_max: int) -> Slices:
             made.buffers.append(entry.data)
             made.end_offset = entry.base_offset + entry.records
             made.bytes += size
-        count += 1
+            count = n + 1
+        elif not entry.records and count == n:
+            count = n + 1
     found.count = count
     return made
+
+
+def _has_records(entry: StoredEntry) -> bool:
+    """Whether it is a batch, and not compacted away."""
+    return bool(entry.records and len(entry.data))
 
 
 def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
@@ -128,7 +139,7 @@ def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
     taken: list[StoredEntry] = []
     total = 0
     for entry in found.entries:
-        total += len(entry.data)
+        total += len(entry.data) or FRAME_BYTES
         if entry.index >= end or (taken and total > bytes_max):
             break
         taken.append(entry)
@@ -165,7 +176,9 @@ def segment_spans(log: DiskLog) -> Callable[[], tuple[list[SegmentSpan], list[Se
     it had to learn for that."""
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
     newest = [] if not segments else [
-        SegmentSpan(log.flushed_offset, log.cursor.position, log.cursor.max_timestamp)
+        SegmentSpan(
+            log.flushed_offset, log.cursor.position, log.cursor.max_timestamp, log.flushed_index
+        )
     ]  # fmt: skip
     tail = _tail_span(log)
 
@@ -178,7 +191,12 @@ def segment_spans(log: DiskLog) -> Callable[[], tuple[list[SegmentSpan], list[Se
                 if sealed is None:
                     sealed = reader.sealed(segment, following.first_index)
                     learned.append(sealed)
-                found.append(SegmentSpan(following.base_offset, sealed.bytes, sealed.max_timestamp))
+                found.append(
+                    SegmentSpan(
+                        following.base_offset, sealed.bytes, sealed.max_timestamp,
+                        following.first_index - 1,
+                    )
+                )  # fmt: skip
         return [*found, *newest, tail], learned
 
     return lambda: files.healing(segments, stop, look)
@@ -190,7 +208,7 @@ def _tail_span(log: DiskLog) -> SegmentSpan:
     for chunk, start, stop in log.tail.spans(first, end):
         size += chunk.ends[stop - 1] - chunk.start_of(start)
         newest = max(newest, *(entry.timestamp for entry in chunk.entries[start:stop]))
-    return SegmentSpan(log.offset_after(end - 1), size, newest)
+    return SegmentSpan(log.offset_after(end - 1), size, newest, end - 1)
 
 
 def index_in_tail(log: DiskLog, timestamp_ms: int, first: int, end: int) -> int:

@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from segments.api import (
     Compacted,
+    Compaction,
     EntryLike,
     HardState,
     NotInMemory,
@@ -41,6 +42,7 @@ from segments.format.block import (
     Mark,
 )
 from segments.format.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, frame_header
+from segments.format.names import sequence_of
 from segments.log.damaged_ranges import DamagedRanges
 from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
 from segments.log.segment import Cursor, LogFiles, Sealed, SegmentInfo
@@ -156,6 +158,7 @@ class DiskLog:
 
     __slots__ = (
         "applied",
+        "compacted",
         "cursor",
         "damaged_ranges",
         "deleted",
@@ -181,6 +184,7 @@ class DiskLog:
         "offset",
         "reset_token",
         "rewritten",
+        "roll_above",
         "runs",
         "segments",
         "sequence",
@@ -264,6 +268,11 @@ class DiskLog:
         self.deleted = False
         self.has_scrap = True
         """Behind the cursor there may be what a flush has left that does not count."""
+        self.compacted = Compaction()
+        """Invariant: the note in the log's directory says it."""
+        self.roll_above = 0
+        """A new segment begins behind this entry, or as soon as it may: the newest is never
+        compacted."""
 
     # --- the contract ------------------------------------------------------------------------
     @property
@@ -313,6 +322,10 @@ class DiskLog:
     @property
     def lost(self) -> bool:
         return self.is_lost
+
+    @property
+    def compaction(self) -> Compaction:
+        return self.compacted
 
     @property
     def holes(self) -> Sequence[tuple[int, int]]:
@@ -369,9 +382,9 @@ class DiskLog:
         total = 0
         for chunk, start, stop in tail.spans(index, end_index + 1):
             for entry in chunk.entries[start:stop]:
-                if not entry.records:
-                    continue
                 size = len(entry.data)
+                if not entry.records or not size:
+                    continue  # a command, or compacted away
                 if total + size > bytes_max and buffers:
                     slices.bytes = total
                     return slices
@@ -617,6 +630,8 @@ class DiskLog:
         self.maxima = LargestTimestamps()
         self.cursor = Cursor()
         self.damaged_ranges.clear()
+        self.compacted = Compaction()
+        self.roll_above = 0
         self.generation += 1
         self.is_void = True
         self.flush_blocked = True
@@ -664,14 +679,31 @@ class DiskLog:
         return gone
 
     def note_sealed(self, found: Sequence[Sealed]) -> None:
-        """What was learned of sealed segments; some may be gone."""
+        """What was learned of sealed segments; some may be gone, or rewritten."""
         for sealed in found:
-            place = sealed.number - self.segments[0].number
-            if place >= 0:
-                segment = self.segments[place]
-                assert segment.number == sealed.number, (segment.number, sealed.number)
-                segment.sealed = sealed
+            place = sequence_of(sealed.number) - sequence_of(self.segments[0].number)
+            if place >= 0 and self.segments[place].number == sealed.number:
+                self.segments[place].sealed = sealed
                 self.maxima[place] = sealed.max_timestamp
+
+    def roll_at(self, first: int) -> int:
+        """The entry with which a flush from `first` on begins a segment in any case; 0: none."""
+        if not self.segments or self.segments[-1].first_index > self.roll_above:
+            return 0
+        return max(first, self.roll_above + 1)
+
+    def replace_segment(self, old: SegmentInfo, new: SegmentInfo, end: int) -> bool:
+        """A sealed segment, whose entries end at `end`, was rewritten; False: it is gone. What was
+        read of it, and what is in memory, says nothing of what is there now."""
+        if old not in self.segments[:-1]:
+            return False
+        assert end <= self.flushed_index + 1, (end, self.flushed_index)
+        assert new.sealed is not None, new.number
+        self.segments = tuple(new if segment is old else segment for segment in self.segments)
+        self.note_sealed([new.sealed])
+        self.damaged_ranges.repairs += 1
+        self.tail.floor = max(self.tail.floor, end)
+        return True
 
     def note_timestamp(self, index: int, timestamp: int) -> None:
         """An entry that segments hold has that timestamp. It was damaged: what is known of its

@@ -72,7 +72,7 @@ class Reader:
             self._run(log, cold.outcome(lambda: log.read(offset, end_index, bytes_max)), done)
             return
         end_index = min(end_index, log.hard.commit)
-        age = log.generation
+        age = _reading_age(log)
 
         def give(found: cold.Found | StorageError) -> None:
             if isinstance(found, StorageError):
@@ -113,7 +113,7 @@ class Reader:
         last = rest[-1]
         offset, index = last.base_offset + last.records, last.index + 1
         key = (log.id, age, "offset", offset)
-        if index > min(end_index, log.flushed_index) or log.generation != age:
+        if index > min(end_index, log.flushed_index) or _reading_age(log) != age:
             return
         if key in self._reading or key in self.read_ahead:
             return
@@ -142,7 +142,7 @@ class Reader:
             look = cold.outcome(lambda: cold.as_stored(log.entries(first, end, bytes_max)))
             self._run(log, look, done)
             return
-        age = log.generation
+        age = _reading_age(log)
 
         def give(found: cold.Found | StorageError) -> None:
             if isinstance(found, StorageError):
@@ -281,7 +281,12 @@ class Reader:
 
 
 def _holds_records(window: cold.Found, end_index: int) -> bool:
-    return any(entry.records and entry.index <= end_index for entry in window.entries)
+    return any(len(e.data) and e.records and e.index <= end_index for e in window.entries)
+
+
+def _reading_age(log: DiskLog) -> int:
+    """Of windows: those from before a reset, a repair or a compaction are no more."""
+    return log.generation + log.damaged_ranges.repairs
 
 
 def _age(log: DiskLog) -> tuple[int, int]:

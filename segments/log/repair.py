@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from crc32c import crc32c
-
 from segments.api import (
     CorruptRecord,
     EntriesDamaged,
@@ -26,13 +24,12 @@ from segments.api import (
     StoredEntry,
 )
 from segments.format.frame import (
-    CRC,
     FRAME_BYTES,
     FRAME_VERSION,
     HEADER,
-    HEADER_REST,
     frame_at,
     frame_length,
+    frame_of,
 )
 from segments.io.fs import File, is_unreadable, read_whole, write_over
 from segments.log.index import IndexDamaged
@@ -146,7 +143,7 @@ def _repair_segment(
         _write_header(files, segment, file)
         for index in sorted(copies):
             entry = copies[index].entry
-            frame = _frame(entry, files.group_id)
+            frame = frame_of(entry, files.group_id)
             position = _place(files, segment, end, file, index, frame, copies)
             _write(file, frame, position)
             size = max(size, position + len(frame))
@@ -322,12 +319,3 @@ def _read(files: LogFiles, file: File, index: int, position: int) -> StoredEntry
     head = memoryview(read_whole(file, FRAME_BYTES, position))
     length = min(frame_length(head, 0), max(0, file.size() - position))
     return frame_at(memoryview(read_whole(file, length, position)), 0, files.group_id, index)
-
-
-def _frame(entry: StoredEntry, group_id: int) -> bytes:
-    """The bytes that stood there."""
-    rest = HEADER_REST.pack(
-        len(entry.data), group_id, entry.term, int(entry.kind), FRAME_VERSION, 0, entry.records,
-        entry.index, entry.base_offset, entry.timestamp,
-    )  # fmt: skip
-    return CRC.pack(crc32c(entry.data, crc32c(rest))) + rest + bytes(entry.data)

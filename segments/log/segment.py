@@ -26,7 +26,15 @@ from crc32c import crc32c
 
 from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, StoredEntry
 from segments.format.frame import FRAME_BYTES, frame_at, frame_length, read_frame
-from segments.format.names import says_nothing, segment_number
+from segments.format.names import (
+    COMPACTION,
+    is_begun,
+    rewritten,
+    says_nothing,
+    segment_name,
+    segment_number,
+    sequence_of,
+)
 from segments.io import failpoint
 from segments.io.fs import File, FileSystem, cut_off, read_around, read_whole, write_over
 from segments.log.index import (
@@ -125,7 +133,7 @@ class LogFiles:
     index_entries: int
 
     def segment_path(self, number: int) -> str:
-        return f"{self.directory}/{number:010d}.log"
+        return f"{self.directory}/{segment_name(number)}"
 
     def index_path(self, number: int) -> str:
         return f"{self.directory}/{number:010d}.index"
@@ -139,7 +147,8 @@ class LogFiles:
         last = {"log": segment, "index": index_number}
         scrap = [
             name for name in fs.list(self.directory)
-            if (found := segment_number(name)) is not None and found[1] > last[found[0]]
+            if (found := segment_number(name)) is not None
+            and (sequence_of(found[1]) if found[0] == "log" else found[1]) > last[found[0]]
             and not fs.is_directory(f"{self.directory}/{name}")
         ]  # fmt: skip
         for name in reversed(scrap):  # newest first: a crash leaves no gap before what is left
@@ -331,7 +340,7 @@ class LogFiles:
         """
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
-        read = self._stretch(rows[0].segment, start, length)
+        read = self._stretch(rows[0].segment, start, length, first)
         found: list[StoredEntry] = []
         for n, row in enumerate(rows):
             entry = read.frame(row.position, row.length, self.group_id, first + n)
@@ -348,16 +357,27 @@ class LogFiles:
             raise EntriesDamaged(first, first + bad, rows[0].position)
         return found
 
-    def _stretch(self, number: int, start: int, length: int) -> Stretch:
-        """Bytes of a log segment; nothing where there is none."""
+    def _stretch(self, number: int, start: int, length: int, index: int) -> Stretch:
+        """Bytes of a log segment; nothing where there is none. Raises IndexDamaged when the Idx of
+        entry `index` names one that was rewritten since."""
         try:
             file = self.fs.open(self.segment_path(number))
         except FileNotFoundError:
+            if self._is_rewritten(number):
+                raise IndexDamaged("index names a segment of before", index) from None
             return Stretch(memoryview(b""), start, [])
         try:
             return read_stretch(file, length, start)
         finally:
             file.close()
+
+    def _is_rewritten(self, number: int) -> bool:
+        """Whether there is another file of the same segment."""
+        for name in self.fs.list(self.directory):
+            kind, other = segment_number(name) or ("", 0)
+            if kind == "log" and other != number and sequence_of(other) == sequence_of(number):
+                return True
+        return False
 
     def check(self, first: int, end: int, bytes_max: int) -> tuple[int, int, list[tuple[int, int]]]:
         """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go
@@ -367,7 +387,7 @@ class LogFiles:
         rows, _ = _run(block, 0, bytes_max, any_yet=False)
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
-        read = self._stretch(rows[0].segment, start, length)
+        read = self._stretch(rows[0].segment, start, length, first)
         bad: list[tuple[int, int]] = []
         for n, row in enumerate(rows):
             entry = read.frame(row.position, row.length, self.group_id, first + n)
@@ -382,18 +402,21 @@ class LogFiles:
     def segments(
         self, flushed_index: int, strays: list[str] | None = None
     ) -> tuple[list[SegmentInfo], list[str]]:
-        """(log segments by number, files whose header is not good: begun, and cut short by a
-        crash). A header that is damaged is told by the first frame, or by the index. What is not
-        ours is added to `strays`.
+        """(log segments by number, files that do not count: begun, and cut short by a crash; or
+        rewritten since). A header that is damaged is told by the first frame, or by the index. What
+        is not ours is added to `strays`.
 
         Raises CorruptRecord when one that holds entries up to `flushed_index` is behind such a
         file."""
         found: list[SegmentInfo] = []
         begun: list[str] = []
+        replaced: list[str] = []
         for name in self.fs.list(self.directory):
             path = f"{self.directory}/{name}"
             kind, number = segment_number(name) or ("", 0)
-            if not kind and strays is not None and not says_nothing(name):
+            if is_begun(name):
+                replaced.append(path)
+            elif not kind and strays is not None and not says_nothing(name) and name != COMPACTION:
                 strays.append(path)
             if kind != "log":
                 if kind and strays is not None and self.fs.is_directory(path):
@@ -418,8 +441,12 @@ class LogFiles:
                 continue
             if begun and info.first_index <= flushed_index:
                 raise CorruptRecord("segment header", info.number)
+            if found and sequence_of(found[-1].number) == sequence_of(info.number):
+                if rewritten(info.number) == found[-1].number:
+                    found[-1], info = info, found[-1]
+                replaced.append(self.segment_path(found.pop().number))
             found.append(info)
-        return found, begun
+        return found, begun + replaced
 
     def _look(self, file: File, number: int) -> SegmentInfo:
         """What a log segment says of itself. Raises CorruptRecord."""
@@ -439,7 +466,7 @@ class LogFiles:
         while low < stop:
             middle = (low + stop) // 2
             try:
-                is_after = self.idx(middle).segment >= number
+                is_after = sequence_of(self.idx(middle).segment) >= sequence_of(number)
             except IndexDamaged:  # below the oldest there are none
                 is_after = False
             if is_after:
@@ -647,6 +674,8 @@ class IndexReader:
     def sealed(self, segment: SegmentInfo, end: int) -> Sealed:
         """What a segment comes to whose entries end at `end`. Raises IndexDamaged."""
         last = self.idx(end - 1)
+        if last.segment != segment.number:
+            raise IndexDamaged("index names another segment", end - 1, actual=last.segment)
         return Sealed(segment.number, last.position + last.length, last.max_timestamp)
 
     def block(self, first: int, end: int) -> IdxBlock:
@@ -793,7 +822,7 @@ def _run(block: IdxBlock, start: int, left: int, *, any_yet: bool) -> tuple[list
     rows: list[Idx] = []
     for n in range(start, block.count):
         row = block.idx(n)
-        size = row.length - FRAME_BYTES
+        size = row.length - FRAME_BYTES or FRAME_BYTES  # many of nothing are much, too
         if rows and row.segment != rows[0].segment:
             break
         if size > left and (any_yet or rows):

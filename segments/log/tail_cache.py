@@ -79,19 +79,22 @@ class Tail:
     Entries up to `flushed_index` are in segments.
     """
 
-    __slots__ = ("cache", "chunks", "firsts", "flushed_index", "next_bytes")
+    __slots__ = ("cache", "chunks", "firsts", "floor", "flushed_index", "next_bytes")
 
     def __init__(self, cache: TailCache, flushed_index: int) -> None:
         self.cache = cache
         self.chunks: list[Chunk] = []
         self.firsts: list[int] = []
         self.flushed_index = flushed_index
+        self.floor = 0
+        """Use: entries below it are read from segments, though their chunk may still be here.
+        Invariant: not above the entry after `flushed_index`."""
         self.next_bytes = CHUNK_BYTES_MIN
 
     @property
     def first(self) -> int:
-        """Index of the oldest entry in memory; 0 when there is none."""
-        return self.firsts[0] if self.firsts else 0
+        """Index of the oldest entry that is read from memory; 0 when there is none."""
+        return max(self.firsts[0], self.floor) if self.firsts else 0
 
     def grow(self, frame_bytes: int, index: int) -> Chunk:
         """A new last chunk with room for a frame of `frame_bytes`, beginning with `index`."""
@@ -180,7 +183,8 @@ class Tail:
         if number < 0:
             return 0
         chunk = self.chunks[number]
-        return chunk.first + bisect_right(chunk.entries, offset, key=base_offset_of) - 1
+        index = chunk.first + bisect_right(chunk.entries, offset, key=base_offset_of) - 1
+        return index if index >= self.floor else 0
 
 
 class TailCache:

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from segments.api import CorruptRecord, StorageError, StoredEntry
+from segments.compaction.note import read_note
 from segments.directory.identity import Identity
 from segments.format.block import RECORD_BYTES
 from segments.format.frame import read_frame
+from segments.format.names import sequence_of
 from segments.io.fs import File, FileSystem, read_around
 from segments.journal.files import file_path
 from segments.log.index import IndexDamaged
@@ -151,6 +153,7 @@ def _open_log(
     log.flushed_index = log.tail.flushed_index = log.last = replayed.flushed_index
     log.flushed_offset = log.offset = replayed.flushed_offset
     if segments:
+        log.compacted = read_note(files.fs, files.directory, files.log_id)
         numbers = {segment.number for segment in segments}
         log.cursor = files.healing(segments, end, lambda: _cursor(files, end - 1, numbers))
         first = max(log.first, segments[0].first_index)
@@ -232,8 +235,9 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
     if not segments or segments[0].first_index > replayed.first_index:
         raise CorruptRecord("segments missing", replayed.first_index)
     for before, after in pairwise(segments):
-        if after.number != before.number + 1:
-            raise CorruptRecord("segment missing", after.number, expected=before.number + 1)
+        follows = sequence_of(before.number) + 1
+        if sequence_of(after.number) != follows:
+            raise CorruptRecord("segment missing", after.number, expected=follows)
     return segments
 
 

@@ -28,6 +28,7 @@ MEASUREMENTS = (
     "scale",
     "connections",
     "log_size",
+    "compaction",
     "cold_reader",
     "catch_up",
     "readers",

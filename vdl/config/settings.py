@@ -278,6 +278,7 @@ KEYS: dict[str, Key] = {
     "raft.early_snapshot_bytes": Key("host.early_snapshot_bytes_max", size(0, GIB)),
     "raft.command_entries_kept": Key("host.command_entries_kept", integer(1, 10_000_000)),
     "retention.check_interval": Key("host.retention_check_ms", duration(100, 86_400_000)),
+    "compaction.check_interval": Key("host.compaction_check_ms", duration(100, 86_400_000)),
     "clock.hold": Key("host.clock_hold_ms", duration(1_000, 7 * DAY_MS)),
     "raft.replace_after": Key("host.replace_after_ms", duration(0, 86_400_000)),
     "raft.catch_up_rate": Key("host.catch_up_bytes_per_second", size(64 * KIB, 64 * GIB)),

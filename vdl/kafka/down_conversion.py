@@ -2,8 +2,9 @@
 
 One answer is converted at a time: the work is Python's, and threads beside one another would only
 delay the loop. The others wait in line; a connection asks for nothing else meanwhile, so it has one
-place. What they hold is charged to their accounts of answers as what was read. An answer has
-`BYTES_MAX` of messages at most, and one message more in each partition, so none takes long.
+place. What they hold is charged to their accounts of answers as what was read. An answer has at
+most `BYTES_MAX` of messages and one more, and of records `RECORDS_MAX` and a wrapper's, so none
+takes long. A partition that is not looked at for that is the first one at another time.
 
 Must not know: requests, connections, logs.
 """
@@ -19,9 +20,11 @@ from vdl.records.legacy import MAGIC_1_FETCH_VERSION, DownConverted, down_conver
 
 BYTES_MAX = 2 << 20
 """Of messages in an answer."""
+RECORDS_MAX = 20_000
+"""In an answer. Compressed, so many more fit its bytes."""
 
-Outcome = list[DownConverted] | BaseException
-"""Of each part, in their order; or what should not be."""
+Outcome = list[DownConverted | None] | BaseException
+"""Of each part, in their order, None where it was not looked at; or what should not be."""
 
 
 class ToConvert:
@@ -82,17 +85,23 @@ class DownConversion:
         done(outcome)
 
 
-def _convert_all(parts: list[ToConvert], magic: int, bytes_max: int) -> list[DownConverted]:
+def _convert_all(parts: list[ToConvert], magic: int, bytes_max: int) -> list[DownConverted | None]:
     """Off the loop."""
     left = bytes_max
-    outcome = []
+    records_left = RECORDS_MAX
+    outcome: list[DownConverted | None] = []
     for part in parts:
+        if outcome and (left <= 0 or records_left <= 0):
+            outcome.append(None)
+            continue
         converted = down_convert(
             part.buffers,
             magic=magic,
             first_offset=part.first_offset,
             bytes_max=min(part.bytes_max, left),
+            records_max=records_left,
         )
-        left = max(0, left - converted.bytes)
+        left -= converted.bytes
+        records_left -= converted.records
         outcome.append(converted)
     return outcome

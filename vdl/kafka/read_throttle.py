@@ -48,6 +48,8 @@ READ_BYTES_MIN = 64 << 10
 GAIN = 2
 """How many times as fast as its producers a reader is fed at least."""
 BURST_NS = PAUSE_NS
+BACKGROUND_BYTES = 128 << 20
+"""A second: for work that nobody waits for."""
 
 Reader = tuple[int, int]
 """(connection, partition's group)"""
@@ -162,6 +164,14 @@ class ReadThrottle:
         elif start_ns > earliest_ns:
             self.pace.short(start_ns)
         return admission
+
+    def background_rate(self, now_ns: int) -> int:
+        """Bytes a second for work that nobody waits for: as a reader of all that is produced gets
+        at least, and no more than `BACKGROUND_BYTES`."""
+        if not self._at_work(now_ns):
+            return BACKGROUND_BYTES
+        self._count()
+        return min(BACKGROUND_BYTES, max(self._floor, GAIN * self._ingest.per_second(now_ns)))
 
     def found(self, admission: Admission, count: int, now_ns: int) -> None:
         """The admitted read found `count` bytes: more than admitted if one batch is larger."""

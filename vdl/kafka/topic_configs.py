@@ -5,7 +5,7 @@ Rules:
 
 * A name Kafka does not have is refused, a value that does not parse or is out of range too.
 * A value that would promise a behaviour this server does not have is refused rather than stored and
-  ignored (`cleanup.policy=compact`, `remote.storage.enable=true`).
+  ignored (`remote.storage.enable=true`).
 * Retention is as in Kafka, but for its default: data is kept until somebody says for how long.
 * Values are kept as the text that was sent, without blanks around it.
 
@@ -21,7 +21,8 @@ from enum import IntEnum
 
 from segments.api import SegmentLimits
 from vdl.kafka.context import KafkaOptions
-from vdl.logstream.group.retention import RetentionPolicy
+from vdl.logstream.group.compaction import CompactionPolicy
+from vdl.logstream.group.retention import FOREVER, RetentionPolicy
 from vdl.records.compression import Compression
 
 INT32_MAX = (1 << 31) - 1
@@ -88,7 +89,12 @@ class TopicConfig:
             self._check_ratio(value)
         if self.pattern is not None:
             self._check_pattern(value)
-        if self.allowed is not None and value.lower() not in self.allowed:
+        texts = [value.lower()]
+        if self.type is ConfigType.LIST:
+            texts = texts[0].split(",")
+            if len(set(texts)) < len(texts):
+                raise InvalidConfig(f"{self.name}={value} names a value twice")
+        if self.allowed is not None and not set(texts) <= set(self.allowed):
             choices = ", ".join(self.allowed)
             raise InvalidConfig(f"{self.name}={value} is not supported here (supported: {choices})")
 
@@ -144,7 +150,11 @@ CLEANUP_POLICY = "cleanup.policy"
 COMPRESSION_TYPE = "compression.type"
 GZIP_LEVEL = "compression.gzip.level"
 ZSTD_LEVEL = "compression.zstd.level"
+DELETE_RETENTION_MS = "delete.retention.ms"
+MAX_COMPACTION_LAG_MS = "max.compaction.lag.ms"
 MAX_MESSAGE_BYTES = "max.message.bytes"
+MIN_COMPACTION_LAG_MS = "min.compaction.lag.ms"
+MIN_DIRTY_RATIO = "min.cleanable.dirty.ratio"
 MIN_IN_SYNC_REPLICAS = "min.insync.replicas"
 RETENTION_BYTES = "retention.bytes"
 RETENTION_MS = "retention.ms"
@@ -159,9 +169,9 @@ KNOWN = (
         CLEANUP_POLICY,
         ConfigType.LIST,
         "delete",
-        "What is done with old segments: only delete.",
+        "What is done with old segments: delete, compact, or both.",
         "log.cleanup.policy",
-        allowed=("delete",),
+        allowed=("delete", "compact"),
     ),
     TopicConfig(
         GZIP_LEVEL,
@@ -201,7 +211,7 @@ KNOWN = (
         option="zstd_level",
     ),
     TopicConfig(
-        "delete.retention.ms",
+        DELETE_RETENTION_MS,
         ConfigType.LONG,
         "86400000",
         "How long a compacted topic keeps deletion markers.",
@@ -271,7 +281,7 @@ KNOWN = (
         low=-2,
     ),
     TopicConfig(
-        "max.compaction.lag.ms",
+        MAX_COMPACTION_LAG_MS,
         ConfigType.LONG,
         str(INT64_MAX),
         "The longest a batch of a compacted topic stays uncompacted.",
@@ -316,14 +326,14 @@ KNOWN = (
         option="timestamp_type",
     ),
     TopicConfig(
-        "min.cleanable.dirty.ratio",
+        MIN_DIRTY_RATIO,
         ConfigType.DOUBLE,
         "0.5",
         "How much of a compacted topic may be uncompacted.",
         "log.cleaner.min.cleanable.ratio",
     ),
     TopicConfig(
-        "min.compaction.lag.ms",
+        MIN_COMPACTION_LAG_MS,
         ConfigType.LONG,
         "0",
         "The shortest a batch of a compacted topic stays uncompacted.",
@@ -443,6 +453,8 @@ def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
         if config is None:
             raise InvalidConfig(f"Unknown topic config name: {name}")
         kept[name] = value.strip()
+        if config.type is ConfigType.LIST:
+            kept[name] = ",".join(part.strip() for part in value.split(","))
         config.check(kept[name])
     return kept
 
@@ -467,17 +479,51 @@ def codec_of(
     return codec, None
 
 
+def is_compacted(configs: Mapping[str, str]) -> bool:
+    """Whether a topic with these settings keeps the newest record of each key."""
+    return "compact" in configs.get(CLEANUP_POLICY, "").lower()
+
+
+def is_deleted(configs: Mapping[str, str]) -> bool:
+    """Whether old records of a topic with these settings may be deleted."""
+    return "delete" in configs.get(CLEANUP_POLICY, "delete").lower()
+
+
+def compaction_policy(configs: Mapping[str, str]) -> CompactionPolicy | None:
+    """How a topic with these settings is compacted; None: it is not."""
+    if not is_compacted(configs):
+        return None
+
+    def value(name: str) -> str:
+        return configs.get(name, BY_NAME[name].default)
+
+    return CompactionPolicy(
+        int(value(MIN_COMPACTION_LAG_MS)),
+        int(value(MAX_COMPACTION_LAG_MS)),
+        int(value(DELETE_RETENTION_MS)),
+        float(value(MIN_DIRTY_RATIO)),
+    )
+
+
 def retention_policy(configs: Mapping[str, str], options: KafkaOptions) -> RetentionPolicy:
     """What a topic with these settings keeps. `segment.ms` counts also by its default where records
-    are deleted by age: else a topic that gets few would keep them until a segment is full."""
+    are deleted by age, or compacted: else a topic that gets few would keep them until a segment is
+    full. A topic that is only compacted keeps what compaction keeps, for ever."""
 
     def value(name: str) -> int:
         text = configs.get(name)
         return int(BY_NAME[name].default_for(options) if text is None else text)
 
     segments = None
-    retention_ms = value(RETENTION_MS)
+    retention_ms, retention_bytes = value(RETENTION_MS), value(RETENTION_BYTES)
+    segment_ms = value(SEGMENT_MS)
+    if not is_deleted(configs):
+        retention_ms = retention_bytes = FOREVER
+    if is_compacted(configs):
+        # The newest segment is not compacted: it must end for the rest to be in time.
+        segment_ms = min(segment_ms, value(MAX_COMPACTION_LAG_MS))
     rolls_by_age = SEGMENT_MS in configs or options.roll_ms != DEFAULTS.roll_ms
-    if retention_ms >= 0 or SEGMENT_BYTES in configs or rolls_by_age:
-        segments = SegmentLimits(max(SEGMENT_BYTES_MIN, value(SEGMENT_BYTES)), value(SEGMENT_MS))
-    return RetentionPolicy(retention_ms, value(RETENTION_BYTES), segments)
+    is_rolled = is_compacted(configs) or retention_ms >= 0 or rolls_by_age
+    if is_rolled or SEGMENT_BYTES in configs:
+        segments = SegmentLimits(max(SEGMENT_BYTES_MIN, value(SEGMENT_BYTES)), segment_ms)
+    return RetentionPolicy(retention_ms, retention_bytes, segments)

@@ -122,6 +122,7 @@ class Host:
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
+        self.compaction = self.periodic.compaction
         state.outbox.run_turn = self.run_once
         state.catalog_group.observers.append(CatalogObserver(state.outbox))
         state.store.on_durable = self._durable
@@ -465,6 +466,8 @@ class Host:
             self._requests.queries.query_received(server_id, payload)
         elif frame_type is FrameType.REPLY:
             self._requests.queries.reply_received(server_id, payload)
+        elif frame_type is FrameType.COMPACTED:
+            self.compaction.received(server_id, payload)
         elif frame_type is FrameType.ASK:
             number = self._replacement.number_for(server_id)
             answer = encode_answer(encode_record(self.state.record), catalog_replica=number)
@@ -537,6 +540,7 @@ class Host:
         if isinstance(owner, LogStream):
             owner.start()
             self.state.streams[group.group_id] = owner
+            self.trimming.opened(owner)
         if group.is_whole:
             self._act_on_state(group)
         else:

@@ -51,6 +51,9 @@ class HostOptions:
     retention_check_ms: int = 30_000
     """How often a leader looks for records that retention no longer keeps."""
 
+    compaction_check_ms: int = 15_000
+    """How often a leader looks whether a compacted partition has enough that is superseded."""
+
     producer_expiration_ms: int = 86_400_000
     """`producer.id.expiration.ms`: how long an idle producer's sequence numbers are remembered."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vdl.clock import MS, NEVER
+from vdl.logstream.compaction import LogCompaction
 from vdl.logstream.elections.disk_watch import DiskWatch
 from vdl.logstream.elections.overload import Overload
 from vdl.logstream.elections.timers import Timers
@@ -72,6 +73,7 @@ class Periodic:
         )
         self.overload = Overload(state, timers.campaigns)
         self.trimming = Trimming(state, status)
+        self.compaction = LogCompaction(state)
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._members_due_ns = 0
@@ -87,11 +89,13 @@ class Periodic:
         self._state.clock.call_later(SWEEP_NS, self._sweep)
         self._state.clock.call_later(SECOND_NS, self._each_second)
         self.trimming.start()
+        self.compaction.start()
 
     def stopping(self) -> None:
         """The server hands its leaderships over: only deadlines are still kept."""
         self._stopping = True
         self.trimming.stopping()
+        self.compaction.stopping()
         self._status.stopping()
 
     def _sweep(self) -> None:
@@ -153,6 +157,7 @@ class Periodic:
         self.trimming.trim_commands()
         self._producer_expiry.look(state.clock.now_ns())
         self.trimming.trim_deleted()
+        self.compaction.look()
 
     def _note_time(self) -> None:
         """Have the catalog remember what time it is, once in each hold and when it leapt ahead: see

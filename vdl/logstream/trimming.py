@@ -83,6 +83,13 @@ class Trimming:
             if log.first_index <= damaged <= log.last_index:
                 self._state.store.entries_cold(log, damaged, damaged + 1, 1, _ignore)
 
+    def opened(self, stream: LogStream) -> None:
+        """A partition's replica takes part from now on: its first segment ends as its topic asks,
+        too."""
+        policy = self.policy_of(stream)
+        if policy.segments is not None:
+            self._state.store.set_segment_limits(stream.group.log, policy.segments)
+
     # --- retention -----------------------------------------------------------------------------
     def _retain(self) -> None:
         """See to the settings of all partitions, and begin a round over those led here, one after

@@ -33,6 +33,7 @@ from crc32c import crc32c
 from segments.api import CorruptRecord, StorageError, StoreOptions
 from segments.directory.identity import read_identity
 from segments.format.meta_header import check_headers
+from segments.format.names import sequence_of
 from segments.io.fs import RealFileSystem
 from segments.log.segment import LogFiles
 from segments.recovery.opening import log_directory
@@ -150,7 +151,8 @@ def _sealed(fs: RealFileSystem, directory: str, log_id: int, group_id: int) -> l
             Path(files.segment_path(info.number)).stat().st_size,
         )
         for info, after in pairwise(infos)
-        if after.number == info.number + 1 and after.first_index > info.first_index
+        if sequence_of(after.number) == sequence_of(info.number) + 1
+        and after.first_index > info.first_index
     ]  # fmt: skip
 
 

@@ -281,14 +281,24 @@ class Record:
     offset: int = -1
 
 
-def iter_records(batch: memoryview) -> Iterator[Record]:
-    """The records of one batch, decompressed. Raises CorruptBatch, also after the first ones.
+def iter_records(batch: memoryview, skip: int = 0) -> Iterator[Record]:
+    """The records of one batch, decompressed, without the first `skip`: nothing but the lengths of
+    those is looked at. Raises CorruptBatch, also after the first ones.
 
     The CRC is not checked (`crc_matches`). With LogAppendTime all records carry that time.
     """
     header, payload = _unpack(batch)
     position = 0
-    for _ in range(header.count):
+    skip = min(skip, header.count)
+    for _ in range(skip):
+        try:
+            length, position = read_varint(payload, position)
+        except IndexError:
+            raise CorruptBatch("record", position) from None
+        if length < 0:
+            raise CorruptBatch("record length", position)
+        position += length
+    for _ in range(header.count - skip):
         try:
             record, position = _read_record(payload, position, header)
         except IndexError:

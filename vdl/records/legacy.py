@@ -68,7 +68,7 @@ LAST_FETCH_VERSION = 3
 MAGIC_1_FETCH_VERSION = 2
 """Fetch before it carries magic 0 only (KIP-32)."""
 
-WRAPPER_BYTES = 1 << 20
+WRAPPER_BYTES = 256 << 10
 """Messages of about so many bytes are compressed together for a consumer: what a batch becomes is
 neither held nor sent at once."""
 
@@ -293,15 +293,23 @@ class DownConverted:
 
     buffers: list[bytes] = field(default_factory=list)
     bytes: int = 0
+    records: int = 0
+    """Looked at for it, those inside wrappers as well."""
     error: ErrorCode = ErrorCode.NONE
     """Why it ends before a batch that cannot be converted."""
 
 
 def down_convert(
-    batches: Iterable[memoryview], *, magic: int, first_offset: int, bytes_max: int
+    batches: Iterable[memoryview],
+    *,
+    magic: int,
+    first_offset: int,
+    bytes_max: int,
+    records_max: int,
 ) -> DownConverted:
     """The records from `first_offset` on as messages of this magic, whole ones, no more than
-    `bytes_max` but for the first. `batches`: views of one or more batches each.
+    `bytes_max` but for the first, and none after `records_max` records. `batches`: views of one or
+    more batches each.
 
     A batch with a codec becomes wrappers of about `WRAPPER_BYTES`, with its codec. Empty where
     `batches` hold nothing but control batches and what compaction has emptied.
@@ -315,11 +323,14 @@ def down_convert(
             if header.codec > Compression.LZ4:
                 converted.error = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
                 break
-            for message in _messages_of(batch, header, magic, first_offset):
+            for message, count in _messages_of(batch, header, magic, first_offset):
+                converted.records += count
                 if converted.bytes and converted.bytes + len(message) > bytes_max:
                     return converted
                 converted.buffers.append(message)
                 converted.bytes += len(message)
+                if converted.records >= records_max:
+                    return converted
     except CorruptBatch:
         converted.error = ErrorCode.CORRUPT_MESSAGE
     return converted
@@ -327,19 +338,23 @@ def down_convert(
 
 def _messages_of(
     batch: memoryview, header: BatchHeader, magic: int, first_offset: int
-) -> Iterator[bytes]:
-    """The messages of one batch, wrappers if it has a codec. Raises CorruptBatch."""
-    records = (record for record in iter_records(batch) if record.offset >= first_offset)
+) -> Iterator[tuple[bytes, int]]:
+    """The messages of one batch, wrappers if it has a codec, and how many records are in each.
+    Raises CorruptBatch."""
+    # A small reader comes to a large batch often. Where none is missing, its place is known.
+    is_dense = header.count == header.last_offset_delta + 1
+    skip = max(0, first_offset - header.base_offset) if is_dense else 0
+    records = (record for record in iter_records(batch, skip) if record.offset >= first_offset)
     flag = header.attributes & LOG_APPEND_TIME_FLAG if magic else 0
     if header.codec:
         return _wrappers(records, magic, Compression(header.codec), flag)
-    return (_message(magic, flag, record.offset, record) for record in records)
+    return ((_message(magic, flag, record.offset, record), 1) for record in records)
 
 
 def _wrappers(
     records: Iterable[Record], magic: int, codec: Compression, flag: int
-) -> Iterator[bytes]:
-    """The records as compressed messages."""
+) -> Iterator[tuple[bytes, int]]:
+    """The records as compressed messages, and how many are in each."""
     inside: list[bytes] = []
     size = base_offset = last_offset = 0
     timestamp = NO_TIMESTAMP
@@ -361,10 +376,10 @@ def _wrappers(
         last_offset = record.offset
         timestamp = max(timestamp, record.timestamp)
         if size >= WRAPPER_BYTES:
-            yield wrapped()
+            yield wrapped(), len(inside)
             inside, size = [], 0
     if inside:
-        yield wrapped()
+        yield wrapped(), len(inside)
 
 
 def _message(magic: int, attributes: int, offset: int, record: Record) -> bytes:

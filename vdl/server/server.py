@@ -34,7 +34,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, retention_policy
+from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, compaction_policy, retention_policy
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
     Birth,
@@ -44,6 +44,7 @@ from vdl.logstream.bootstrap import (
     decode_record,
     encode_record,
 )
+from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.retention import KEEP, RetentionPolicy
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
@@ -300,6 +301,8 @@ class Server:
         host.on_catalog_change = self._catalog_changed
         host.on_answers = self.frontend.flush
         host.trimming.policy_of = self._retention_policy
+        host.compaction.policy_of = self._compaction_policy
+        host.compaction.bytes_per_second = self._background_rate
         host.start()
         self._register()
         self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
@@ -308,6 +311,17 @@ class Server:
         assert self.host is not None
         topic = self.host.catalog.topics.get(stream.topic)
         return KEEP if topic is None else retention_policy(topic.configs, self.config.kafka)
+
+    def _compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
+        assert self.host is not None
+        topic = self.host.catalog.topics.get(stream.topic)
+        return None if topic is None else compaction_policy(topic.configs)
+
+    def _background_rate(self) -> int:
+        """Bytes a second for what nobody waits for."""
+        assert self.frontend is not None
+        throttle = self.frontend.context.read_throttle
+        return throttle.background_rate(self.clock.now_ns())
 
     def _registration(self) -> RegisterServer:
         return RegisterServer(
@@ -489,6 +503,7 @@ class Server:
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
             "record_checks_recompressed_total": frontend.context.record_checks.recompressed,
             "record_checks_refused_total": frontend.context.record_checks.refused,
+            "down_conversions_total": frontend.context.down_conversion.converted,
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,
             "topics_refused_total": frontend.context.topics_refused,

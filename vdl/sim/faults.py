@@ -32,7 +32,7 @@ from vdl.sim.options import Options
 
 S = 1_000 * MS
 
-PLACES = tuple(place for place in failpoint.POINTS if not place.startswith("open."))
+PLACES = tuple(place for place in failpoint.POINTS if not place.startswith(("open.", "compact.")))
 """Starts are cut in another way (`Options.cuts_in_start`)."""
 STAGED = ("truncate.staged", "reset.staged", "trim.staged", "checkpoint.noted", "journal.rolled")
 STAGED_CHANCE = 0.5

@@ -35,6 +35,8 @@ SLOWLY_FED = 0.3
 CATCH_UP_KIB = (16, 512)
 """So fast. Far less than one read from disk may find: what it did not find must be given back."""
 
+COMPACTED = 0.25
+"""How often a compacted partition is beside the others."""
 CROWDED = 0.005
 """Chance that a server holds very many groups. Such a world takes as long as twenty others."""
 QUIET_GROUPS = (200, 3_000)
@@ -206,6 +208,8 @@ class Options:
 
     moves: float = 0.0
     """Partitions are moved between servers, of which there are more than a partition needs."""
+    keyed: bool = False
+    """A compacted partition is written to beside the others (`keyed.py`)."""
 
     quiet_groups: int = 0
     """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
@@ -344,6 +348,10 @@ def draw(rng: Random) -> Options:
         world = replace(world, growth=rng.randint(1, 3))
     if rng.random() < MOVING and not (world.quiet_groups or world.link_kib):
         world = _moving(world, rng)
+    # A small memory and full links have no room for what it writes besides.
+    is_roomy = not (world.link_kib or world.behind_kib or world.small_cache_kib)
+    if rng.random() < COMPACTED and is_roomy and not world.quiet_groups:
+        world = replace(world, keyed=True)
     return world
 
 

@@ -26,7 +26,13 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from raft.errors import Compacted
-from raft.invariants import ClusterInvariants, InvariantViolation, check_node
+from raft.invariants import (
+    ClusterInvariants,
+    InvariantViolation,
+    check_node,
+    entry_fingerprint,
+    place_fingerprint,
+)
 from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgSnap, MsgVote, MsgVoteResp
 from raft.node import RawNode
@@ -83,7 +89,14 @@ class GroupWatch:
         self.membership_term: Term = 0
         self.membership_index: Index = 0
         self.most_voters = 0
+        self.is_compacted = False
+        """Of entries with records, replicas may hold more or less: only their places are equal."""
         self.broken = False
+
+    def watch_places_only(self) -> None:
+        """The group's log is compacted: `is_compacted`."""
+        self.is_compacted = True
+        self.cluster.fingerprint = _compacted_fingerprint
 
     def past_of(self, replica: NodeId) -> Past:
         past = self.past.get(replica)
@@ -180,7 +193,7 @@ class ReplicaWatch:
             chain = seen.chains.get((index, term))
             if chain is None or index > log.committed:
                 entry = log.slice(index, index + 1, 0)[0]
-                read = _chained(self._chains[-1], entry)
+                read = _chained(self._chains[-1], entry, is_compacted=self.seen.is_compacted)
                 chain = seen.chains.setdefault((index, term), read)
                 if chain != read:
                     self._watch.broken(
@@ -229,7 +242,7 @@ class ReplicaWatch:
                 )  # fmt: skip
             self._replaced(same)
         for entry in entries[same + 1 - offset :]:
-            chain = _chained(self._chains[-1], entry)
+            chain = _chained(self._chains[-1], entry, is_compacted=self.seen.is_compacted)
             known = seen.chains.setdefault((entry.index, entry.term), chain)
             if known != chain:
                 self._watch.broken(
@@ -793,7 +806,13 @@ class RaftWatch:
         return log is not None and (index < log.first or log.terms.get(index) == term)
 
 
-def _chained(before: int, entry: Entry) -> int:
-    """Hash over an entry and everything before it; equal in every run of the seed."""
+def _chained(before: int, entry: Entry, *, is_compacted: bool) -> int:
+    """Hash over an entry and everything before it; equal in every run of the seed. Of a log that is
+    compacted replicas may have more of a batch or less, until all have compacted it."""
     place = (before, entry.term, int(entry.kind), entry.base_offset, entry.records)
-    return hash((*place, crc32(entry.data)))
+    data = b"" if is_compacted and entry.records else entry.data
+    return hash((*place, crc32(data)))
+
+
+def _compacted_fingerprint(entry: Entry) -> int:
+    return place_fingerprint(entry) if entry.records else entry_fingerprint(entry)

@@ -46,6 +46,7 @@ from vdl.sim.flood import FLOODED, UNDER_WAY_NS, Flood, under_way_bytes
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
+from vdl.sim.keyed import KeyedTopic
 from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, Laggard
 from vdl.sim.lateness import judge_lateness
 from vdl.sim.liar import Liar
@@ -90,6 +91,8 @@ FAILOVER_TERMS = {3: 2, 5: 5}
 """What a failover may take on slow disks, terms by the number of servers. The least is three syncs,
 after the one under way; votes of five may be split, and the next election waits for four times what
 a vote has taken."""
+COMPACTED_NS = 3 * S
+"""So long must nothing more have been decided on: several looks of a leader."""
 SETTLE_NS = 60 * S
 DISK_PATIENCE_MS = HostOptions().disk_patience_ms
 CATCH_UP_RATE = HostOptions().catch_up_bytes_per_second
@@ -163,8 +166,10 @@ class World:
         root = Random(f"vdl {seed}")
         self._rng = {
             name: Random(root.getrandbits(64))
-            for name in ("net", "disk", "server", "client", "nemesis", "start", "ageing", "late")
-        }
+            for name in (
+                "net", "disk", "server", "client", "nemesis", "start", "ageing", "late", "keyed",
+            )
+        }  # fmt: skip
         weather = Weather(
             options.delay_us * 1_000, options.jitter_us * 1_000, options.loss, options.split
         )
@@ -193,6 +198,7 @@ class World:
         self._slept_ms = 0
         self._client_clocks: list[NodeClock] = []
         self._ageing: Ageing | None = None
+        self._keyed: KeyedTopic | None = None
         self._elections_at_birth = 0
         self._deaf: list[Deaf] = []
         self._readers: list[Reader] = []
@@ -544,6 +550,8 @@ class World:
         self._loads.append(Asker(self.env, "a0", host(), new_rng()))
         if options.lone_leaders and options.members:
             self._loads.append(OffsetAsker(self.env, "o0", host(), new_rng()))
+        if options.keyed:
+            self._begin_keyed()
         if self._ageing is not None:
             self._ageing.start()
             self._loads.append(self._ageing)
@@ -556,6 +564,35 @@ class World:
         if options.moves:
             self.mover = Mover(self.env, host(), new_rng(), len(self.machines))
             self._loads.append(self.mover)
+
+    def _begin_keyed(self) -> None:
+        def written(group_id: int) -> None:
+            self.watch.raft.group(group_id).watch_places_only()
+
+        rng = Random(self._rng["keyed"].getrandbits(64))
+        client = self._fresh_client("keyed")
+        self._keyed = KeyedTopic(self.machines, self.time, client, rng, written)
+        self._keyed.begin()
+
+    def _keyed_settles(self, keyed: KeyedTopic) -> bool:
+        """Nothing more is decided, all replicas are compacted as far, and none has lost a key."""
+        since = [self.time.now_ns]
+
+        def is_at_rest() -> bool:
+            if keyed.behind():
+                since[0] = self.time.now_ns
+            return self.time.now_ns - since[0] >= COMPACTED_NS
+
+        if not self.wait(SETTLE_NS, is_at_rest):
+            self.watch.violate("not-compacted", keyed.behind())
+            return False
+        self.note(f"compacted: {keyed.compacted}")
+        checked: list[bool] = []
+        keyed.check(
+            lambda text: self.watch.violate("compacted-wrongly", text),
+            lambda: checked.append(True),
+        )
+        return self.wait(SETTLE_NS, lambda: bool(checked))
 
     def _check_memory(self) -> None:
         """What the clients of each server make it hold stays within its bounds: looked up where it
@@ -609,6 +646,8 @@ class World:
             return False
         for consumer in settling:
             consumer.close()
+        if self._keyed is not None:
+            self._keyed.end()
         if self._ageing is not None and not self._aged(self._ageing):
             return False
         if self.options.producer_expiry_ms and not self._forgotten():
@@ -747,6 +786,8 @@ class World:
 
     def _drain(self) -> bool:
         """Read everything, with a fresh client and from every replica's disk."""
+        if self._keyed is not None and not (self._keyed_settles(self._keyed) and self._settles()):
+            return False
         drain = Drain(self)
         compared: list[bool] = []
         self.watch.compare(lambda: compared.append(True))
@@ -871,6 +912,7 @@ def server_config(server_id: int, options: Options) -> Config:
             command_entries_kept=options.command_entries,
             clock_hold_ms=CLOCK_HOLD_MS,
             retention_check_ms=500,
+            compaction_check_ms=500 if options.keyed else 15_000,
             replica_lag_max_ms=LAG_MAX_MS,
             catch_up_bytes_per_second=(options.catch_up_kib << 10) or CATCH_UP_RATE,
             # A flood keeps a small journal busy for seconds: no reason to hand the catalog over.

@@ -1,8 +1,10 @@
-"""The replicated state of one partition beside its records: producer windows and log start offset.
+"""The replicated state of one partition beside its records: producer windows, log start offset, and
+how far the log is to be compacted.
 
 The windows follow from the committed batches. The log start offset is moved by commands in the
 partition's own log, between the batches (entries without records): deleted records stay deleted
-under every later leader. Idle producers are forgotten by commands as well, because a server cannot
+under every later leader. What compaction removes is decided by commands, too; each replica does it
+when it gets to it. Idle producers are forgotten by commands as well, because a server cannot
 rely on any time in the log. All of it is the same on every replica. A snapshot of a partition is
 this, and a few numbers about its log.
 
@@ -16,6 +18,7 @@ import msgspec
 from vdl.state.producers import Producers
 from vdl.state.table import decode_value, encode_value
 
+_KEY_COMPACTION = b"c"
 _KEY_LOG_START = b"s"
 
 
@@ -36,7 +39,16 @@ class ExpireProducers(
     index: int
 
 
-PartitionCommand = AdvanceLogStart | ExpireProducers
+class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
+    """Of the entries up to `upto` only the newest record of each key stays; deletion markers in
+    entries up to `markers_upto` go as well. A later command stands for all before it. Peers of
+    protocol version 6 know it."""
+
+    upto: int
+    markers_upto: int
+
+
+PartitionCommand = AdvanceLogStart | ExpireProducers | Compact
 _COMMAND: msgspec.msgpack.Decoder[PartitionCommand] = msgspec.msgpack.Decoder(PartitionCommand)
 
 
@@ -48,13 +60,21 @@ def encode_command(command: PartitionCommand) -> bytes:
 class PartitionState:
     """See the module. Fed by the log stream."""
 
-    __slots__ = ("_start_is_dirty", "log_start_offset", "producers")
+    __slots__ = (
+        "_compaction_is_dirty", "_start_is_dirty", "compact_upto", "log_start_offset",
+        "markers_upto", "producers",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.producers = Producers()
         self.log_start_offset = 0
         """Records below are deleted, even where their batch is still on disk. Never moves back."""
+        self.compact_upto = 0
+        """Entries up to it are to be compacted. Never moves back."""
+        self.markers_upto = 0
+        """Deletion markers in entries up to it go. Never above `compact_upto`, never moves back."""
         self._start_is_dirty = False
+        self._compaction_is_dirty = False
 
     def apply(self, data: bytes | bytearray | memoryview, *, end_offset: int) -> None:
         """Apply a command that is committed behind `end_offset` records. Raises
@@ -63,10 +83,20 @@ class PartitionState:
         if isinstance(command, ExpireProducers):
             self.producers.expire(command.index)
             return
+        if isinstance(command, Compact):
+            self._compact(command)
+            return
         start = min(command.offset, end_offset)
         if start > self.log_start_offset:
             self.log_start_offset = start
             self._start_is_dirty = True
+
+    def _compact(self, command: Compact) -> None:
+        upto = max(self.compact_upto, command.upto)
+        markers_upto = max(self.markers_upto, min(command.markers_upto, upto))
+        if (upto, markers_upto) != (self.compact_upto, self.markers_upto):
+            self.compact_upto, self.markers_upto = upto, markers_upto
+            self._compaction_is_dirty = True
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
@@ -75,12 +105,20 @@ class PartitionState:
         if self._start_is_dirty:
             self._start_is_dirty = False
             dirty.append((_KEY_LOG_START, encode_value(self.log_start_offset)))
+        if self._compaction_is_dirty:
+            self._compaction_is_dirty = False
+            dirty.append((_KEY_COMPACTION, self._stored_compaction()))
         return dirty
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state."""
         self.log_start_offset = 0
         self._start_is_dirty = False
+        self.compact_upto = self.markers_upto = 0
+        self._compaction_is_dirty = False
+        if items and items[0][0] == _KEY_COMPACTION:
+            self.compact_upto, self.markers_upto = decode_value(items[0][1], tuple[int, int])
+            items = items[1:]
         if items and items[-1][0] == _KEY_LOG_START:
             self.log_start_offset = decode_value(items[-1][1], int)
             items = items[:-1]
@@ -89,9 +127,14 @@ class PartitionState:
     def items(self) -> list[tuple[bytes, bytes]]:
         """The whole state, in key order: snapshots and digests."""
         items = self.producers.items()
+        if self.compact_upto:
+            items.insert(0, (_KEY_COMPACTION, self._stored_compaction()))
         if self.log_start_offset:
             items.append((_KEY_LOG_START, encode_value(self.log_start_offset)))
         return items
+
+    def _stored_compaction(self) -> bytes:
+        return encode_value((self.compact_upto, self.markers_upto))
 
     @property
     def item_count(self) -> int:

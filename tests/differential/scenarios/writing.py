@@ -6,11 +6,6 @@ from typing import Any
 
 from tests.differential.batches import BROKEN, GOOD, TIME_MS, batch
 from tests.differential.side import Side
-from vdl.kafka.wire.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-)
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest
 from vdl.kafka.wire.metadata import MetadataRequest
@@ -177,12 +172,6 @@ def produce_recompressed(side: Side) -> None:
 
 def produce_compacted(side: Side) -> None:
     """A topic whose records are kept by their keys."""
-    settings = [CreatableTopicConfig("cleanup.policy", "compact")]
-    made = CreatableTopic(f"{side.prefix}.c", 1, 3, configs=settings)
-    checked = side.quiet(CreateTopicsRequest([made], 10_000, validate_only=True))
-    side.keep("may be made", checked.topics[0].error_code)
-    if checked.topics[0].error_code:
-        return
     topic = side.topic("compacted", cleanup_policy="compact")
     topic_id, leader = side.topic_id(topic), side.leader(topic)
     records = {

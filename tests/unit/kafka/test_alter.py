@@ -8,7 +8,7 @@ from segments.api import SegmentLimits
 from tests.unit.kafka.twin import World, batch
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
-from vdl.kafka.topic_configs import retention_policy
+from vdl.kafka.topic_configs import compaction_policy, retention_policy
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.kafka.wire.delete_records import (
@@ -16,6 +16,7 @@ from vdl.kafka.wire.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.retention import RetentionPolicy
 from vdl.logstream.group.state_group import OutcomeKind
 from vdl.records.batch import read_header
@@ -84,6 +85,14 @@ def test_incremental_changes_touch_only_what_they_name() -> None:
     assert configs(world) == {"retention.ms": "5", "retention.bytes": "9"}
     assert alter(world, ("cleanup.policy", APPEND, "delete")) == 0
     assert configs(world)["cleanup.policy"] == "delete"
+    assert alter(world, ("cleanup.policy", APPEND, "compact")) == 0
+    assert configs(world)["cleanup.policy"] == "delete,compact"
+    assert alter(world, ("cleanup.policy", SUBTRACT, "delete")) == 0
+    assert configs(world)["cleanup.policy"] == "compact"
+    assert alter(world, ("cleanup.policy", SET, " compact, delete")) == 0
+    assert configs(world)["cleanup.policy"] == "compact,delete"
+    assert alter(world, ("cleanup.policy", DELETE, None)) == 0
+    assert "cleanup.policy" not in configs(world)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,8 @@ def test_incremental_changes_touch_only_what_they_name() -> None:
         (("no.such", SET, "1"), ErrorCode.INVALID_CONFIG),
         (("no.such", DELETE, None), ErrorCode.INVALID_CONFIG),
         (("retention.ms", APPEND, "1"), ErrorCode.INVALID_CONFIG),
-        (("cleanup.policy", APPEND, "compact"), ErrorCode.INVALID_CONFIG),
+        (("cleanup.policy", APPEND, "compress"), ErrorCode.INVALID_CONFIG),
+        (("cleanup.policy", SET, "compact,"), ErrorCode.INVALID_CONFIG),
         (("retention.ms", 7, "1"), ErrorCode.INVALID_REQUEST),
     ],
 )
@@ -216,3 +226,25 @@ def test_retention_policy_is_the_topics_or_the_servers() -> None:
     assert small == SegmentLimits(64 << 10, 604_800_000)
     mine = {"retention.ms": "-1", "retention.bytes": "9"}
     assert retention_policy(mine, KafkaOptions(retention_ms=7)) == RetentionPolicy(-1, 9)
+
+
+def test_compaction_policy_is_the_topics() -> None:
+    """Only of topics that are compacted; what they do not say is as in Kafka."""
+    assert compaction_policy({}) is None
+    assert compaction_policy({"cleanup.policy": "delete", "min.compaction.lag.ms": "5"}) is None
+    assert compaction_policy({"cleanup.policy": "compact"}) == CompactionPolicy()
+    asked = {
+        "cleanup.policy": "compact,delete", "min.compaction.lag.ms": "5",
+        "max.compaction.lag.ms": "9", "delete.retention.ms": "0",
+        "min.cleanable.dirty.ratio": "0.01",
+    }  # fmt: skip
+    assert compaction_policy(asked) == CompactionPolicy(5, 9, 0, 0.01)
+
+
+def test_topic_that_is_only_compacted_deletes_nothing_by_age() -> None:
+    """Its segments end in time for its records to be compacted in time."""
+    aged = {"retention.ms": "5", "retention.bytes": "6", "max.compaction.lag.ms": "70"}
+    only = retention_policy({**aged, "cleanup.policy": "compact"}, KafkaOptions())
+    assert only == RetentionPolicy(-1, -1, SegmentLimits(64 << 20, 70))
+    both = retention_policy({**aged, "cleanup.policy": "compact,delete"}, KafkaOptions())
+    assert both == RetentionPolicy(5, 6, SegmentLimits(64 << 20, 70))

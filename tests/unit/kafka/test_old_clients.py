@@ -314,6 +314,25 @@ def test_fetch_of_an_old_version_is_bounded_and_every_partition_has_its_turn(
     assert positions == [4] * 5
 
 
+def test_fetch_of_an_old_version_ends_after_so_many_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The partitions that were not looked at have no records, and come another time."""
+    monkeypatch.setattr(down_conversion, "RECORDS_MAX", 5)
+    world = World()
+    for stream in world.topic(partitions=3):
+        fill(stream, 4)
+    client = world.client()
+    positions = [0] * 3
+    for _ in range(20):
+        answer = client.ask(FETCH, 2, fetch(*positions))
+        found = [len(values(part)) for part in parts(answer)]
+        assert sum(found) <= 5
+        assert all(part.error_code == ErrorCode.NONE for part in parts(answer))
+        positions = [position + count for position, count in zip(positions, found, strict=True)]
+    assert positions == [4] * 3
+
+
 def test_conversions_for_consumers_run_one_at_a_time() -> None:
     """And a consumer that is gone meanwhile is answered nothing."""
     jobs: list[tuple[Any, Any]] = []

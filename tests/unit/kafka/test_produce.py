@@ -515,7 +515,7 @@ def test_produce_names_each_record_that_is_out_of_time(loop_bytes: int) -> None:
 
 
 def test_produce_where_keys_are_required_names_the_records_without() -> None:
-    """A compacted topic keeps records by their key. No topic can be made one yet."""
+    """A compacted topic keeps records by their key."""
     world = World()
     world.topic(configs={"cleanup.policy": "compact"})
     keys = [b"a", None, b"b", None]

@@ -83,7 +83,9 @@ def test_create_topics_of_each_version_creates(version: int) -> None:
         (topic(configs={"no.such.setting": "1"}), ErrorCode.INVALID_CONFIG),
         (topic(configs={"max.message.bytes": "many"}), ErrorCode.INVALID_CONFIG),
         (topic(configs={"max.message.bytes": None}), ErrorCode.INVALID_CONFIG),
-        (topic(configs={"cleanup.policy": "compact"}), ErrorCode.INVALID_CONFIG),
+        (topic(configs={"cleanup.policy": "compress"}), ErrorCode.INVALID_CONFIG),
+        (topic(configs={"cleanup.policy": "compact,compact"}), ErrorCode.INVALID_CONFIG),
+        (topic(configs={"min.cleanable.dirty.ratio": "1.5"}), ErrorCode.INVALID_CONFIG),
         (topic("taken"), ErrorCode.TOPIC_ALREADY_EXISTS),
         (
             topic(partitions=-1, factor=-1, assignments=[CreatableReplicaAssignment(1, [1])]),

@@ -58,10 +58,19 @@ def code_of(data: bytes, *, bytes_max: int = BYTES_MAX) -> ErrorCode:
 
 
 def as_set(
-    batch: bytes | bytearray, magic: int, *, first: int = 0, bytes_max: int = 1 << 30
+    batch: bytes | bytearray,
+    magic: int,
+    *,
+    first: int = 0,
+    bytes_max: int = 1 << 30,
+    records_max: int = 1 << 30,
 ) -> bytes:
     converted = down_convert(
-        [memoryview(batch)], magic=magic, first_offset=first, bytes_max=bytes_max
+        [memoryview(batch)],
+        magic=magic,
+        first_offset=first,
+        bytes_max=bytes_max,
+        records_max=records_max,
     )
     joined = b"".join(converted.buffers)
     assert len(joined) == converted.bytes
@@ -77,6 +86,76 @@ def some_records(count: int = 20) -> list[Record]:
         )
         for index in range(count)
     ]
+
+
+# --- bytes of others ---
+
+OTHERS = {
+    (0, Compression.NONE): (
+        "0000000000000000000000162356c1370000000000036b65790000000576616c7565000000000000"
+        "00010000001f88da7c2a0000ffffffff0000001176616c75652076616c75652076616c7565000000"
+        "00000000020000000e3d314895000000000000ffffffff"
+    ),
+    (0, Compression.GZIP): (
+        "00000000000000000000005b05867f5b0001ffffffff0000004d1f8b08002093076b02ff63608003"
+        "31e5b083e6601673766a2590622d4bcc294d85ca3202b17cc7ad1a2d0686ff4000e40982a5159048"
+        "a8522620e6b335f4980ae1829403008bf14afd67000000"
+    ),
+    (0, Compression.SNAPPY): (
+        "00000000000000000000007142b96b770002ffffffff0000006382534e4150505900000000010000"
+        "00010000004f670000190110162356c137050f30036b65790000000576616c756505125000000100"
+        "00001f88da7c2a0000ffffffff00000011051f00201d060d2b48020000000e3d3148950000000000"
+        "00ffffffff"
+    ),
+    (0, Compression.LZ4): (
+        "00000000000000000000007179dcb62a0003ffffffff0000006304224d1860401a54000000160001"
+        "0051162356c1370f00d1036b65790000000576616c75651200f1060000010000001f88da7c2a0000"
+        "ffffffff000000111f0017200600002800f007000000020000000e3d314895000000000000ffffff"
+        "ff00000000"
+    ),
+    (1, Compression.NONE): (
+        "00000000000000000000001e05d9e4f3010000000145f680b000000000036b65790000000576616c"
+        "756500000000000000010000002794d198fb010000000145f680b001ffffffff0000001176616c75"
+        "652076616c75652076616c7565000000000000000200000016170e4755010000000145f680b00200"
+        "000000ffffffff"
+    ),
+    (1, Compression.GZIP): (
+        "00000000000000000000006feeaf161001010000000000000000ffffffff000000591f8b08002093"
+        "076b02ff6360800339d69b4f3e3302198caedf1a36804498b3532b81146b59624e692a54154881fa"
+        "948b337ec35532fe0702204710ac4c0189846a61026231713ef750b816900803481b00c8ce7a637f"
+        "000000"
+    ),
+    (1, Compression.SNAPPY): (
+        "00000000000000000000008a63d34f1201020000000000000000ffffffff0000007482534e415050"
+        "59000000000100000001000000607f00001901341e05d9e4f3010000000145f680b0011830036b65"
+        "790000000576616c75650111011d1c0000002794d198fb0109052a2001ffffffff00000011052700"
+        "201d0601302c0000000200000016170e47551533200200000000ffffffff"
+    ),
+    (1, Compression.LZ4): (
+        "00000000000000000000008bb6358cfd01030000000000000000ffffffff0000007504224d186840"
+        "7f00000000000000405e00000016000100e01e05d9e4f3010000000145f680b01800d0036b657900"
+        "00000576616c75651100001d00850000002794d198fb2a009101ffffffff00000011270017200600"
+        "013100b500000200000016170e47553300900200000000ffffffff00000000"
+    ),
+}  # fmt: skip
+"""What kafka-python 2.0.2 sends for three records, by magic and codec. Its LZ4 of magic 0 has the
+broken checksum; its wrappers say offset 0 and time 0."""
+
+
+@pytest.mark.parametrize("key", OTHERS, ids=str)
+def test_set_of_another_client_is_taken(key: tuple[int, Compression]) -> None:
+    """Bytes that were not made here."""
+    magic, codec = key
+    data = bytes.fromhex(OTHERS[key])
+    assert taken(data) == [
+        Record(record_key, value, timestamp=TIME_MS + index if magic else -1, offset=index)
+        for index, (record_key, value) in enumerate(
+            [(b"key", b"value"), (None, b"value value value"), (b"", None)]
+        )
+    ]
+    if codec is Compression.NONE:
+        batch = build_batch(taken(data))
+        assert as_set(batch, magic) == data, "what consumers get is byte for byte the same"
 
 
 @pytest.mark.parametrize(
@@ -307,12 +386,37 @@ def test_records_before_the_first_offset_are_left_out(codec: Compression) -> Non
     assert as_set(batch, 1, first=110) == b""
 
 
+def test_records_are_found_by_their_offset_where_some_are_missing() -> None:
+    """Compaction takes records out of a batch; the others keep their offsets."""
+    whole = build_batch([Record(None, b"%d" % index) for index in range(4)])
+    record_bytes = (len(whole) - 61) // 4
+    thinned = whole[:61] + whole[61 + record_bytes :]
+    thinned[8:12] = (len(thinned) - 12).to_bytes(4)
+    thinned[57:61] = (3).to_bytes(4)
+    seal(thinned)
+    for first, expected in ((0, [1, 2, 3]), (2, [2, 3]), (3, [3]), (4, [])):
+        found = shallow(as_set(thinned, 1, first=first))
+        assert [offset for offset, _ in found] == expected
+
+
 def test_set_ends_at_a_whole_message_within_the_bound_and_has_at_least_one() -> None:
     """KIP-74's rule for the old formats as well."""
     batch = build_batch([Record(None, bytes(100)) for _ in range(10)])
     one = len(as_set(batch, 0)) // 10
     for bytes_max, count in ((0, 1), (one, 1), (2 * one - 1, 1), (2 * one, 2), (10 * one, 10)):
         assert len(as_set(batch, 0, bytes_max=bytes_max)) == count * one
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_set_ends_after_so_many_records(
+    codec: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed, very many fit few bytes; a wrapper is not taken apart for that."""
+    batch = build_batch([Record(None, b"")] * 40, BatchFields(compression=codec))
+    monkeypatch.setattr(legacy, "WRAPPER_BYTES", 10 * 34)
+    for records_max, expected in ((0, 1), (1, 1), (9, 9), (10, 10), (11, 11), (40, 40)):
+        last, _ = shallow(as_set(batch, 1, records_max=records_max))[-1]
+        assert last + 1 == (-(-max(1, expected) // 10) * 10 if codec else expected)
 
 
 def test_large_batch_becomes_several_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,11 +455,17 @@ def test_zstd_ends_the_set_and_is_told() -> None:
         [Record(None, b"w")], BatchFields(base_offset=1, compression=Compression.ZSTD)
     )
     converted = down_convert(
-        [memoryview(plain + zstd)], magic=1, first_offset=0, bytes_max=BYTES_MAX
+        [memoryview(plain + zstd)],
+        magic=1,
+        first_offset=0,
+        bytes_max=BYTES_MAX,
+        records_max=BYTES_MAX,
     )
     assert len(converted.buffers) == 1
     assert converted.error is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-    alone = down_convert([memoryview(zstd)], magic=1, first_offset=0, bytes_max=BYTES_MAX)
+    alone = down_convert(
+        [memoryview(zstd)], magic=1, first_offset=0, bytes_max=BYTES_MAX, records_max=BYTES_MAX
+    )
     assert (alone.bytes, alone.error) == (0, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
 
 

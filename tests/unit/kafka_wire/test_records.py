@@ -290,3 +290,23 @@ def test_varint_that_never_ends_is_corrupt() -> None:
         read_varint(b"\xff" * 20, 0)
     with pytest.raises(IndexError):
         read_varint(b"\xff", 0)
+
+
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.GZIP])
+def test_records_behind_skipped_ones_are_the_same(compression: Compression) -> None:
+    """Whatever is skipped: nothing, some, all, and more than there are."""
+    records = [Record(b"k%d" % index, b"v" * index, [("h", b"x")], 5 + index) for index in range(9)]
+    batch = memoryview(build_batch(records, BatchFields(compression=compression)))
+    everything = list(iter_records(batch))
+    for skip in (0, 1, 5, 9, 10):
+        assert list(iter_records(batch, skip)) == everything[skip:]
+
+
+def test_skipping_stops_at_what_is_no_record() -> None:
+    """Lengths that cannot be, and records that are not there."""
+    batch = build_batch([Record(None, b"value"), Record(None, b"value")])
+    negative = bytearray(batch)
+    negative[61] = 1
+    for damaged, skip in ((negative, 1), (batch[:62], 2), (batch[:61], 1)):
+        with pytest.raises(CorruptBatch):
+            list(iter_records(memoryview(damaged), skip))

@@ -536,6 +536,8 @@ class _Poll:
         for target, converted in zip(targets, outcome, strict=True):
             found, target.found = target.found, None
             assert found is not None, target.key
+            if converted is None:
+                continue
             total += converted.bytes
             if converted.bytes:
                 target.found = Slices([*converted.buffers], converted.bytes)

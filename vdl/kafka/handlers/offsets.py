@@ -8,7 +8,8 @@ OffsetCommit: v1 members, and a time of the commit, which is the time here; v2 r
 OffsetFetch: v0 calls a partition without a position unknown, v2 all topics of a group, v5 leader
     epoch, v7 require stable (KIP-447), v8 several groups (KIP-709), v9 member epochs, which a
     classic group does not check.
-v0 of these two was for positions in ZooKeeper. Here all versions share the same positions.
+v0 of these two was for positions in ZooKeeper, which every broker asked. Here all versions share
+    the same positions, and only the group's coordinator answers; the others say NOT_COORDINATOR.
 v10 of these two names topics by id and is not spoken.
 OffsetDelete: KIP-496. Only positions in topics that no member subscribes to.
 

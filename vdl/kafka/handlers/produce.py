@@ -41,7 +41,6 @@ from vdl.kafka.handlers.partitions import (
 )
 from vdl.kafka.record_checks import Bounds, Codec, Recompressed, RecordsRefused, Verdict
 from vdl.kafka.topic_configs import (
-    CLEANUP_POLICY,
     MAX_MESSAGE_BYTES,
     MIN_IN_SYNC_REPLICAS,
     PRODUCERS_CODEC,
@@ -49,6 +48,7 @@ from vdl.kafka.topic_configs import (
     TIMESTAMP_BEFORE_MAX_MS,
     TIMESTAMP_TYPE,
     codec_of,
+    is_compacted,
 )
 from vdl.kafka.wire.produce import (
     BatchIndexAndErrorMessage,
@@ -244,7 +244,7 @@ class _Produce:
         """What the topic asks of each record: its time, unless that is not kept (KIP-32, KIP-937),
         and a key where records are kept by it."""
         configs = topic.configs
-        keys_required = bool(configs) and "compact" in configs.get(CLEANUP_POLICY, "")
+        keys_required = bool(configs) and is_compacted(configs)
         if log_append_time:
             return _OLDEST, _NEWEST, keys_required
         now_ms = self.ctx.server.host.agreed_ms()

@@ -11,7 +11,8 @@ from functools import partial
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import LogStream, RequestContext
-from vdl.kafka.handlers.partitions import led_stream
+from vdl.kafka.handlers.partitions import find_topic, led_stream
+from vdl.kafka.topic_configs import is_deleted
 from vdl.kafka.wire.delete_records import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -35,6 +36,7 @@ def handle_delete_records(
             result = DeleteRecordsPartitionResult(partition.partition_index, _NO_OFFSET)
             results.append(result)
             try:
+                _check_policy(ctx, topic.name)
                 stream = led_stream(ctx, topic.name, partition.partition_index)
             except KafkaError as error:
                 result.error_code = error.code
@@ -43,6 +45,13 @@ def handle_delete_records(
                 done = partial(_decided, parts, stream, result)
                 stream.delete_records(partition.offset, deadline_ns=deadline_ns, done=done)
     return parts.result()
+
+
+def _check_policy(ctx: RequestContext, name: str) -> None:
+    """A topic that is only compacted keeps the newest record of each key. Raises KafkaError."""
+    topic = find_topic(ctx, name)
+    if topic is not None and not is_deleted(topic.configs):
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
 
 
 def _decided(

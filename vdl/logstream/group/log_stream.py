@@ -48,6 +48,7 @@ from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import BatchHeader, patch_position
 from vdl.state.partition import (
     AdvanceLogStart,
+    Compact,
     ExpireProducers,
     PartitionCommand,
     PartitionState,
@@ -58,7 +59,7 @@ from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 DELETIONS_MAX = 100
 """Deletions of one partition that may wait to be applied."""
 
-_PRODUCER = Struct(">qhii")
+_PRODUCER = Struct(">qhi")
 _PRODUCER_POSITION = 43
 _SAID_FOR_CERTAIN = {
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -648,6 +649,12 @@ class LogStream:
         if self._propose(ExpireProducers(idle_index)):
             self._expiry_index = self.group.node.last_index
 
+    def compact(self, *, upto: Index, markers_upto: Index) -> None:
+        """Decide that the log is compacted so far, if there is room for the decision: see
+        `Compact`. Each replica does it in its own time."""
+        if self.serving and self.group.store.accepts_appends:
+            self._propose(Compact(upto, markers_upto))
+
     def _advance_log_start(self, offset: int) -> bool:
         return self._propose(AdvanceLogStart(offset))
 
@@ -800,15 +807,15 @@ class LogStream:
                 if len(entry.data):
                     self._apply_command(entry)
                 continue
-            producer_id, epoch, sequence, count = _PRODUCER.unpack_from(
-                entry.data, _PRODUCER_POSITION
-            )
+            if not len(entry.data):
+                continue  # compacted away, and in no producer's window any more
+            producer_id, epoch, sequence = _PRODUCER.unpack_from(entry.data, _PRODUCER_POSITION)
             if producer_id >= 0:
                 self.state.producers.apply(
                     producer_id,
                     epoch,
                     sequence,
-                    count,
+                    entry.records,  # also of those that compaction removed
                     entry.base_offset,
                     entry.index,
                     entry.timestamp,

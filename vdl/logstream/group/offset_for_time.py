@@ -104,8 +104,8 @@ def find_offset_for_time(
             return
         candidates: list[storage.EntryLike] = []
         for entry in entries:
-            if not entry.records:
-                continue
+            if not entry.records or not len(entry.data):
+                continue  # a command, or compacted away
             if entry.base_offset + entry.records <= start_offset:
                 # Deleted, and so is all before the log's start: on from there.
                 store.index_of_offset(log, start_offset, search)

@@ -136,7 +136,9 @@ class EntryRepair:
         start = self._cut_off.pop((group.group_id, first), first)
         if start >= end:
             start = first
-        request = RangeRequest(self._requests, group.group_id, start, end, wants_state)
+        request = RangeRequest(
+            self._requests, group.group_id, start, end, wants_state, _compacted(group)
+        )
         if self._state.transport.send(peer, FrameType.RANGE, encode_range(request)):
             until_ns = now_ns + PATIENCE_NS
             self._pending = Request(self._requests, group, first, start, end, until_ns)
@@ -249,7 +251,7 @@ class EntryRepair:
         if wanted.first < log.first_index:
             answer([], group.snapshot_for(wanted.first) if wanted.wants_state else None)
             return
-        if end <= wanted.first:
+        if end <= wanted.first or not _is_same(wanted, group):
             answer([])
             return
         try:
@@ -267,6 +269,24 @@ class EntryRepair:
             self._state.store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
         except storage.StorageError:
             answer([])
+
+
+def _compacted(group: Group) -> tuple[int, int]:
+    compaction = group.log.compaction
+    return compaction.upto, compaction.markers_upto
+
+
+def _is_same(wanted: RangeRequest, group: Group) -> bool:
+    """Whether what was asked for is here what it was there. Entries that one of the two has
+    compacted, or has begun to, may differ."""
+    upto = max(wanted.compacted[0], group.log.compaction.upto)
+    owner = group.owner
+    if isinstance(owner, LogStream):
+        upto = max(upto, owner.state.compact_upto)
+    is_done = not isinstance(owner, LogStream) or (
+        _compacted(group) == (owner.state.compact_upto, owner.state.markers_upto)
+    )
+    return wanted.first > upto or (is_done and wanted.compacted == _compacted(group))
 
 
 def _holds_records(group: Group, end: int) -> bool:

@@ -1,0 +1,1 @@
+"""Compaction: sealed segments are rewritten without the records that later ones supersede."""

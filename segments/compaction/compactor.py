@@ -1,0 +1,296 @@
+"""Compaction of one log at a time, as the loop sees it: steps for the pool, with pauses between.
+
+First the entries are scanned for what supersedes what, then each sealed segment that holds some of
+them is rewritten, oldest first. When there was no room for all keys, that is one pass of several.
+Records that were superseded in one of them are removed; the others stay for the next. At the end a
+note says how far the log is compacted.
+
+A log may be reset, trimmed, damaged or deleted meanwhile. What was done stays: any part of a
+compaction is as good as none, and the next one does the rest.
+
+Must not know: records, why and when a log is compacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+from segments.api import (
+    Compaction,
+    EntriesDamaged,
+    RecordCleaner,
+    StorageError,
+    StoredEntry,
+    Workers,
+)
+from segments.compaction.note import write_note
+from segments.compaction.rewriting import (
+    Rewriting,
+    RewritingState,
+    bytes_of,
+    read_entries,
+)
+from segments.io import failpoint
+from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
+from segments.log.log import DiskLog
+from segments.log.segment import SegmentInfo
+
+OLD_FILE_MS = 10_000
+"""How long the file of a segment that was rewritten stays for reads that have begun."""
+
+
+class Phase(Enum):
+    """What a compaction does just now."""
+
+    SCANNING = auto()
+    """Entries are read for their keys."""
+    CLEANING = auto()
+    """Segments are rewritten."""
+    NOTING = auto()
+    """All is done, and is being noted."""
+
+
+class CompactorOwner(Protocol):
+    """What is asked of the store."""
+
+    def compaction_may_go_on(self) -> bool:
+        """The store is open."""
+
+    def compaction_failed(self, error: BaseException) -> None:
+        """The disk can no longer be trusted."""
+
+
+class Compactor:
+    """The compaction under way, if there is one, and old files on their way out."""
+
+    def __init__(self, workers: Workers, owner: CompactorOwner) -> None:
+        self._workers = workers
+        self._owner = owner
+        self._run: _Run | None = None
+        self._old_files = 0
+        """Invariant: of a segment there are never more than two files, or a start could not tell
+        which is the newest."""
+        self.read_bytes = 0
+        self.freed_bytes = 0
+        self.segments_rewritten = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another compaction may begin."""
+        return self._run is None and not self._old_files
+
+    def begin(
+        self,
+        log: DiskLog,
+        compaction: Compaction,
+        cleaner: RecordCleaner,
+        pace: Callable[[int], int],
+        done: Callable[[bool], None],
+    ) -> None:
+        """All of the log's entries up to the compaction's are in sealed segments, durably noted."""
+        assert self.is_free, "one at a time"
+        self._run = run = _Run(log, compaction, cleaner, pace, done)
+        self._go_on(run)
+
+    def _go_on(self, run: _Run) -> None:
+        if not self._owner.compaction_may_go_on():
+            return  # the next start begins anew
+        if run.is_void:
+            self._give_up(run)
+            return
+        self._workers.pool(run.step, partial(self._stepped, run))
+
+    def _stepped(self, run: _Run, result: int | BaseException) -> None:
+        if isinstance(result, OSError) and is_refused(result) and run.is_to_be_repeated:
+            self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._go_on, run))
+            return
+        if isinstance(result, EntriesDamaged) and not run.is_void and result.first >= run.log.first:
+            run.log.damaged_ranges.add(result.first, result.end)
+        if isinstance(result, StorageError) or (isinstance(result, OSError) and is_refused(result)):
+            self._give_up(run)
+            return
+        if isinstance(result, BaseException):
+            if isinstance(result, FileNotFoundError) and run.is_void:
+                self._give_up(run)
+            else:
+                self._owner.compaction_failed(result)
+            return
+        self.read_bytes += result
+        if run.rewriting is not None and run.rewriting.is_done:
+            self._settle(run, run.rewriting)
+        if run.is_done:
+            self._run = None
+            run.log.compacted = run.compaction
+            run.done(True)
+        else:
+            self._workers.call_later(run.pace(result), partial(self._go_on, run))
+
+    def _settle(self, run: _Run, rewriting: Rewriting) -> None:
+        """One segment is done."""
+        old, new = rewriting.old, rewriting.new
+        run.rewriting = None
+        if rewriting.state is RewritingState.UNCHANGED:
+            return
+        files = run.log.files
+        path = files.segment_path(old.number)
+        before = old.sealed
+        if run.is_void or not run.log.replace_segment(old, new, rewriting.end):
+            path = files.segment_path(new.number)  # it was trimmed, or all of the log is gone
+        else:
+            self.segments_rewritten += 1
+            if before is not None and new.sealed is not None:
+                self.freed_bytes += before.bytes - new.sealed.bytes
+        self._old_files += 1
+        self._workers.call_later(OLD_FILE_MS, partial(self._remove, run.log, path))
+
+    def _remove(self, log: DiskLog, path: str) -> None:
+        """Nobody reads the file any more."""
+        if not self._owner.compaction_may_go_on():
+            return  # the next start removes it
+        fs, directory = log.files.fs, log.files.directory
+
+        def remove() -> None:
+            if fs.exists(path):
+                fs.unlink(path)
+                failpoint.hit("compact.removed")
+                fs.sync_directory(directory)
+
+        def removed(result: BaseException | None) -> None:
+            if isinstance(result, OSError) and is_refused(result):
+                self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._remove, log, path))
+            elif isinstance(result, BaseException) and not isinstance(result, FileNotFoundError):
+                self._owner.compaction_failed(result)
+            else:
+                self._old_files -= 1
+
+        self._workers.pool(remove, removed)
+
+    def _give_up(self, run: _Run) -> None:
+        """What was done stays, the rest is for another time."""
+
+        def cleared(result: BaseException | None) -> None:
+            is_gone = isinstance(result, FileNotFoundError) and run.is_void
+            if isinstance(result, BaseException) and not is_gone:
+                self._owner.compaction_failed(result)
+                return
+            self._run = None
+            run.done(False)
+
+        self._workers.pool(run.abandon, cleared)
+
+
+class _Run:
+    """One compaction of one log. `step` and `abandon` are for the pool."""
+
+    def __init__(
+        self,
+        log: DiskLog,
+        compaction: Compaction,
+        cleaner: RecordCleaner,
+        pace: Callable[[int], int],
+        done: Callable[[bool], None],
+    ) -> None:
+        self.log = log
+        self.compaction = compaction
+        self.pace = pace
+        self.done = done
+        self.rewriting: Rewriting | None = None
+        """Of one segment: until the loop has put the new one in its place."""
+        self.is_done = False
+        self._cleaner = cleaner
+        self._phase = Phase.SCANNING
+        self._generation = log.generation
+        self._end = compaction.upto + 1
+        self._stop = log.flushed_index + 1
+        self._index = log.first
+        """The next entry to be scanned."""
+        self._keys_from = max(log.compacted.upto + 1, log.first)
+        """Use: records before it supersede nothing before it any more.
+        Invariant: what compactions and passes before removed is gone from all segments."""
+        self._keys_end = self._end
+        """The first entry whose keys found no room in this pass."""
+        self._todo = self._segments_of_pass()
+
+    @property
+    def is_void(self) -> bool:
+        """The log was reset or deleted: nothing that is done counts."""
+        return self.log.deleted or self.log.generation != self._generation
+
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether the step that a full disk refused must be done: half of the Idx are written."""
+        rewriting = self.rewriting
+        return rewriting is not None and rewriting.state is RewritingState.INDEXING
+
+    def _segments_of_pass(self) -> list[tuple[SegmentInfo, int]]:
+        """(segment, index behind its last entry), newest first: those that hold entries to be
+        looked at."""
+        found = [
+            (segment, following.first_index)
+            for segment, following in pairwise(self.log.segments)
+            if segment.first_index < self._end
+        ]
+        return found[::-1]
+
+    def step(self) -> int:
+        """Go on; how many bytes were read. Blocks. Raises OSError, CorruptRecord."""
+        match self._phase:
+            case Phase.SCANNING:
+                return self._scan()
+            case Phase.CLEANING:
+                return self._clean()
+            case Phase.NOTING:
+                files = self.log.files
+                write_note(files.fs, files.directory, files.log_id, self.compaction)
+                self.is_done = True
+                return 0
+
+    def _scan(self) -> int:
+        log = self.log
+        self._index = max(self._index, log.first)
+        entries: list[StoredEntry] = []
+        if self._index < self._end:
+            entries = read_entries(log.files, log.segments, self._stop, self._index, self._end)
+            index = self._cleaner.scan(entries, keys_from=self._keys_from)
+            self._index += len(entries)
+            if index < self._index and self._keys_end == self._end:
+                self._keys_end = index
+                self._keys_from = self._end  # nothing more is learned of keys in this pass
+        if self._index >= self._end:
+            self._phase = Phase.CLEANING
+        return bytes_of(entries)
+
+    def _clean(self) -> int:
+        if self.rewriting is None:
+            if not self._todo:
+                self._end_pass()
+                return 0
+            segment, end = self._todo.pop()
+            if segment not in self.log.segments:
+                return 0  # trimmed meanwhile
+            is_last = self._keys_end == self._end
+            compaction = self.compaction if is_last else Compaction(self.compaction.upto)
+            self.rewriting = Rewriting(
+                self.log.files, self.log.segments, self._stop, segment, end, compaction,
+                self._cleaner,
+            )  # fmt: skip
+        return self.rewriting.step()
+
+    def _end_pass(self) -> None:
+        if self._keys_end == self._end:
+            self._phase = Phase.NOTING
+            return
+        self._cleaner.next_pass()
+        self._index = self._keys_from = self._keys_end
+        self._keys_end = self._end
+        self._todo = self._segments_of_pass()
+        self._phase = Phase.SCANNING
+
+    def abandon(self) -> None:
+        """Leave no file that does not count. Blocks."""
+        if self.rewriting is not None:
+            self.rewriting.abandon()

@@ -1,0 +1,444 @@
+"""Compaction of a log's segments: what stays, what a crash leaves, what a reader meets meanwhile.
+
+The logs hold real batches. What must be left of them is computed by a model that knows nothing of
+segments, passes and files.
+"""
+
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+
+from segments.api import Compaction, HardState, MetaBatch, StoredEntry
+from segments.io import failpoint
+from segments.io.fs import RealFileSystem
+from segments.tool import Directory, verify
+from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness, make
+from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
+from vdl.records.compaction import BatchCleaner
+from vdl.records.compression import Compression
+
+PLACES = [name for name in failpoint.POINTS if name.startswith("compact.")]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def fill(harness, log, rng, count, *, keys=8, producers=(-1, 5, 6)):
+    """Append and commit `count` entries with random batches; commands between them."""
+    entries, offset = [], log.next_offset
+    sequences = {}
+    for index in range(log.last_index + 1, log.last_index + 1 + count):
+        if rng.random() < 0.1:
+            entries.append(StoredEntry(1, index, 0, b"command", offset, 0, -1))
+            continue
+        records = [
+            Record(
+                key=b"k%d" % rng.randrange(keys),
+                value=None if rng.random() < 0.3 else rng.randbytes(rng.choice((3, 60))),
+                timestamp=index * 10 + n,
+            )
+            for n in range(rng.randint(1, 4))
+        ]
+        producer = rng.choice(producers)
+        first = sequences.get(producer, 0)
+        sequences[producer] = first + len(records)
+        fields = BatchFields(
+            base_offset=offset, compression=rng.choice(list(Compression)), producer_id=producer,
+            producer_epoch=0, base_sequence=first if producer >= 0 else -1,
+        )  # fmt: skip
+        data = bytes(build_batch(records, fields))
+        entries.append(StoredEntry(1, index, 0, data, offset, len(records), index * 10 + 3))
+        offset += len(records)
+    for entry in entries:
+        harness.store.append(log, [entry])
+        harness.store.set_hard_state(log, HardState(1, 2, log.last_index))
+        harness.submit()
+    store_state(harness, log)
+
+
+def store_state(harness, log):
+    harness.collect(MetaBatch(log.log_id, log.commit_index, [(b"a", b"b")]))
+    harness.checkpoint()
+    harness.workers.advance(1_000)
+
+
+def records_of(data):
+    return [(r.offset, r.key, r.value, r.timestamp) for r in iter_records(memoryview(data))]
+
+
+def expected(entries, upto, markers_upto):
+    """Index → records that must be left, by the definition: the newest of each key."""
+    newest = {}
+    for index, entry in entries.items():
+        if index <= upto and entry[4] and entry[2]:
+            newest.update({key: offset for offset, key, _, _ in records_of(entry[2])})
+    left = {}
+    for index, entry in entries.items():
+        if not entry[4]:
+            continue
+        kept = records_of(entry[2]) if entry[2] else []
+        if index <= upto:
+            kept = [r for r in kept if newest[r[1]] == r[0]]
+            kept = [r for r in kept if r[2] is not None or index > markers_upto]
+        left[index] = kept
+    return left
+
+
+def by_index(harness, log):
+    return dict(enumerate(harness.all_entries(log), log.first_index))
+
+
+def compact(harness, log, upto, markers_upto=0, **cleaner):
+    """True once the log is compacted so far; it is tried again as its owner does."""
+    for _ in range(20):
+        done = []
+        harness.store.compact(
+            log, Compaction(upto, markers_upto), lambda: BatchCleaner(**cleaner),
+            pace=lambda count: 1, done=done.append,
+        )  # fmt: skip
+        harness.workers.advance(5_000)
+        if done == [True]:
+            harness.workers.advance(20_000)
+            return True
+        # The newest segment ends with the next entry that is flushed.
+        entry = StoredEntry(1, log.last_index + 1, 0, b"", log.next_offset, 0, -1)
+        harness.store.append(log, [entry])
+        harness.store.set_hard_state(log, HardState(1, 2, log.last_index))
+        harness.submit()
+        store_state(harness, log)
+        harness.workers.advance(20_000)
+    return False
+
+
+def check(before, after, left):
+    """Each entry is where it was, and holds what is left of it."""
+    after = {index: entry for index, entry in after.items() if index in before}
+    assert list(before) == list(after)
+    for index, (term, kind, data, base_offset, records, timestamp) in after.items():
+        assert (term, kind, base_offset, records, timestamp) == (
+            *before[index][:2], *before[index][3:],
+        )  # fmt: skip
+        if not records:
+            assert data == before[index][2]
+            continue
+        assert (records_of(data) if data else []) == left[index], index
+        if data:
+            header, old = read_header(data), read_header(before[index][2] or data)
+            assert header.last_offset == base_offset + records - 1
+            assert header.codec == (old.codec if header.count else 0)
+            assert header.last_sequence == old.last_sequence
+            assert header.producer_id == old.producer_id
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_newest_record_of_each_key_stays_where_it_was(harness, seed):
+    """Offsets, terms and timestamps too; and compacting again changes nothing."""
+    rng = random.Random(seed)
+    log = harness.new_log()
+    fill(harness, log, rng, 120)
+    before = by_index(harness, log)
+    upto = rng.randint(1, log.last_index)
+    assert compact(harness, log, upto, keys_max=rng.choice((1, 3, 100)))
+    assert log.compaction == Compaction(upto, 0)
+    after = by_index(harness, log)
+    check(before, after, expected(before, upto, 0))
+    fill(harness, log, rng, 60)
+    second = by_index(harness, log)
+    last = rng.randint(upto, log.last_index - 1)
+    assert compact(harness, log, last, upto)
+    left = expected(second, last, upto)
+    check(second, by_index(harness, log), left)
+    final = harness.all_entries(log)
+    assert compact(harness, log, last, upto)
+    assert harness.all_entries(log)[: len(final)] == final
+
+
+def test_every_way_to_compact_comes_to_the_same_bytes(tmp_path):
+    """Replicas compact when they get to it: in one go or in many, with small memory or large, all
+    of the log or what others have compacted already."""
+    outcomes = set()
+    for way in range(5):
+        harness = SimHarness(SMALL)
+        harness.start()
+        log = harness.new_log()
+        fill(harness, log, random.Random(4), 150)
+        steps = [(130, 60)] if way < 2 else [(40, 0), (90, 40), (130, 60)]
+        if way == 4:
+            steps = [(90, 0), (40, 0), (130, 60)]
+        for upto, markers_upto in steps:
+            if upto > log.compaction.upto or way != 4:
+                assert compact(harness, log, upto, markers_upto, keys_max=(1000, 2)[way % 2])
+        if way >= 2:  # markers that an earlier one might have kept for another
+            assert compact(harness, log, 130, 60)
+        outcomes.add(tuple(harness.all_entries(log)[:130]))
+        harness.crash()
+    assert len(outcomes) == 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("nth", [1, 2])
+def test_power_cut_at_each_step_loses_nothing(place, nth):
+    """What a start finds is the log, compacted in part, and the rest is done then."""
+    harness = SimHarness(SMALL)
+    harness.start()
+    log = harness.new_log()
+    fill(harness, log, random.Random(nth), 150)
+    before = by_index(harness, log)
+    left = expected(before, 120, 0)
+    passed = []
+
+    def pass_by():
+        passed.append(place)
+        if len(passed) == nth:
+            raise Killed
+
+    if place in {"compact.noting", "compact.noted"} and nth > 1:
+        return
+    failpoint.watch(place, pass_by)
+    try:
+        with pytest.raises(Killed):
+            compact(harness, log, 120)
+    finally:
+        failpoint.unwatch(place)
+    harness.power_cut()
+    harness.start()
+    log = harness.log
+    assert not log.lost
+    half_done = by_index(harness, log)
+    for index, entry in half_done.items():
+        assert entry[:2] == before[index][:2]
+        assert entry[3:] == before[index][3:]
+        found = records_of(entry[2]) if entry[4] and entry[2] else []
+        assert not entry[4] or found in (records_of(before[index][2]), left[index])
+    assert log.holes == ()
+    assert harness.store.strays == []
+    assert compact(harness, log, 120)
+    check(before, by_index(harness, log), left)
+    harness.power_cut()
+    harness.start()
+    assert harness.log.compaction == Compaction(120, 0)
+    check(before, by_index(harness, harness.log), left)
+
+
+def test_reader_behind_what_is_gone_is_given_the_next_batch(harness):
+    """It must get on: an answer without batches would be asked for again and again."""
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 150, keys=2)
+    upto = log.last_index - 30
+    assert compact(harness, log, upto)
+    offset, batches = log.log_start_offset, 0
+    while offset < log.next_offset:
+        found = harness.read(log, offset, log.commit_index, 200)
+        assert found.buffers, offset
+        assert found.end_offset > offset
+        assert found.first_offset >= offset or batches == 0
+        offset, batches = found.end_offset, batches + 1
+    assert batches < 100
+
+
+def test_reader_under_way_is_not_told_of_damage(tmp_path):
+    """Reads that began before a segment was rewritten find its old file."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 150)
+    before = by_index(harness, log)
+    upto = log.segments[-1].first_index - 1
+    done, answers = [], []
+    harness.store.compact(
+        log, Compaction(upto, 0), BatchCleaner, pace=lambda count: 1, done=done.append
+    )
+    for _ in range(400):
+        harness.store.entries_cold(log, 1, upto, 1 << 20, answers.append)
+        # The read is under way while the next steps are done.
+        harness.workers.pool_jobs.rotate(1)
+        harness.workers.advance(1)
+    harness.workers.advance(1_000)
+    assert done == [True]
+    assert all(isinstance(answer, list) for answer in answers)
+    assert log.holes == ()
+    check(before, by_index(harness, log), expected(before, upto, 0))
+    harness.crash()
+
+
+def test_newest_segment_is_left_alone_until_another_has_begun(tmp_path):
+    """Flushes go on in it."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 40)
+    newest = log.segments[-1]
+    done = []
+    harness.store.compact(
+        log, Compaction(newest.first_index, 0), BatchCleaner, pace=lambda n: 1, done=done.append
+    )
+    harness.workers.advance(10)
+    assert done == [False]
+    assert log.segments[-1] is newest
+    fill(harness, log, random.Random(2), 1)
+    assert log.segments[-1].number == newest.number + 1
+    assert compact(harness, log, newest.first_index)
+    assert log.compaction == Compaction(newest.first_index, 0)
+    harness.crash()
+
+
+def test_damaged_entry_stops_it_and_is_told(tmp_path):
+    """Nothing is rewritten from what cannot be read."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 150)
+    harness.reopen()
+    log = harness.log
+    path = log.files.segment_path(log.segments[1].number)
+    with Path(path).open("r+b") as file:
+        file.seek(300)
+        file.write(b"\xff\xff\xff")
+    done = []
+    harness.store.compact(log, Compaction(100, 0), BatchCleaner, pace=lambda n: 1, done=done.append)
+    harness.workers.advance(5_000)
+    assert done == [False]
+    assert log.holes
+    assert not any(name.endswith(".new") for name in log.files.fs.list(log.files.directory))
+    harness.crash()
+
+
+def test_trim_and_reset_meanwhile(tmp_path):
+    """The log moves on under it: what it made for segments that are gone goes too."""
+    for move in ("trim", "reset", "delete"):
+        harness = DiskHarness(SMALL, directory=str(tmp_path / move))
+        harness.start()
+        log = harness.new_log()
+        fill(harness, log, random.Random(1), 200)
+        before = by_index(harness, log)
+        done = []
+        harness.store.compact(
+            log, Compaction(150, 0), BatchCleaner, pace=lambda n: 1, done=done.append
+        )
+        for _ in range(random.Random(move).randint(8, 14)):
+            harness.workers.advance(1)
+        if move == "trim":
+            harness.store.trim_log(log, first_index=70)
+        elif move == "reset":
+            harness.store.reset_log(log, first_index=300, prev_term=1, next_offset=900)
+        else:
+            harness.store.delete_log(log.log_id)
+        harness.submit()
+        harness.workers.advance(30_000)
+        assert done == [move == "trim"]
+        assert harness.fatal == []
+        if move == "trim":
+            left = expected(before, 150, 0)
+            after = by_index(harness, log)
+            check({i: before[i] for i in after if i in before}, after, left)
+            assert compact(harness, log, 160)
+        harness.reopen()
+        assert harness.store.strays == []
+        harness.crash()
+
+
+def test_index_that_is_lost_is_rebuilt_from_what_was_rewritten(tmp_path):
+    """An emptied entry has a frame, too."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 150)
+    assert compact(harness, log, 120)
+    before = harness.all_entries(log)
+    terms = [log.term(n) for n in range(log.first_index, log.last_index + 1)]
+    harness.crash()
+    fs = log.files.fs
+    for name in fs.list(log.files.directory):
+        if name.endswith(".index"):
+            fs.unlink(f"{log.files.directory}/{name}")
+    harness.start()
+    log = harness.log
+    assert harness.all_entries(log) == before
+    assert [log.term(n) for n in range(log.first_index, log.last_index + 1)] == terms
+    harness.crash()
+
+
+def test_full_disk_leaves_the_log_as_it_was(tmp_path):
+    """And the rest is done when there is room."""
+    for place in ("compact.begun", "compact.written", "compact.named", "compact.noting"):
+        harness = DiskHarness(SMALL, directory=str(tmp_path / place))
+        harness.start()
+        log = harness.new_log()
+        fill(harness, log, random.Random(1), 150)
+        before = by_index(harness, log)
+        failpoint.arm(f"{place}:enospc@1")
+        try:
+            done = []
+            harness.store.compact(
+                log, Compaction(120, 0), BatchCleaner, pace=lambda n: 1, done=done.append
+            )
+            harness.workers.advance(3_000)
+        finally:
+            failpoint.arm("")
+        assert done == [False], place
+        assert harness.fatal == []
+        found = by_index(harness, log)
+        for index, entry in found.items():
+            assert entry[3:] == before[index][3:]
+        harness.workers.advance(20_000)
+        assert compact(harness, log, 120)
+        check(before, by_index(harness, log), expected(before, 120, 0))
+        harness.crash()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_disk_that_fails_is_fatal_once(place, tmp_path, request):
+    """As everywhere; the next start finds a log that can be read, and nothing lost."""
+    request.addfinalizer(lambda: failpoint.arm(""))
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 150)
+    before = by_index(harness, log)
+    failpoint.arm(f"{place}:error@1")
+    harness.store.compact(
+        log, Compaction(100, 0), BatchCleaner, pace=lambda n: 1, done=lambda is_whole: None
+    )
+    harness.workers.advance(30_000)
+    assert len(harness.fatal) == 1
+    failpoint.arm("")
+    harness.fatal.clear()
+    harness.reopen()
+    assert compact(harness, harness.log, 100)
+    check(before, by_index(harness, harness.log), expected(before, 100, 0))
+    harness.crash()
+
+
+def test_copies_that_are_compacted_apart_do_not_differ(tmp_path):
+    """Until all are compacted as far; then each byte counts again."""
+    harnesses = []
+    for name in ("a", "b"):
+        harness = DiskHarness(SMALL, directory=str(tmp_path / name))
+        harness.start()
+        fill(harness, harness.new_log(), random.Random(1), 150)
+        harnesses.append(harness)
+
+    def differences():
+        for harness in harnesses:
+            harness.close()
+        with contextlib.ExitStack() as stack:
+            opened = [
+                stack.enter_context(
+                    Directory(RealFileSystem(), h.directory, SMALL.index_segment_entries)
+                )
+                for h in harnesses
+            ]
+            reports, found = verify(opened)
+        assert [report.problems for report in reports] == [[], []]
+        for harness in harnesses:
+            harness.start()
+        return found
+
+    assert differences() == []
+    one, other = harnesses
+    assert compact(one, one.log, 100)
+    assert differences() == []
+    assert compact(other, other.log, 100)
+    assert differences() == []
+    assert compact(other, other.log, 100, 50)
+    assert differences() == []
+    for harness in harnesses:
+        harness.crash()

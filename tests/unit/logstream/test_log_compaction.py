@@ -1,0 +1,273 @@
+"""Logs are compacted by decision of the leader, on every replica, to the same bytes."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raft.types import EntryKind
+from rpc.compacted import Compacted, decode_compacted, encode_compacted
+from rpc.errors import MalformedFrame
+from rpc.peer import FrameType
+from segments.api import SegmentSpan
+from segments.memory import MemoryStore
+from vdl.clock import MS
+from vdl.logstream.group.compaction import PARTS, CompactedMarks, CompactionPolicy, compaction_end
+from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
+from vdl.records.compression import Compression
+
+ALWAYS = CompactionPolicy(delete_retention_ms=0, dirty_ratio=0.0)
+FOREVER_KEPT = CompactionPolicy(delete_retention_ms=1 << 60, dirty_ratio=0.0)
+SPANS = [
+    SegmentSpan(10, 100, 1_000, 4), SegmentSpan(20, 100, 2_000, 9), SegmentSpan(30, 100, 3_000, 14),
+    SegmentSpan(40, 100, 4_000, 19), SegmentSpan(50, 10, 5_000, 24),
+]  # fmt: skip
+"""Three sealed segments, the newest, and the tail."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "compacted", "now_ms", "upto"),
+    [
+        (CompactionPolicy(), 0, 9_000, 14),
+        (CompactionPolicy(), 4, 9_000, 14),
+        (CompactionPolicy(), 9, 9_000, 0),
+        (CompactionPolicy(dirty_ratio=0.3), 9, 9_000, 14),
+        (CompactionPolicy(dirty_ratio=0.0), 14, 9_000, 0),
+        (CompactionPolicy(min_lag_ms=7_000), 0, 9_500, 9),
+        (CompactionPolicy(min_lag_ms=9_000), 0, 9_500, 0),
+        (CompactionPolicy(max_lag_ms=6_000), 9, 7_999, 0),
+        (CompactionPolicy(max_lag_ms=6_000), 9, 8_000, 14),
+    ],
+)
+def test_sealed_segments_are_compacted_when_it_is_worth_it(
+    policy: CompactionPolicy, compacted: int, now_ms: int, upto: int
+) -> None:
+    """By their share of the log, or when they have waited for too long; never too young ones."""
+    found = compaction_end(SPANS, policy, compacted=compacted, settled_ms=now_ms, stamp_ms=now_ms)
+    assert found == upto
+
+
+def test_record_that_is_young_by_settled_time_stays_whatever_clocks_say() -> None:
+    policy = CompactionPolicy(min_lag_ms=1, dirty_ratio=0.0)
+    assert compaction_end(SPANS, policy, compacted=0, settled_ms=0, stamp_ms=1 << 50) == 0
+
+
+def test_marks_let_markers_go_late_rather_than_early() -> None:
+    marks = CompactedMarks()
+    for second in range(100):
+        marks.note(10 + second, 24_000, second * 1_000 * MS)
+        upto = marks.markers_upto(24_000, second * 1_000 * MS)
+        assert upto == (second - 14 if second >= 24 else 0)
+        assert len(marks._marks) <= PARTS + 2
+    fast = CompactedMarks()
+    for n in range(1, 200):
+        fast.note(n, 0, n)
+    assert len(fast._marks) <= PARTS + 2
+    assert fast.markers_upto(0, 200) == 199
+
+
+def test_frame_is_checked() -> None:
+    rows = [Compacted(3, 1 << 40, 9), Compacted(4, 5, 1)]
+    (frame,) = encode_compacted(rows)
+    assert decode_compacted(memoryview(frame)) == rows
+    for wrong in (b"", frame[:-1], frame * 3000):
+        with pytest.raises(MalformedFrame):
+            decode_compacted(memoryview(wrong))
+
+
+class Topic:
+    """A compacted partition on three servers, and who writes to it."""
+
+    def __init__(self, cluster: Any, policy: CompactionPolicy, seed: int = 1) -> None:
+        self.cluster = cluster
+        self.group_id = cluster.create_topic()
+        self.rng = random.Random(seed)
+        self.newest: dict[bytes, bytes | None] = {}
+        self.sequences: dict[int, int] = {}
+        self.written = 0
+        for node in cluster.nodes.values():
+            self.tune(node, policy)
+
+    def tune(self, node: Any, policy: CompactionPolicy) -> None:
+        node.host.compaction.policy_of = lambda stream: policy
+        node.store._options = type(node.store._options)(segment_bytes=600)
+
+    def write(self, count: int, *, keys: int = 6) -> None:
+        rng = self.rng
+        for _ in range(count):
+            stream = self.cluster.leader(self.group_id)
+            records = [
+                Record(
+                    b"k%d" % rng.randrange(keys),
+                    None if rng.random() < 0.4 else b"v%d.%d" % (self.written, n),
+                    timestamp=self.written,
+                )
+                for n in range(rng.randint(1, 3))
+            ]
+            producer = rng.choice((-1, 7, 8))
+            first = self.sequences.get(producer, 0) if producer >= 0 else -1
+            fields = BatchFields(
+                producer_id=producer, producer_epoch=0 if producer >= 0 else -1,
+                base_sequence=first, compression=rng.choice(list(Compression)),
+            )  # fmt: skip
+            batch = build_batch(records, fields)
+            fates: list[Any] = []
+            stream.append(
+                memoryview(batch), read_header(batch),
+                deadline_ns=self.cluster.deadline(), done=fates.append,
+            )  # fmt: skip
+            self.cluster.run(5)
+            assert [fate.error for fate in fates] == [0]
+            self.sequences[producer] = first + len(records)
+            self.newest.update({record.key or b"": record.value for record in records})
+            self.written += 1
+
+    def settle(self, ms: int = 12_000) -> None:
+        """All checkpoint, decide and compact."""
+        for _ in range(ms // 1_000):
+            for node in self.live():
+                node.store.checkpoint()
+            self.cluster.run(1_000)
+
+    def live(self) -> list[Any]:
+        return [node for node in self.cluster.nodes.values() if not node.clock.stopped]
+
+    def streams(self) -> list[Any]:
+        return [node.host.stream(self.group_id) for node in self.live()]
+
+    def digests(self) -> list[Any]:
+        """What must be equal on all replicas: state, and every entry."""
+        found = []
+        for stream in self.streams():
+            log = stream.group.log
+            entries = [
+                (e.index, e.term, int(e.kind), e.base_offset, e.records, bytes(e.data), e.timestamp)
+                for e in log.entries(log.first_index, log.last_index + 1, 1 << 40)
+            ]
+            found.append((stream.items(), log.compaction, entries))
+        return found
+
+    def read(self, stream: Any) -> dict[bytes, bytes | None]:
+        """The newest value of each key, for a reader from the beginning."""
+        seen: dict[bytes, bytes | None] = {}
+        offset = stream.log_start_offset
+        while offset < stream.high_watermark:
+            found = stream.read(offset, 500)
+            assert found.buffers
+            for data in found.buffers:
+                header = read_header(data)
+                assert header.last_offset >= offset
+                offset = header.last_offset + 1
+                for record in iter_records(memoryview(data)):
+                    seen[record.key or b""] = record.value
+        return {key: value for key, value in seen.items() if value is not None}
+
+    def check(self) -> None:
+        digests = self.digests()
+        assert all(digest == digests[0] for digest in digests)
+        values = {key: value for key, value in self.newest.items() if value is not None}
+        for stream in self.streams():
+            assert self.read(stream) == values
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_replica_holds_the_same_bytes_after_each_compaction(
+    make_cluster: Callable[..., Any], seed: int
+) -> None:
+    """Whoever leads, with servers that die and come back, one of them with an empty disk."""
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, ALWAYS, seed)
+    rng = random.Random(seed)
+    for _ in range(5):
+        topic.write(rng.randint(5, 25))
+        event = rng.choice(("nothing", "restart", "away", "leader", "wipe"))
+        node = cluster.nodes[rng.choice((1, 2, 3))]
+        if event == "leader":
+            node = cluster.nodes[cluster.leader(topic.group_id).leader_server]
+        if event != "nothing":
+            node.wipe() if event == "wipe" else node.crash()
+            cluster.run(2_000)
+            if event == "away":
+                topic.write(20)
+                topic.settle(6_000)
+            node.start()
+            topic.tune(node, ALWAYS)
+            cluster.run(4_000)
+        topic.settle()
+        topic.check()
+    assert topic.streams()[0].group.log.compaction.markers_upto > 0
+    before = sum(len(e[5]) for e in topic.digests()[0][2] if e[2] == EntryKind.NORMAL)
+    assert before < topic.written * 80
+
+
+def test_marker_stays_while_a_replica_is_away_and_goes_afterwards(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """Else the one that is away would keep what the marker deletes, and could lead with it."""
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, ALWAYS)
+    leader = cluster.leader(topic.group_id).leader_server
+    away = cluster.nodes[leader % 3 + 1]
+    topic.write(10)
+    topic.settle()
+    away.crash()
+    topic.write(30)
+    topic.settle(15_000)
+    topic.write(30)
+    topic.settle(15_000)
+    stream = cluster.leader(topic.group_id)
+    assert stream.group.log.compaction.upto > 30
+    (its_log,) = [log for log in away.store.logs.values() if log.group_id == topic.group_id]
+    assert stream.group.log.compaction.markers_upto <= its_log.compaction.upto
+    stuck = stream.group.log.compaction.markers_upto
+    away.start()
+    topic.tune(away, ALWAYS)
+    cluster.run(3_000)
+    for _ in range(3):
+        topic.write(10)
+        topic.settle()
+    assert cluster.leader(topic.group_id).group.log.compaction.markers_upto > stuck
+    topic.check()
+
+
+def test_markers_are_kept_for_as_long_as_asked(make_cluster: Callable[..., Any]) -> None:
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, FOREVER_KEPT)
+    for _ in range(3):
+        topic.write(20)
+        topic.settle()
+    stream = cluster.leader(topic.group_id)
+    assert stream.group.log.compaction.upto > 0
+    assert stream.group.log.compaction.markers_upto == 0
+    topic.check()
+
+
+def test_peers_of_before_stop_it(make_cluster: Callable[..., Any]) -> None:
+    """A replica that does not know the command would stop."""
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, ALWAYS)
+    for node in cluster.nodes.values():
+        node.host.compaction._versions = dict.fromkeys((1, 2, 3), 5)
+        for server, hello in list(node.host.state.alive.items()):
+            node.host.state.alive[server] = type(hello)(
+                **{name: getattr(hello, name) for name in hello.__slots__} | {"version": 5}
+            )
+    topic.write(30)
+    topic.settle()
+    assert {s.state.compact_upto for s in topic.streams()} == {0}
+
+
+def test_report_of_a_stranger_is_ignored(cluster: Any) -> None:
+    """Of a group that is not here, or of a replica on another server than the one that says it."""
+    group_id = cluster.create_topic()
+    cluster.run(500)
+    stream = cluster.leader(group_id)
+    compaction = cluster.nodes[stream.leader_server].host.compaction
+    others = [m for m in stream.group.members if m != stream.group.replica_id]
+    for rows in ([Compacted(999, others[0], 5)], [Compacted(group_id, others[0], 5)]):
+        (frame,) = encode_compacted(rows)
+        compaction.received(12, memoryview(frame))
+    assert compaction._replicas == {}
+    assert FrameType.COMPACTED == 17
+    assert isinstance(cluster.nodes[1].store, MemoryStore)

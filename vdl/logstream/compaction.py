@@ -1,0 +1,315 @@
+"""The compaction of the logs of one server: one at a time, in the background.
+
+Leaders look every `compaction_check_ms` whether their logs are to be compacted further, and append
+the decision (`group/compaction.py`). Every replica, led here or not, then does it in its own time,
+whichever is due first. It reads and writes a step at a time and rests between the steps: as long as
+producers are at work it gets no more of the disk than readers who are far behind do.
+
+Each replica tells its leader how far it is compacted. Deletion markers wait for all of them.
+
+Must not know: topics and their settings, records, how a segment is rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import segments.api as storage
+from raft.types import NodeId
+from rpc.compacted import ROWS_MAX, Compacted, decode_compacted, encode_compacted
+from rpc.hello import VERSION_OF_COMPACTION
+from rpc.peer import FrameType
+from vdl.clock import MS, NEVER
+from vdl.logstream.group.compaction import CompactedMarks, CompactionPolicy, compaction_end
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.state import HostState
+from vdl.records.compaction import BatchCleaner
+
+TELL_AGAIN_NS = 30_000 * MS
+"""How often leaders are told what has not changed: a frame may be lost with its link."""
+
+RETRY_NS = 5_000 * MS
+"""How long a log rests that could not be compacted: its newest segment has to end, it has damage,
+or the disk is full."""
+
+STORED_NS = 15_000 * MS
+"""So long may a decision wait for the next checkpoint by time, before one is asked for: where
+nothing is appended there are none."""
+
+REPEAT_NS = 15_000 * MS
+"""A decision that has not been done for so long on a replica that is there is appended again: the
+newest segment is never compacted, and only another entry begins the next."""
+
+BYTES_PER_SECOND = 64 << 20
+"""How fast logs are compacted while no producer is at work."""
+
+
+class _Replica:
+    """What is known of the compaction of one partition's replica here, and of its peers'."""
+
+    __slots__ = ("decided_ns", "due_ns", "group", "marks", "reported", "told", "told_ns")
+
+    def __init__(self, group: Group, now_ns: int) -> None:
+        self.group = group
+        self.decided_ns = now_ns
+        """Use: by the leader. When it last appended a decision."""
+        self.marks = CompactedMarks()
+        self.reported: dict[NodeId, int] = {}
+        """Use: by the leader. How far the other replicas said they are compacted: for good."""
+        self.told: tuple[int, int] = (0, 0)
+        """The leader's server, and what it was told last."""
+        self.told_ns = 0
+        self.due_ns = 0
+        """It is not tried again before."""
+
+
+class LogCompaction:
+    """The logs of one server."""
+
+    def __init__(self, state: HostState) -> None:
+        self._state = state
+        self._replicas: dict[int, _Replica] = {}
+        """By group id: of the partitions that are compacted, or were."""
+        self._versions: dict[int, int] = {}
+        """The protocol versions that servers had when they were last linked."""
+        self._is_running = False
+        self._stopping = False
+        self._stored_due_ns = NEVER
+        """When a checkpoint is asked for, if something still waits for one."""
+        self._turn = 0
+        """The group that was compacted last: others come first."""
+        self.policy_of: Callable[[LogStream], CompactionPolicy | None] = lambda stream: None
+        """What a compacted partition's topic asks for; set by whoever knows topics' settings."""
+        self.bytes_per_second: Callable[[], int] = lambda: BYTES_PER_SECOND
+        """How fast it may go just now; set by whoever knows what producers do."""
+        self.done = 0
+        """Logs that were compacted."""
+
+    def start(self) -> None:
+        """Begin with rounds of decisions."""
+        self._schedule_round()
+
+    def stopping(self) -> None:
+        """The server hands its leaderships over: nothing is decided or begun any more."""
+        self._stopping = True
+
+    # --- each replica ----------------------------------------------------------------------------
+    def look(self) -> None:
+        """Compact what is to be compacted here, and tell leaders. Use: once a second."""
+        if self._has_ended:
+            return
+        state, now_ns = self._state, self._state.clock.now_ns()
+        for server_id, hello in state.alive.items():
+            self._versions[server_id] = hello.version
+        due: list[LogStream] = []
+        is_unstored = False
+        for stream in state.streams.values():
+            if not stream.state.compact_upto:
+                continue
+            replica = self._replica(stream)
+            policy = self.policy_of(stream) or CompactionPolicy()
+            upto = stream.group.log.compaction.upto
+            replica.marks.note(upto, policy.delete_retention_ms, now_ns)
+            if is_due(stream) and now_ns >= replica.due_ns:
+                due.append(stream)
+            is_unstored = is_unstored or upto < stream.state.compact_upto > _applied(stream)
+        self._see_to_checkpoint(now_ns, is_needed=is_unstored)
+        self._forget_gone()
+        self._tell(now_ns)
+        if due and not self._is_running:
+            # In turn, so that one that cannot be compacted keeps no other waiting.
+            due.sort(key=lambda stream: (stream.group_id <= self._turn, stream.group_id))
+            self._compact(due[0])
+
+    def _see_to_checkpoint(self, now_ns: int, *, is_needed: bool) -> None:
+        if not is_needed:
+            self._stored_due_ns = NEVER
+        elif self._stored_due_ns == NEVER:
+            self._stored_due_ns = now_ns + STORED_NS
+        elif now_ns >= self._stored_due_ns:
+            self._stored_due_ns = now_ns + STORED_NS
+            self._state.store.checkpoint()
+
+    def _replica(self, stream: LogStream) -> _Replica:
+        replica = self._replicas.get(stream.group_id)
+        if replica is None or replica.group is not stream.group:
+            replica = _Replica(stream.group, self._state.clock.now_ns())
+            self._replicas[stream.group_id] = replica
+        return replica
+
+    def _forget_gone(self) -> None:
+        gone = [g for g, known in self._replicas.items() if not self._state.is_here(known.group)]
+        for group_id in gone:
+            del self._replicas[group_id]
+
+    def _compact(self, stream: LogStream) -> None:
+        state, group, replica = self._state, stream.group, self._replica(stream)
+        self._is_running = True
+        self._turn = group.group_id
+        began_ns = state.clock.now_ns()
+
+        def done(is_whole: bool) -> None:
+            self._is_running = False
+            if state.outbox.is_closed:
+                return
+            now_ns = state.clock.now_ns()
+            if not is_whole:
+                replica.due_ns = now_ns + RETRY_NS
+                return
+            self.done += 1
+            state.log.info(
+                "log_compacted",
+                topic=stream.topic,
+                partition=stream.partition,
+                upto=group.log.compaction.upto,
+                seconds=round((now_ns - began_ns) / 1e9, 3),
+            )
+            self.look()
+
+        wanted = storage.Compaction(stream.state.compact_upto, stream.state.markers_upto)
+        state.store.compact(group.log, wanted, BatchCleaner, pace=self._pace, done=done)
+
+    def _pace(self, count: int) -> int:
+        return count * 1_000 // max(1, self.bytes_per_second())
+
+    # --- what leaders are told -------------------------------------------------------------------
+    def _tell(self, now_ns: int) -> None:
+        """Tell the leaders of groups how far the replicas here are compacted, if they may not
+        know."""
+        state = self._state
+        rows: dict[int, list[Compacted]] = {}
+        for group_id, replica in self._replicas.items():
+            group = replica.group
+            leader, upto = server_of(group.node.lead), group.log.compaction.upto
+            is_told = replica.told == (leader, upto) and now_ns - replica.told_ns < TELL_AGAIN_NS
+            if not upto or is_told or not self._understands(leader) or leader not in state.alive:
+                continue
+            to_leader = rows.setdefault(leader, [])
+            if len(to_leader) < ROWS_MAX:
+                replica.told, replica.told_ns = (leader, upto), now_ns
+                to_leader.append(Compacted(group_id, group.replica_id, upto))
+        for server_id in sorted(rows):
+            frame = encode_compacted(rows[server_id])
+            if not state.transport.send(server_id, FrameType.COMPACTED, frame):
+                for row in rows[server_id]:
+                    self._replicas[row.group].told_ns = -TELL_AGAIN_NS
+
+    def received(self, server_id: int, payload: memoryview) -> None:
+        """How far replicas of a peer are compacted. Raises MalformedFrame."""
+        for row in decode_compacted(payload):
+            stream = self._state.streams.get(row.group)
+            if stream is None or server_of(row.replica) != server_id:
+                continue
+            if row.replica in stream.group.members:
+                reported = self._replica(stream).reported
+                reported[row.replica] = max(reported.get(row.replica, 0), row.upto)
+
+    # --- what a leader decides -------------------------------------------------------------------
+    def _look_at_led(self) -> None:
+        """Begin a round over the compacted partitions led here, one after the other: looking at
+        segments may take the disk."""
+        if self._has_ended:
+            return
+        led: list[tuple[LogStream, CompactionPolicy]] = []
+        for stream in self._state.streams.values():
+            policy = self.policy_of(stream) if stream.serving else None
+            if policy is not None:
+                led.append((stream, policy))
+                self._repeat(stream)
+        self._decide_next(led[::-1])
+
+    def _repeat(self, stream: LogStream) -> None:
+        """Append the last decision again, if a replica seems to wait for an entry behind it."""
+        now_ns, upto = self._state.clock.now_ns(), stream.state.compact_upto
+        if not upto:
+            return
+        replica = self._replica(stream)
+        waits = is_due(stream) or any(
+            replica.reported.get(member, 0) < upto
+            for member in stream.group.members
+            if server_of(member) in self._state.alive
+        )
+        if waits and now_ns - replica.decided_ns >= REPEAT_NS:
+            replica.decided_ns = now_ns
+            stream.compact(upto=upto, markers_upto=stream.state.markers_upto)
+
+    def _decide_next(self, led: list[tuple[LogStream, CompactionPolicy]]) -> None:
+        if self._has_ended:
+            return
+        while led and (not led[-1][0].serving or not self._may_decide(led[-1][0])):
+            led.pop()
+        if not led:
+            self._schedule_round()
+            return
+        stream, policy = led.pop()
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            if not self._has_ended and not isinstance(spans, storage.StorageError):
+                self._decide(stream, policy, spans)
+            self._decide_next(led)
+
+        self._state.store.segment_spans(stream.group.log, found)
+
+    def _may_decide(self, stream: LogStream) -> bool:
+        """Whether what was decided before is done here, and all members are known to be able to
+        apply a decision: a replica that cannot stops. A server that is away has the version that it
+        had."""
+        servers = {server_of(replica) for replica in stream.group.members}
+        others = servers - {self._state.server_id}
+        return not is_due(stream) and all(map(self._understands, others))
+
+    def _understands(self, server_id: int) -> bool:
+        return self._versions.get(server_id, 0) >= VERSION_OF_COMPACTION
+
+    def _decide(
+        self, stream: LogStream, policy: CompactionPolicy, spans: list[storage.SegmentSpan]
+    ) -> None:
+        if not stream.serving or not self._may_decide(stream):
+            return
+        group = stream.group
+        upto = compaction_end(
+            spans,
+            policy,
+            compacted=stream.state.compact_upto,
+            settled_ms=self._state.time.settled_ms(),
+            stamp_ms=self._state.time.now_ms(),
+        )
+        upto = min(upto, group.applied, group.commit)
+        if upto > stream.state.compact_upto:
+            stream.compact(upto=upto, markers_upto=self._markers_upto(stream, policy))
+            self._replica(stream).decided_ns = self._state.clock.now_ns()
+
+    def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> int:
+        """Deletion markers up to there are old enough, and every replica has lost what they
+        delete."""
+        replica, group = self._replica(stream), stream.group
+        now_ns = self._state.clock.now_ns()
+        upto = replica.marks.markers_upto(policy.delete_retention_ms, now_ns)
+        upto = min(upto, group.log.compaction.upto)
+        for member in group.members:
+            if member != group.replica_id:
+                upto = min(upto, replica.reported.get(member, 0))
+        return upto
+
+    def _schedule_round(self) -> None:
+        check_ns = self._state.options.compaction_check_ms * MS
+        self._state.clock.call_later(check_ns, self._look_at_led)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._stopping or self._state.outbox.is_closed
+
+
+def is_due(stream: LogStream) -> bool:
+    """Whether a decision that is applied here is to be done to the log here."""
+    state, log = stream.state, stream.group.log
+    wanted = storage.Compaction(state.compact_upto, state.markers_upto)
+    has_stored = state.compact_upto <= _applied(stream) and not log.installed_state
+    return wanted != log.compaction and has_stored and state.compact_upto >= log.first_index
+
+
+def _applied(stream: LogStream) -> int:
+    """Up to where a checkpoint holds the partition's state."""
+    return stream.group.log.applied_index

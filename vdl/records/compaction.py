@@ -1,0 +1,280 @@
+"""What compaction keeps of a partition's batches: the newest record of each key.
+
+`BatchCleaner` is what `segments.api.RecordCleaner` asks for. Rules, as Kafka's cleaner has them but
+where it says so:
+
+* A record goes when a later one of the entries that were looked at has the same key. One without a
+  key goes: it was written before its topic was compacted.
+* A deletion marker, a record without a value, goes when it is in an entry of which the leader says
+  so: `delete.retention.ms` after every replica lost what it deletes. Kafka writes that time into
+  the batch (KIP-534), because each of its replicas decides for itself.
+* Base offset, last offset delta and timestamps of a batch stay, so the records that stay are copied
+  as they are. The codec stays, too.
+* A batch of which nothing stays becomes an empty one, a header, while its sequence numbers may be
+  asked for: it is among the last `WINDOW_BATCHES` of its producer. So windows that are built from
+  the compacted log are those that were built from all of it. Otherwise nothing of it stays, but
+  for the very last batch: who reads on behind the others must find where they end.
+* A batch that cannot be read stays whole. Nothing is known of its keys, so no deletion marker
+  behind it goes: it might be needed for a record in there.
+* Batches of transactions stay whole; so do control batches.
+
+Keys are told apart by 128 bits of BLAKE2b with a random key of their own for each compaction, so
+nobody can write two keys for one. What comes of it depends on no such number.
+
+Memory is bounded by `keys_max`: see `scan`. The most that is held decompressed is one batch.
+
+Must not know: logs, files, replicas, when a topic is compacted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+from vdl.records.batch import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    BatchHeader,
+    CorruptBatch,
+    read_header,
+    read_varint,
+    seal,
+)
+from vdl.records.compression import Compression, CorruptCompression, compress, decompress
+
+Buffer = bytes | bytearray | memoryview
+
+WINDOW_BATCHES = 5
+"""Of a producer, as its partition remembers them (`vdl.state.producers`)."""
+PRODUCERS_MAX = 4_096
+"""Producers whose last batches are kept, as their partition remembers them."""
+KEYS_MAX = 1 << 19
+"""Keys of one pass: about 90 MB."""
+_DIGEST_BYTES = 16
+_COUNT_AT = 57
+_LENGTH_AT = 8
+_CODEC_AT = 22
+"""The low byte of the attributes."""
+
+
+class EntryLike(Protocol):
+    """An entry of a log, as far as it is looked at."""
+
+    data: Buffer
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+
+
+class LastBatches:
+    """Which entries hold the last batches of each producer. Those are the same, whether entries
+    that hold others were shown or not."""
+
+    def __init__(self) -> None:
+        self._producers: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()
+        """Producer id → (epoch, indexes); who wrote last is last."""
+
+    def note(self, header: BatchHeader, index: int) -> None:
+        """A batch of a producer, behind all that were noted."""
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        known_epoch, indexes = self._producers.pop(producer_id, (epoch, []))
+        if known_epoch != epoch:
+            indexes = []
+        indexes.append(index)
+        self._producers[producer_id] = epoch, indexes[-WINDOW_BATCHES:]
+        if len(self._producers) > PRODUCERS_MAX:
+            self._producers.popitem(last=False)
+
+    def indexes(self) -> frozenset[int]:
+        return frozenset(n for _, indexes in self._producers.values() for n in indexes)
+
+
+class BatchCleaner:
+    """One compaction of one log: see the module and `segments.api.RecordCleaner`."""
+
+    def __init__(self, *, keys_max: int = KEYS_MAX) -> None:
+        self._keys_max = keys_max
+        self._secret = os.urandom(_DIGEST_BYTES)
+        self._newest: dict[bytes, int] = {}
+        """Key → offset of its newest record, of this pass."""
+        self._last_batches = LastBatches()
+        self._kept: frozenset[int] | None = None
+        self._shown = 0
+        """The last entry that was shown."""
+        self._last = 0
+        """The last entry with a batch."""
+        self._is_any_unread = False
+        """In this pass a batch was met that cannot be read."""
+
+    def scan(self, entries: Sequence[EntryLike], *, keys_from: int) -> int:
+        full_at = 0
+        for entry in entries:
+            if not entry.records:
+                continue
+            data = memoryview(entry.data)
+            if entry.index > self._shown:
+                self._note(entry, data)
+            if entry.index < keys_from or full_at or not data:
+                continue
+            if len(self._newest) >= self._keys_max:
+                full_at = entry.index
+            else:
+                self._note_keys(entry, data)
+        return full_at or (entries[-1].index + 1 if entries else 0)
+
+    def _note(self, entry: EntryLike, data: memoryview) -> None:
+        self._shown = self._last = entry.index
+        self._kept = None
+        if data:
+            header = read_header(data)
+            if header.has_producer_id:
+                self._last_batches.note(header, entry.index)
+
+    def _note_keys(self, entry: EntryLike, data: memoryview) -> None:
+        header = read_header(data)
+        if _stays_whole(header):
+            return
+        newest = self._newest
+        # Of one that cannot be read to its end all records stay: those before the fault count.
+        with contextlib.suppress(CorruptBatch):
+            for record in _records(header, _payload(header, data)):
+                if record.key is not None:
+                    newest[self._digest(record.key)] = header.base_offset + record.delta
+
+    def _digest(self, key: memoryview) -> bytes:
+        return blake2b(key, digest_size=_DIGEST_BYTES, key=self._secret).digest()
+
+    def next_pass(self) -> None:
+        self._newest = {}
+        self._is_any_unread = False
+
+    def clean(self, entry: EntryLike, *, markers_upto: int) -> Buffer | None:
+        data = memoryview(entry.data)
+        header = read_header(data)
+        if header.count and not _stays_whole(header):
+            try:
+                left = self._clean_records(entry, header, data, markers_upto)
+            except CorruptBatch:
+                self._is_any_unread = True
+                return None
+            if left is None or left:
+                return left
+        elif header.count:
+            self._is_any_unread = True
+            return None
+        if self._kept is None:
+            self._kept = self._last_batches.indexes()
+        if entry.index not in self._kept and entry.index != self._last:
+            return b""
+        return _emptied(data) if header.count else None
+
+    def _clean_records(
+        self, entry: EntryLike, header: BatchHeader, data: memoryview, markers_upto: int
+    ) -> Buffer | None:
+        """The batch with the records that stay, None when all do, empty when none does. Raises
+        CorruptBatch."""
+        payload = _payload(header, data)
+        markers_go = entry.index <= markers_upto and not self._is_any_unread
+        parts: list[memoryview] = []
+        count = 0
+        for record in _records(header, payload):
+            if record.key is None or (markers_go and record.is_marker):
+                continue
+            newest = self._newest.get(self._digest(record.key), -1)
+            if newest > header.base_offset + record.delta:
+                continue
+            parts.append(payload[record.start : record.end])
+            count += 1
+        if count == header.count:
+            return None
+        if not count:
+            return b""
+        left = bytearray(data[:HEADER_BYTES])
+        codec = Compression(header.codec)
+        left += compress(codec, b"".join(parts))
+        return _finished(left, count)
+
+
+class _RecordPlace:
+    """One record: where it lies, and what is asked of it."""
+
+    __slots__ = ("delta", "end", "is_marker", "key", "start")
+
+    def __init__(
+        self, start: int, end: int, delta: int, key: memoryview | None, *, is_marker: bool
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.delta = delta
+        self.key = key
+        self.is_marker = is_marker
+
+
+def _stays_whole(header: BatchHeader) -> bool:
+    return header.is_control or header.is_transactional
+
+
+def _payload(header: BatchHeader, data: memoryview) -> memoryview:
+    """The records without their compression. Raises CorruptBatch."""
+    try:
+        return decompress(Compression(header.codec), data[HEADER_BYTES:])
+    except (CorruptCompression, ValueError) as error:
+        raise CorruptBatch("compressed records", HEADER_BYTES) from error
+
+
+def _records(header: BatchHeader, payload: memoryview) -> Iterator[_RecordPlace]:
+    """All records. Raises CorruptBatch, also after the last one when bytes follow it."""
+    position = 0
+    try:
+        for _ in range(header.count):
+            record = _read_place(payload, position)
+            yield record
+            position = record.end
+    except IndexError:
+        raise CorruptBatch("record", position) from None
+    if position != len(payload):
+        raise CorruptBatch("bytes behind the records", position)
+
+
+def _read_place(payload: memoryview, start: int) -> _RecordPlace:
+    """Raises CorruptBatch, IndexError."""
+    length, body = read_varint(payload, start)
+    end = body + length
+    if length < 0 or end > len(payload):
+        raise CorruptBatch("record length", start)
+    _, position = read_varint(payload, body + 1)
+    delta, position = read_varint(payload, position)
+    key: memoryview | None = None
+    size, position = read_varint(payload, position)
+    if size >= 0:
+        key = payload[position : position + size]
+        position += size
+    size, position = read_varint(payload, position)
+    if position + max(size, 0) > end:
+        raise CorruptBatch("field length", position)
+    return _RecordPlace(start, end, delta, key, is_marker=size < 0)
+
+
+def _emptied(data: memoryview) -> bytearray:
+    """A batch without records: what is known of it beside them stays. As in Kafka's, nothing is
+    compressed: nothing would be no codec's output."""
+    batch = bytearray(data[:HEADER_BYTES])
+    batch[_CODEC_AT] &= ~CODEC_MASK
+    return _finished(batch, 0)
+
+
+def _finished(batch: bytearray, count: int) -> bytearray:
+    """The batch with so many records, sealed."""
+    batch[_LENGTH_AT : _LENGTH_AT + 4] = (len(batch) - LENGTH_FROM).to_bytes(4, "big")
+    batch[_COUNT_AT : _COUNT_AT + 4] = count.to_bytes(4, "big")
+    seal(batch)
+    return batch
