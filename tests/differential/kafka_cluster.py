@@ -9,7 +9,6 @@ Must not know: what is asked.
 
 from __future__ import annotations
 
-import base64
 import os
 import random
 import shutil
@@ -28,6 +27,7 @@ LIBRARIES = Path(os.environ.get("KAFKA_LIB") or ROOT / ".cache" / f"kafka-{VERSI
 JAR_SECONDS_MAX = 600
 UP_SECONDS_MAX = 180.0
 POLL_SECONDS = 0.1
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 CONTROLLER_STEP = 10
 """From a server's port for clients to its controller's."""
 
@@ -139,11 +139,10 @@ class KafkaCluster:
 
     def _format(self, jars: Path) -> None:
         """Format the three data directories; all at once, because most of it is a JVM's start."""
-        cluster_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
         tool = ["java", *JVM, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
         formatting = []
         for node in self.nodes:
-            command = [*tool, "-t", cluster_id, "-c", str(self._properties_file(node))]
+            command = [*tool, "-t", CLUSTER_ID, "-c", str(self._properties_file(node))]
             log = (self._directory / f"{node}.log").open("ab")
             with log:
                 formatting.append(subprocess.Popen(command, stdout=log, stderr=log))
