@@ -14,6 +14,7 @@
 #                       TOP=40 for where they are, RECORD=1
 #   make conformance    the Raft core against the scripts and tables in DIR
 #   make suites         other projects' tests of a Kafka cluster, from the folder SUITES; ONLY=librdkafka
+#   make differential   the same requests to Kafka and to VDL: their answers must be the same
 #   make bench          throughput and latency of a replica set on this machine; PEER=kafka beside
 #                       Kafka; BENCH_ARGS=idle and other measurements: docs/performance.md
 #   make bench-limit    produce beside the least code that moves the same bytes to the same disks
@@ -52,7 +53,7 @@ export PEER_COMMAND ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim chaos mutants cost suites \
+.PHONY: help setup up down test check fix gen conformance sim chaos mutants cost suites differential \
   bench bench-limit clean test-pipeline audit-large pipeline-demo
 
 help:
@@ -129,6 +130,10 @@ cost: $(DEV)
 # SUITES, SUITE_CACHE, SUITE_LIMIT and the like reach them as variables.
 suites: $(DEV)
 	@exec $(BIN)/python -m tests.suites.run $(ONLY)
+
+# KAFKA_PEER is the folder whose pom.xml names Kafka's jars, KAFKA_LIB one that has them already.
+differential: $(DEV)
+	@exec $(BIN)/python -m pytest -q tests/differential
 
 # PEER=NAME, and PEER_COMMAND if its program is not where it is looked for, reach it as variables.
 bench: $(DEV)

@@ -79,6 +79,7 @@ def test_other_topics_have_no_quorum(asked: DescribeQuorumRequest) -> None:
     answer = world.client().ask(DESCRIBE_QUORUM, 2, asked)
     (partition,) = answer.topics[0].partitions
     assert partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert partition.error_message
     assert (partition.current_voters, answer.nodes) == ([], [])
 
 

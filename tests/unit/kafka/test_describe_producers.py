@@ -46,12 +46,14 @@ def test_producers_of_what_is_not_here_are_refused() -> None:
     world = World()
     world.topic("elsewhere", servers=(2, 3))
     asked = [TopicRequest("elsewhere", [0, 1]), TopicRequest("no", [0]), TopicRequest("a/b", [0])]
-    assert [partition.error_code for _, partition in describe(world, *asked)] == [
+    answers = [partition for _, partition in describe(world, *asked)]
+    assert [partition.error_code for partition in answers] == [
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.INVALID_TOPIC_EXCEPTION,
     ]
+    assert answers[2].error_message, "what is not there is named"
 
 
 def test_many_producers_are_collected_in_pieces_up_to_a_limit(

@@ -260,6 +260,7 @@ def test_delete_topics_deletes_nothing_that_is_named_by_name_and_by_id() -> None
         ("t", ErrorCode.INVALID_REQUEST),
         ("u", ErrorCode.NONE),
     ]
+    assert results[0].topic_id == topic_id
     assert list(world.host.catalog.topics) == ["t"]
 
 

@@ -91,7 +91,11 @@ def handle_describe_quorum(
                 TopicDataResponse(
                     name,
                     [
-                        PartitionDataResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+                        PartitionDataResponse(
+                            index,
+                            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                            f"only {_METADATA_TOPIC}-0 has a quorum",
+                        )
                         for index in indexes
                     ],
                 )

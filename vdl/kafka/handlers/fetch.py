@@ -69,6 +69,7 @@ _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
 _READ_COMMITTED = 1
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _FIRST_EPOCH = 0
 _FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
 """Of requests that name all their partitions: to begin a session, or without one."""
@@ -531,7 +532,8 @@ class _Poll:
             partition_index=target.asked.partition,
             error_code=target.error,
             high_watermark=-1,
-            aborted_transactions=None,
+            # As Kafka: null behind a partition that is there.
+            aborted_transactions=[] if target.error in _UNKNOWN else None,
             records=b"",
         )
         if self.ctx.api_version >= _HINTS_FROM and target.error in (

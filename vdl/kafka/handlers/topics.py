@@ -292,12 +292,13 @@ def handle_delete_topics(
         asked = [DeleteTopicState(name, NO_TOPIC_ID) for name in request.topic_names]
     times = Counter((topic.name, topic.topic_id) for topic in asked)
     both_ways = _named_both_ways(ctx, asked)
+    answered_by_name = frozenset(both_ways.values())
     response = DeleteTopicsResponse()
     by_name: list[DeletableTopicResult] = []
     by_id: list[DeletableTopicResult] = []
     for name, topic_id in times:
-        if name is None and topic_id in both_ways:
-            continue  # answered under its name
+        if name is None and topic_id in answered_by_name:
+            continue
         result = DeletableTopicResult(name=name, topic_id=topic_id)
         response.responses.append(result)
         if times[name, topic_id] > 1:
@@ -306,9 +307,10 @@ def handle_delete_topics(
         elif (name is None) == (topic_id == NO_TOPIC_ID):
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "either a name or an id is needed"
-        elif name in both_ways.values():
+        elif name in both_ways:
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "the topic is named by its id as well"
+            result.topic_id = both_ways[name]
         elif is_internal(ctx, topic_id if name is None else name):
             result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
             result.error_message = "an internal topic"
@@ -356,15 +358,15 @@ def fail_delete_topics(
     return DeleteTopicsResponse(responses=results)
 
 
-def _named_both_ways(ctx: RequestContext, asked: list[DeleteTopicState]) -> dict[bytes, str]:
-    """Id → name of the topics that are asked for by name and by id: that is a mistake, and what it
+def _named_both_ways(ctx: RequestContext, asked: list[DeleteTopicState]) -> dict[str | None, bytes]:
+    """Name → id of the topics that are asked for by name and by id: that is a mistake, and what it
     was meant to delete is not known."""
     names = {topic.name for topic in asked if topic.topic_id == NO_TOPIC_ID}
-    found = {}
+    found: dict[str | None, bytes] = {}
     for topic_id in {topic.topic_id for topic in asked if topic.name is None}:
         topic = find_topic(ctx, topic_id)
         if topic is not None and topic.name in names:
-            found[topic_id] = topic.name
+            found[topic.name] = topic_id
     return found
 
 
