@@ -27,7 +27,7 @@ from rpc.streams import Address, Dial, Dialer, DialFailed, Stream, Timer
 from segments.api import Buffer
 from vdl.clock import MS, Clock
 from vdl.kafka.connection import FrameReader
-from vdl.kafka.wire import api_versions, metadata
+from vdl.kafka.wire import api_versions, metadata, offset_commit, offset_fetch
 from vdl.kafka.wire.header import (
     RequestHeader,
     decode_response_header,
@@ -51,6 +51,9 @@ class Failure:
     sent: bool
 
 
+NAMED_UP_TO = {offset_commit.API_KEY: 9, offset_fetch.API_KEY: 9}
+"""API key → the last version in which topics have names: who uses this client names them."""
+
 Answer = Callable[[Message | Failure], None]
 
 
@@ -66,7 +69,7 @@ class ClientOptions:
     connect_timeout_ms: int = 1_000
     allow_auto_create: bool = True
     version_caps: dict[int, int] = field(default_factory=dict)
-    """API key → highest version this client speaks."""
+    """API key → highest version this client speaks, besides `NAMED_UP_TO`."""
 
 
 @dataclass(slots=True)
@@ -252,7 +255,7 @@ class _Link:
             return
         if self._dial_timer is not None:
             self._dial_timer.cancel()
-        caps = self.client.options.version_caps
+        caps = {**NAMED_UP_TO, **self.client.options.version_caps}
         self.versions = {
             row.api_key: min(row.max_version, caps.get(row.api_key, row.max_version))
             for row in response.api_keys
