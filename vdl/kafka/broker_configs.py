@@ -23,6 +23,7 @@ from typing import Any
 
 from vdl.kafka.context import Context, KafkaOptions
 from vdl.kafka.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
+from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE, UNTHROTTLED
 from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
 ALL_SERVERS = ""
@@ -105,6 +106,26 @@ WITHOUT_EFFECT = tuple(
 )
 
 
+REPLICATION_THROTTLES = (
+    TopicConfig(
+        LEADER_THROTTLED_RATE,
+        ConfigType.LONG,
+        str(UNTHROTTLED),
+        "Bytes a second that followers far behind get from a server, if less than"
+        " raft.catch_up_rate; each still gets twice what is written to its partition.",
+        low=0,
+    ),
+    TopicConfig(
+        "follower.replication.throttled.rate",
+        ConfigType.LONG,
+        str(UNTHROTTLED),
+        "Accepted for tools, without effect: leaders feed their followers, at their own rate.",
+        low=0,
+    ),
+)
+"""What `kafka-reassign-partitions --throttle` sets on each server, and takes back."""
+
+
 def _of_servers(config: TopicConfig) -> TopicConfig:
     """A topic's setting as the servers' default of it."""
     return replace(config, name=config.broker_name)
@@ -121,13 +142,15 @@ DYNAMIC: Mapping[str, TopicConfig] = {
             if config.option and config.option not in _NOT_AT_RUN_TIME
         ),
         *_OWN,
+        *REPLICATION_THROTTLES,
         *WITHOUT_EFFECT,
     )
 }
 """What can be changed at run time, by name."""
 
 KNOWN_OF_SERVERS: Mapping[str, TopicConfig] = {
-    config.name: config for config in (*READ_ONLY, *TOPIC_DEFAULTS, *_OWN, *WITHOUT_EFFECT)
+    config.name: config
+    for config in (*READ_ONLY, *TOPIC_DEFAULTS, *_OWN, *REPLICATION_THROTTLES, *WITHOUT_EFFECT)
 }
 """What a server is described by, besides its name and addresses."""
 

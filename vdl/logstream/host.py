@@ -46,6 +46,7 @@ from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import Outcome, StateGroup
 from vdl.logstream.membership.leader_requests import LeaderRequests
 from vdl.logstream.membership.open_replica import ReplicaOpener
+from vdl.logstream.membership.reassignment import throttled_rate
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.replicas import (
     CatalogObserver,
@@ -617,6 +618,7 @@ class Host:
             self._renumbered = self.catalog.renumbered
             for group in self._groups.values():
                 self._place(group)
+        self._opener.throttle.limit(throttled_rate(self.catalog.resources, self.server_id))
         self._inbox.catalog_changed()
         self.liveness.catalog_changed()
         self.on_catalog_change()

@@ -13,9 +13,12 @@ from tests.unit.logstream.conftest import Cluster
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE
 from vdl.logstream.membership.replacement import PARTITIONS_MAX
 from vdl.state.commands import (
     AlterReassignments,
+    AlterResourceConfigs,
+    ConfigChange,
     DeleteTopics,
     FinishReassignments,
     LostReplica,
@@ -342,3 +345,11 @@ def test_many_that_move_at_once_do_not_wait_for_one_another(make_cluster: Any) -
     many.nodes[6].start()
     until(many, lambda: all(settled(many, group_id) for group_id in groups))
     assert all(voters(many, group_id) == {4, 5, 6} for group_id in groups[:PARTITIONS_MAX])
+
+
+def test_throttle_that_the_catalog_holds_is_a_servers_own(six: Any) -> None:
+    """`kafka-reassign-partitions --throttle` sets it on each server; or, as here, on all."""
+    six.propose(AlterResourceConfigs([(4, ConfigChange("", {LEADER_THROTTLED_RATE: "300000"}))]))
+    six.propose(AlterResourceConfigs([(4, ConfigChange("2", {LEADER_THROTTLED_RATE: "200000"}))]))
+    rates = [n.host._opener.throttle._bytes_per_second for n in six.nodes.values()]
+    assert rates == [300_000, 200_000] + [300_000] * 4

@@ -67,7 +67,8 @@ class ReplicaOpener:
         self._left = state.options.openings_per_turn
         """How many partitions may still be opened in this turn."""
         self._is_armed = False
-        self._throttle = RecoveryThrottle(state.clock, state.options.catch_up_bytes_per_second)
+        self.throttle = RecoveryThrottle(state.clock, state.options.catch_up_bytes_per_second)
+        """Of all replicas that are opened here."""
 
     def open(self, log: storage.Log, placement: Placement, owner: LogStream | StateGroup) -> None:
         """Open a replica, now or later: `Hosting.opened` gets its group, or `replica_lost` its log,
@@ -118,7 +119,7 @@ class ReplicaOpener:
             members=members,
             tick=state.loop_time.tick,
             options=state.options,
-            throttle=self._throttle,
+            throttle=self.throttle,
             rng=random.Random(state.rng.getrandbits(64)),
             is_linked=state.is_linked,
         )
