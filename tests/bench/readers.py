@@ -4,7 +4,7 @@
   Some seconds later a consumer of each begins at the first record. `seconds` is the time until each
   misses less than half a second of producing; `slowest_gain` how many times as fast as its
   partition was written to the slowest one was fed.
-* `tail`: fifty consumers wait at the end of a partition that gets 5 MB/s (tests/bench/tailing.py),
+* `tail`: fifty consumers wait at the end of a partition at a steady rate (tests/bench/tailing.py),
   without others (`alone`), and `beside` five that read partitions of the same server from their
   first record, again and again, while a producer writes to these as well.
 
@@ -48,7 +48,6 @@ from vdl.records.batch import HEADER_BYTES, LENGTH_FROM
 
 TEN = 10
 TAILING = 50
-TAIL_BYTES_PER_SECOND = 5_000_000
 BEHIND = 5
 SERVERS = 3
 REST_SECONDS = 1.5
@@ -63,6 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=60.0, help="MB/s produced in `ten`")
     parser.add_argument("--megabytes", type=float, default=1_500.0, help="behind in `tail`")
     parser.add_argument("--beside-rate", type=float, default=20.0, help="MB/s produced in `tail`")
+    parser.add_argument("--tail-rate", type=float, default=5.0, help="MB/s at whose end they wait")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each half of `tail`")
     parser.add_argument("--alone-seconds", type=float, default=5.0, help="before `ten` begin")
     parser.add_argument("--seconds-max", type=float, default=120.0, help="for catching up")
@@ -160,7 +160,10 @@ def _tail(system: System, options: argparse.Namespace) -> Figures:
     with (
         Producing(system.bootstrap, far, options.beside_rate, partitions) as producing,
         Tailing(
-            system.bootstrap, topic, consumers=TAILING, bytes_per_second=TAIL_BYTES_PER_SECOND
+            system.bootstrap,
+            topic,
+            consumers=TAILING,
+            bytes_per_second=int(options.tail_rate * 1e6),
         ) as tailing,
     ):
         producing.wait_going()

@@ -226,6 +226,8 @@ def _replicas_by_group(answers: Mapping[int, ServerStatus]) -> dict[str, dict[in
 
 def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByServer]) -> None:
     for described in sorted(metadata.topics, key=lambda topic: str(topic.name)):
+        if described.is_internal:
+            continue  # a view of the coordinators, which are told as what they are
         topic = Topic(described.name)
         for row in sorted(described.partitions, key=lambda row: int(row.partition_index)):
             name = f"{described.name}-{row.partition_index}"

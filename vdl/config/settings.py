@@ -223,6 +223,7 @@ KEYS: dict[str, Key] = {
     "kafka.connections.max.idle.ms": Key(
         "kafka.connection_idle_ms", milliseconds(1_000, 30 * DAY_MS)
     ),
+    "kafka.telemetry.max.bytes": Key("kafka.telemetry_max_bytes", size(KIB, 16 * MIB)),
     "kafka.fetch.max.bytes": Key("kafka.fetch_max_bytes", size(KIB, INT32_MAX)),
     "kafka.max.incremental.fetch.session.cache.slots": Key(
         "kafka.fetch_sessions_max", integer(0, 1_000_000)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.client_metrics import ClientMetrics
 from vdl.kafka.down_conversion import DownConversion
 from vdl.kafka.fetch_sessions import FetchSessions
 from vdl.kafka.log_sizes import LogSizes
@@ -129,14 +130,17 @@ class KafkaOptions:
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
     """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
+    telemetry_max_bytes: int = 1 << 20
+    """`telemetry.max.bytes`: most that a client may push of its metrics, compressed."""
     fetch_sessions_max: int = 1_000
     """`max.incremental.fetch.session.cache.slots`."""
     fetch_session_partitions_max: int = 100_000
     """Partitions in all fetch sessions; some 700 bytes each."""
     request_timeout_ms_max: int = 300_000
     """No client's timeout holds a request longer than this."""
-    cold_read_bytes_per_second: int = 32 << 20
-    """What all consumers far behind are sent from disk at least while producers are at work."""
+    cold_read_bytes_per_second: int = 8 << 20
+    """What all consumers far behind are sent from disk at least while producers are at work,
+    whatever these feel of it."""
     read_timeout_ms: int = 10_000
     """How long a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000
@@ -349,6 +353,13 @@ class Host(Protocol):
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas are in sync, as the group's leader last reported."""
 
+    def may_serve_reads(self, group_id: int) -> bool:
+        """Whether consumers may read from the replica here though it does not lead (KIP-392)."""
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        """The server that consumers in this rack are to read a partition from that is led here;
+        -1: from here."""
+
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader because that server failed; 0: not recently."""
 
@@ -381,6 +392,8 @@ class Context:
     """The absolute path of the data directory."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
+    commit_logs: dict[int, LogStream] = field(default_factory=dict)
+    """The commits of each coordinator, by its group, as a partition of `__consumer_offsets`."""
     topics_refused: int = 0
     """Topics not created, or not enlarged, because servers have all the replicas they may have."""
     leader_waits: int = 0
@@ -400,10 +413,19 @@ class Context:
     answers: AnswerMemory = field(init=False)
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
+    client_metrics: ClientMetrics = field(default_factory=ClientMetrics)
+    file_config: KafkaOptions = field(init=False)
+    """What the server's file says; `config` is with what was changed at run time."""
+    resources_revision: int = -1
+    """Of the settings in the catalog that `config` reflects."""
     log_sizes: LogSizes = field(init=False)
 
+    def stream(self, group_id: int) -> LogStream | None:
+        """The partition replica here, or the view of a coordinator's commits."""
+        return self.host.stream(group_id) or self.commit_logs.get(group_id)
+
     def __post_init__(self) -> None:
-        config = self.config
+        config = self.file_config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)

@@ -11,15 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from segments.api import Compacted, StorageError
-
-if TYPE_CHECKING:
-    from vdl.kafka.context import Host
+from vdl.state.catalog import Catalog
 
 UNDER_WAY_MAX = 4
 """Look-ups of one walk at a time: others read from the disk, too."""
+
+
+class Replica(Protocol):
+    """A partition's replica on this server."""
+
+    def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None: ...
+
+
+class Holder(Protocol):
+    """This server."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+    def stream(self, group_id: int) -> Replica | None: ...
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -39,7 +52,7 @@ class Sizes:
 class LogSizes:
     """See the module."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Holder) -> None:
         self._host = host
         self._waiting: list[Callable[[Sizes], None]] = []
         """Who is answered by the next walk."""

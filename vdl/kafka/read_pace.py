@@ -169,6 +169,9 @@ class ReadPace:
         count, mean_ns = self._felt()
         if count < FEW and elapsed_ns < FEW_NS:
             return
+        if count and mean_ns < self.usual_ns // 2:
+            # Without readers it would take no longer: what was learned is out of date.
+            self.usual_ns = max(1, self.usual_ns // 2)
         if count:
             is_worse = mean_ns > self.usual_ns * WORSE_PERCENT // 100 + WORSE_NS
         else:

@@ -48,6 +48,7 @@ READ_BYTES_MIN = 64 << 10
 GAIN = 2
 """How many times as fast as its producers a reader is fed at least."""
 BURST_NS = PAUSE_NS
+"""What could not be had in so long may be had at once: above all a pause."""
 BACKGROUND_BYTES = 128 << 20
 """A second: for work that nobody waits for."""
 

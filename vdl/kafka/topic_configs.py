@@ -24,6 +24,7 @@ from vdl.kafka.context import KafkaOptions
 from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.retention import FOREVER, RetentionPolicy
 from vdl.records.compression import Compression
+from vdl.state.resource_configs import list_parts
 
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -77,7 +78,10 @@ class TopicConfig:
 
     def default_for(self, options: KafkaOptions) -> str:
         """The value of a topic that does not set it, on a server with these options."""
-        return str(getattr(options, self.option)) if self.option else self.default
+        if not self.option:
+            return self.default
+        value = getattr(options, self.option)
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     def check(self, value: str) -> None:
         """Raises InvalidConfig."""
@@ -444,12 +448,14 @@ KNOWN = (
 BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
-def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
+def check_configs(
+    configs: Mapping[str, str], known: Mapping[str, TopicConfig] = BY_NAME
+) -> dict[str, str]:
     """The settings as they are kept. Raises InvalidConfig for the first one that cannot be
-    accepted, in the order given."""
+    accepted, in the order given. `known`: the settings there are, by name; those of a topic."""
     kept: dict[str, str] = {}
     for name, value in configs.items():
-        config = BY_NAME.get(name)
+        config = known.get(name)
         if config is None:
             raise InvalidConfig(f"Unknown topic config name: {name}")
         kept[name] = value.strip()
@@ -457,11 +463,6 @@ def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
             kept[name] = ",".join(part.strip() for part in value.split(","))
         config.check(kept[name])
     return kept
-
-
-def list_parts(value: str) -> list[str]:
-    """The parts of a setting that is a list, without blanks around them."""
-    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def codec_of(

@@ -56,6 +56,7 @@ from vdl.logstream.membership.replicas import (
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.entry_repair import EntryRepair
+from vdl.logstream.peers.follower_reads import FollowerReads
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.inbox import Inbox
 from vdl.logstream.peers.leader_proofs import LeaderProofs
@@ -99,6 +100,7 @@ class Host:
         self.campaigns = self.timers.campaigns
         self._status = ServerStatus(state)
         self._forwarding = Forwarding(state, self.liveness)
+        self._follower_reads = FollowerReads(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
         self._inbox = Inbox(state, self._status, self._proofs, self._commits)
         self._opener = ReplicaOpener(state, hosting=self)
@@ -178,6 +180,14 @@ class Host:
         if leader >= 0:
             return told
         return tuple(s for s in told if s == self.server_id or s in self._alive)
+
+    def may_serve_reads(self, group_id: int) -> bool:
+        """See `FollowerReads.may_serve`."""
+        return self._follower_reads.may_serve(group_id)
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        """See `FollowerReads.replica_for`."""
+        return self._follower_reads.replica_for(group_id, rack, offset)
 
     def stream(self, group_id: int) -> LogStream | None:
         """The partition replica here, None when this server holds none."""

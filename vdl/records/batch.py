@@ -71,6 +71,10 @@ _LENGTH = Struct(">i")
 _BASE_OFFSET = Struct(">q")
 _LEADER_EPOCH = Struct(">i")
 _CRC = Struct(">I")
+_LAST_DELTA = Struct(">i")
+_LAST_DELTA_AT = 23
+SPAN_MAX = 1 << 31
+"""Offsets that one batch can stand for."""
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
 _LENGTH_AT, _EPOCH_AT, _MAGIC_AT, _CRC_AT = 8, 12, 16, 17
@@ -485,6 +489,28 @@ def pack_batch(
         fields.base_sequence,
         count,
     )
+    seal(batch)
+    return batch
+
+
+def build_sparse_batch(
+    records: Sequence[Record], base_offset: int, end_offset: int, *, leader_epoch: int
+) -> bytearray:
+    """A sealed batch over the offsets [base_offset, end_offset) that holds these records, perhaps
+    none, from the first offset on: as compaction leaves them."""
+    span = end_offset - base_offset
+    assert len(records) <= span <= SPAN_MAX, (len(records), span)
+    if records:
+        batch = build_batch(
+            records, BatchFields(base_offset=base_offset, leader_epoch=leader_epoch)
+        )
+    else:
+        batch = bytearray(HEADER_BYTES)
+        _HEADER.pack_into(
+            batch, 0, base_offset, HEADER_BYTES - LENGTH_FROM, leader_epoch, MAGIC, 0, 0, 0,
+            NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER_ID, -1, NO_SEQUENCE, 0,
+        )  # fmt: skip
+    _LAST_DELTA.pack_into(batch, _LAST_DELTA_AT, span - 1)
     seal(batch)
     return batch
 

@@ -149,6 +149,13 @@ HELP: dict[str, str] = {
     "vdl_kafka_request_bytes_total": "Bytes of requests, by API.",
     "vdl_kafka_response_bytes_total": "Bytes of responses, by API.",
     "vdl_kafka_request_seconds_total": "Time from request to response, waiting included, by API.",
+    "vdl_client_telemetry_clients": "Clients that have asked which metrics to push.",
+    "vdl_client_telemetry_pushes_total": "Pushes of clients' metrics that were taken.",
+    "vdl_client_telemetry_pushes_refused_total": "Pushes that were refused, or could not be read.",
+    "vdl_client_telemetry_points_total": "Numbers in them that were taken.",
+    "vdl_client_telemetry_points_dropped_total": "Numbers beyond what is kept.",
+    "vdl_client_counter_total": "What clients count themselves, as they pushed it (KIP-714).",
+    "vdl_client_gauge": "What clients measure themselves, as they pushed it last (KIP-714).",
     "vdl_peer_up": "1 while the link to that server is up.",
     "vdl_peer_unsent_bytes": "Bytes that wait for the link to that server.",
     "vdl_peer_round_trip_seconds": "Last round trip to that server, -1 before the first.",
@@ -169,6 +176,22 @@ STORE_COUNTERS = frozenset(
     }
 )  # fmt: skip
 """What only grows, among the numbers that a store calls by plain names."""
+
+
+class PushedNumbers(Protocol):
+    """What clients pushed, as the front end keeps it."""
+
+    @property
+    def pushes(self) -> int: ...
+    @property
+    def pushes_refused(self) -> int: ...
+    @property
+    def points(self) -> int: ...
+    @property
+    def points_dropped(self) -> int: ...
+    def __len__(self) -> int: ...
+    def series(self, now_ns: int) -> Iterator[tuple[str, str, str, float, bool]]:
+        """(metric, client id, attributes, number, whether it is a counter)."""
 
 
 class ApiCounters(Protocol):
@@ -197,6 +220,18 @@ def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
         yield Sample("request_bytes_total", labels, counters.bytes_in)
         yield Sample("response_bytes_total", labels, counters.bytes_out)
         yield Sample("request_seconds_total", labels, counters.total_ns / 1e9)
+
+
+def client_samples(metrics: PushedNumbers, now_ns: int) -> Iterator[Sample]:
+    """What clients pushed of their own metrics (KIP-714), and how that went."""
+    yield Sample("telemetry_clients", (), len(metrics))
+    yield Sample("telemetry_pushes_total", (), metrics.pushes)
+    yield Sample("telemetry_pushes_refused_total", (), metrics.pushes_refused)
+    yield Sample("telemetry_points_total", (), metrics.points)
+    yield Sample("telemetry_points_dropped_total", (), metrics.points_dropped)
+    for name, client_id, attributes, value, is_counter in metrics.series(now_ns):
+        labels = (("metric", name), ("client_id", client_id), ("attributes", attributes))
+        yield Sample("counter_total" if is_counter else "gauge", labels, value)
 
 
 def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:

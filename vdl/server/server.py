@@ -31,9 +31,11 @@ from segments.api import Store
 from vdl.clock import MS, Clock
 from vdl.config.settings import Config
 from vdl.errors import ErrorCode
+from vdl.kafka.broker_configs import follow
 from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, compaction_policy, retention_policy
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
@@ -294,8 +296,11 @@ class Server:
         context.groups = GroupCoordinator(
             host=host, clock=self.clock, rng=self._rng, config=config.kafka
         )
-        for coordinator in host.coordinators:
+        for group_id, coordinator in enumerate(host.coordinators, start=1):
             context.groups.attach(coordinator)
+            context.commit_logs[group_id] = CommitLog(
+                coordinator, group_id, self.clock, host.state.gaps, context.compute
+            )
         self.frontend = Frontend(context)
         host.overload.request_wait_ns = self.frontend.start_budget.oldest_ns
         host.on_catalog_change = self._catalog_changed
@@ -310,7 +315,9 @@ class Server:
     def _retention_policy(self, stream: LogStream) -> RetentionPolicy:
         assert self.host is not None
         topic = self.host.catalog.topics.get(stream.topic)
-        return KEEP if topic is None else retention_policy(topic.configs, self.config.kafka)
+        if topic is None or self.frontend is None:
+            return KEEP
+        return retention_policy(topic.configs, self.frontend.context.config)
 
     def _compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
         assert self.host is not None
@@ -376,6 +383,8 @@ class Server:
 
     def _catalog_changed(self) -> None:
         assert self.host is not None
+        if self.frontend is not None:
+            follow(self.frontend.context)
         if self.state is ServerState.WAITING and self.host.is_known:
             self.state = ServerState.STARTING
             self._log.info("directory_known", server=self.config.server_id)
@@ -451,7 +460,9 @@ class Server:
 
     def _replication_numbers(self, host: Host) -> dict[str, float]:
         """Partitions led here by how many of their replicas are in sync."""
-        catalog, default = host.catalog, self.config.kafka.min_insync_replicas
+        assert self.frontend is not None
+        catalog = host.catalog
+        default = self.frontend.context.config.min_insync_replicas
         under_replicated = under_min = at_min = 0
         for group_id, info in catalog.groups.items():
             in_sync = host.in_sync.get(group_id)

@@ -47,7 +47,7 @@ from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.keyed import KeyedTopic
-from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, Laggard
+from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, LAGGARDS, Laggard
 from vdl.sim.lateness import judge_lateness
 from vdl.sim.liar import Liar
 from vdl.sim.machine import (
@@ -717,13 +717,22 @@ class World:
         return ", ".join(filter(None, (reader.behind(stands) for reader in self._readers)))
 
     def _catch_up(self) -> None:
-        """A consumer that begins behind meets the end of each partition while producers go on."""
+        """Each consumer that begins behind meets the end of each partition while producers go
+        on."""
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for tp in self.env.partitions:
             stream = self._stream(tp.partition)
             if stream is not None:
                 ends[tp] = (stream.log_start_offset, stream.high_watermark)
-        name = "laggard"
+        laggards = [self._laggard(name, ends) for name in LAGGARDS]
+        limit_ns = CATCH_UP_NS + 2 * self.time.now_ns
+        if not self.wait(limit_ns, lambda: not any(one.missing() for one in laggards)):
+            missing = "; ".join(filter(None, (one.missing() for one in laggards)))
+            self.watch.violate("reader-starved", f"{missing}, producers went on")
+        self.note("caught up")
+
+    def _laggard(self, name: str, ends: dict[TopicPartition, tuple[int, int]]) -> Laggard:
+        """A consumer that begins behind `ends`."""
         recorder = self.recorder
         recorder.happened(name, "assign").keys = [str(tp) for tp in sorted(ends)]
 
@@ -738,10 +747,7 @@ class World:
             positioned,
         )
         self.env.consumers.append(laggard.consumer)
-        limit_ns = CATCH_UP_NS + 2 * self.time.now_ns
-        if not self.wait(limit_ns, lambda: not laggard.missing()):
-            self.watch.violate("reader-starved", f"{laggard.missing()}, producers went on")
-        self.note("caught up")
+        return laggard
 
     def _slow_failover(self) -> bool:
         """A server dies while all disks are slow: see `Options.failover_sync_ms`."""

@@ -42,7 +42,14 @@ from vdl.state.reassignment import (
     reassigned,
     renumbered,
 )
-from vdl.state.table import decode_value, encode_value, text_bytes
+from vdl.state.resource_configs import (
+    CONFIGS_BYTES_MAX,
+    KEY_PREFIX,
+    ResourceConfigs,
+    changed_configs,
+    configs_bytes,
+)
+from vdl.state.table import decode_value, encode_value
 
 TOPIC_NAME_CHARS_MAX = 249
 """Longest topic name Kafka allows."""
@@ -53,8 +60,6 @@ FIRST_REPLICA = 1
 REPLICA_NUMBER_MAX = (1 << 16) - 1
 """Numbers are 16 bits of a Raft id."""
 
-CONFIGS_BYTES_MAX = 4_096
-"""Names and values of one topic's settings: they are in every snapshot."""
 PARTITIONS_PER_TOPIC_MAX = 100_000
 """Keeps one command from filling every server's memory."""
 
@@ -283,6 +288,8 @@ class Catalog:
         self.next_group_id = coordinator_groups + 1
         self.next_producer_id = 0
         self.features = Features()
+        self.resources = ResourceConfigs()
+        """Settings of what is no topic."""
         self.noted_ms = 0
         """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
@@ -305,6 +312,7 @@ class Catalog:
             commands.AlterTopicConfigs: self._alter_configs,
             commands.CreatePartitions: self._create_partitions,
             commands.UpdateFeatures: self._update_features,
+            commands.AlterResourceConfigs: self._alter_resource_configs,
             commands.AlterReassignments: self._alter_reassignments,
             commands.FinishReassignments: self._finish_reassignments,
         }
@@ -704,7 +712,7 @@ class Catalog:
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"replication factor {factor}, but {len(self.servers)} servers are registered",
             )
-        if _configs_bytes(new.configs) > CONFIGS_BYTES_MAX:
+        if configs_bytes(new.configs) > CONFIGS_BYTES_MAX:
             return refused(
                 ErrorCode.INVALID_CONFIG, f"the settings take more than {CONFIGS_BYTES_MAX} bytes"
             )
@@ -910,19 +918,21 @@ class Catalog:
             if topic is None:
                 answer.errors.append(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 continue
-            kept = {} if change.replaces else topic.configs
-            configs = {name: value for name, value in kept.items() if name not in change.unset}
-            configs |= change.set
-            lists = {one.name: changed_list(one, kept.get(one.name)) for one in change.lists}
-            if None in lists.values():
-                answer.errors.append(ErrorCode.INVALID_CONFIG)
-                continue
-            configs |= {name: value for name, value in lists.items() if value is not None}
-            if _configs_bytes(configs) > CONFIGS_BYTES_MAX:
+            configs = changed_configs(change, topic.configs)
+            if configs is None or configs_bytes(configs) > CONFIGS_BYTES_MAX:
                 answer.errors.append(ErrorCode.INVALID_CONFIG)
                 continue
             self._change_topic(topic, configs=configs)
             answer.errors.append(ErrorCode.NONE)
+        return answer
+
+    def _alter_resource_configs(self, command: commands.AlterResourceConfigs) -> ConfigsAltered:
+        answer = ConfigsAltered([])
+        for resource_type, change in command.changes:
+            error, key = self.resources.alter(resource_type, change)
+            answer.errors.append(error)
+            if error is ErrorCode.NONE:
+                self._dirty.add(key)
         return answer
 
     # --- producer ids ----------------------------------------------------------------------
@@ -942,6 +952,7 @@ class Catalog:
         """The whole state, in key order: snapshots and digests."""
         keys = [_KEY_COUNTERS]
         keys.extend(map(_feature_key, self.features.levels))
+        keys.extend(self.resources.keys())
         keys.extend(map(_group_key, self.groups))
         keys.extend(map(_move_key, self.moves))
         keys.extend(map(_server_key, self.servers))
@@ -956,7 +967,7 @@ class Catalog:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
         several = len(self.features.levels) + len(self.retired) + len(self._numbers)
-        return 1 + named + several + len(self.moves)
+        return 1 + named + several + len(self.moves) + len(self.resources)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
@@ -974,6 +985,7 @@ class Catalog:
         self.renumbered += 1
         self._numbers = {}
         self._dirty = set()
+        self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         for key, value in items:
             match key[:1]:
                 case b"c":
@@ -997,6 +1009,8 @@ class Catalog:
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
+                case b"x":
+                    continue  # loaded above
                 case b"t":
                     topic = decode_value(value, TopicInfo)
                     self.topics[topic.name] = topic
@@ -1025,6 +1039,8 @@ class Catalog:
                 value = self._numbers.get(_KEY_NUMBER.unpack(key)[1:])
             case b"r":
                 value = self.retired.get(key[1:])
+            case b"x":
+                return self.resources.stored(key)
             case b"s":
                 value = self.servers.get(_KEY_SERVER.unpack(key)[1])
             case _:
@@ -1045,23 +1061,6 @@ def _overfull(placements: list[list[int]], load: Load, replicas_max: int) -> str
                 f"have {replicas_max} at most (cluster.replicas_per_server)"
             )
     return ""
-
-
-def changed_list(change: commands.ListChange, present: str | None) -> str | None:
-    """The new text of a setting that is a list; None when that is no value of it."""
-    parts = [part for part in (change.default if present is None else present).split(",") if part]
-    if change.subtracts:
-        parts = [part for part in parts if part not in change.parts]
-    else:
-        parts += [part for part in change.parts if part not in parts]
-    if change.is_open:
-        return ",".join(parts)
-    allowed = all(part.lower() in change.allowed for part in parts)
-    return ",".join(parts) if parts and allowed else None
-
-
-def _configs_bytes(configs: Mapping[str, str]) -> int:
-    return sum(text_bytes(name) + text_bytes(value) for name, value in configs.items())
 
 
 def topic_name_complaint(name: str) -> str:

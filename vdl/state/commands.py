@@ -144,6 +144,7 @@ class ConfigChange(Part, frozen=True):
     """What changes about one topic's settings. The proposer has checked the values."""
 
     topic: str
+    """Or the name of another resource."""
     set: dict[str, str] = {}
     unset: list[str] = []
     """Back to the default."""
@@ -198,6 +199,13 @@ class UpdateFeatures(Command, frozen=True, tag=10):
 
     updates: list[FeatureUpdate]
     validate_only: bool = False
+
+
+class AlterResourceConfigs(Command, frozen=True, tag=11):
+    """Change settings of servers, consumer groups and subscriptions to metrics, each on its own."""
+
+    changes: list[tuple[int, ConfigChange]]
+    """(Kafka's number of the resource's type, what changes)."""
 
 
 class Reassign(Part, frozen=True):

@@ -170,19 +170,21 @@ def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
 
 
 def test_resources_that_cannot_be_altered_are_refused() -> None:
-    """Servers' settings are their files'; a resource named twice is in doubt."""
+    """Another server's settings, a kind that has none, and one named twice, which is in doubt."""
     world = World()
     world.topic()
-    broker = incremental.AlterConfigsResource(BROKER, "1", [])
-    nobody = incremental.AlterConfigsResource(TOPIC, "nobody", [])
-    twice = incremental.AlterConfigsResource(TOPIC, "t", [])
-    request = incremental.IncrementalAlterConfigsRequest([broker, nobody, twice, twice], False)
+    asked = [
+        incremental.AlterConfigsResource(kind, name, [])
+        for kind, name in (
+            (BROKER, "2"), (BROKER, "one"), (8, "1"), (64, "x"), (16, ""), (32, ""),
+            (TOPIC, "t"), (TOPIC, "t"), (TOPIC, "nobody"),
+        )
+    ]  # fmt: skip
+    request = incremental.IncrementalAlterConfigsRequest(asked, False)
     answer = world.client().ask(INCREMENTAL, 1, request)
     assert [result.error_code for result in answer.responses] == [
-        ErrorCode.INVALID_REQUEST,
+        *[ErrorCode.INVALID_REQUEST] * 8,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.INVALID_REQUEST,
     ]
 
 

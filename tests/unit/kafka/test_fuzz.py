@@ -8,6 +8,12 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
+from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.kafka.wire.alter_configs import (
+    AlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+)
 from vdl.kafka.wire.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -36,6 +42,9 @@ from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequ
 from vdl.kafka.wire.elect_leaders import ElectLeadersRequest
 from vdl.kafka.wire.elect_leaders import TopicPartitions as ElectTopicPartitions
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
+from vdl.kafka.wire.incremental_alter_configs import IncrementalAlterConfigsRequest
+from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
 from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from vdl.kafka.wire.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
@@ -48,6 +57,7 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.kafka.wire.push_telemetry import PushTelemetryRequest
 from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest
 from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
@@ -71,6 +81,9 @@ def sound_requests(version: int) -> dict[int, object]:
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        33: AlterConfigsRequest(
+            [AlterConfigsResource(32, "g", [AlterableConfig("consumer.session.timeout.ms", "5")])]
+        ),
         34: AlterReplicaLogDirsRequest(
             [AlterReplicaLogDir("/data", [AlterReplicaLogDirTopic("t", [0])])]
         ),
@@ -79,6 +92,9 @@ def sound_requests(version: int) -> dict[int, object]:
             [CreatePartitionsTopic("t", 2, [CreatePartitionsAssignment([1, 2, 3])])], 100
         ),
         43: ElectLeadersRequest(0, [ElectTopicPartitions("t", [0])], 100),
+        44: IncrementalAlterConfigsRequest(
+            [incremental.AlterConfigsResource(16, "m", [incremental.AlterableConfig("match", 2)])]
+        ),
         45: AlterPartitionReassignmentsRequest(
             100, True, [ReassignableTopic("t", [ReassignablePartition(0, [3, 1])])]
         ),
@@ -88,6 +104,9 @@ def sound_requests(version: int) -> dict[int, object]:
         60: DescribeClusterRequest(),
         61: DescribeProducersRequest([TopicRequestOfProducers("t", [0])]),
         64: UnregisterBrokerRequest(1),
+        71: GetTelemetrySubscriptionsRequest(b"i" * 16),
+        72: PushTelemetryRequest(b"i" * 16, 1, False, 0, b"\x0a\x02\x12\x00"),
+        74: ListConfigResourcesRequest([2, 4] if version else []),
         75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
     }
 

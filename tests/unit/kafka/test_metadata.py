@@ -81,8 +81,9 @@ def test_metadata_of_all_topics_is_asked_for_differently_by_version() -> None:
     world.topic("a")
     world.topic("b")
     client = world.client()
-    assert [t.name for t in client.ask(METADATA, 0, MetadataRequest([])).topics] == ["a", "b"]
-    assert [t.name for t in client.ask(METADATA, 1, MetadataRequest(None)).topics] == ["a", "b"]
+    names = ["__consumer_offsets", "a", "b"]
+    assert [t.name for t in client.ask(METADATA, 0, MetadataRequest([])).topics] == names
+    assert [t.name for t in client.ask(METADATA, 1, MetadataRequest(None)).topics] == names
     assert client.ask(METADATA, 1, MetadataRequest([])).topics == []
 
 
@@ -172,7 +173,9 @@ def test_metadata_creates_nothing_when_client_or_server_forbid_it() -> None:
     world = World()
     client = world.client()
     assert client.ask(METADATA, 9, named("x", create=False)).topics[0].error_code == unknown
-    assert client.ask(METADATA, 9, named("__consumer_offsets")).topics[0].error_code == unknown
+    assert client.ask(METADATA, 9, named("__transaction_state")).topics[0].error_code == unknown
+    (internal,) = client.ask(METADATA, 9, named("__consumer_offsets")).topics
+    assert (internal.error_code, internal.is_internal) == (ErrorCode.NONE, True)
     closed = World(KafkaOptions(auto_create_topics=False))
     assert closed.client().ask(METADATA, 9, named("x")).topics[0].error_code == unknown
     assert world.host.catalog.topics == closed.host.catalog.topics == {}
@@ -245,8 +248,11 @@ def test_describe_topic_partitions_answers_page_by_page() -> None:
     world.topic("a", 3)
     world.topic("b", 3)
     client = world.client()
+    first = DescribeTopicPartitionsRequest([], 2)
+    (internal,) = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, first).topics
+    assert (internal.name, internal.is_internal) == ("__consumer_offsets", True)
     seen: list[tuple[str, int]] = []
-    cursor: Cursor | None = None
+    cursor: Cursor | None = Cursor("a", 0)
     for _ in range(4):
         request = DescribeTopicPartitionsRequest([], 2, cursor)
         answer = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request)
@@ -272,7 +278,7 @@ def test_describe_topic_partitions_ends_a_page_with_its_last_topic() -> None:
     world.topic("a", 3)
     world.topic("b", 3)
     answer = world.client().ask(
-        DESCRIBE_TOPIC_PARTITIONS, 0, DescribeTopicPartitionsRequest([], 3, None)
+        DESCRIBE_TOPIC_PARTITIONS, 0, DescribeTopicPartitionsRequest([], 3, Cursor("a", 0))
     )
     assert [topic.name for topic in answer.topics] == ["a"]
     assert answer.next_cursor == Cursor("b", 0)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.kafka.twin import World
 from vdl.errors import ErrorCode
+from vdl.kafka.broker_configs import DYNAMIC
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.topic_configs import BY_NAME, KNOWN, InvalidConfig, check_configs
 from vdl.kafka.wire.create_topics import (
@@ -314,13 +315,14 @@ def test_describe_configs_returns_the_keys_asked_for() -> None:
 
 
 def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
-    """Read-only values from its file; another server's id is refused, no name means no defaults."""
+    """Values from its file, which are read-only but for those that can be changed at run time;
+    another server's id is refused, no name means what was set for all."""
     world = World(KafkaOptions(num_partitions=8))
     entries = {entry.name: entry for entry in describe(world, 4, "1").configs}
     assert (entries["num.partitions"].value, entries["num.partitions"].config_source) == ("8", 4)
     assert entries["auto.create.topics.enable"].value == "true"
     assert entries["message.max.bytes"].value == "1048588"
-    assert all(entry.read_only for entry in entries.values())
+    assert {entry.name for entry in entries.values() if not entry.read_only} == set(DYNAMIC)
     assert describe(world, 4, "2").error_code == ErrorCode.INVALID_REQUEST
     assert describe(world, 4, "").configs == []
 
@@ -331,7 +333,9 @@ def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
         (2, "nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (2, "a b", ErrorCode.INVALID_TOPIC_EXCEPTION),
         (8, "1", ErrorCode.INVALID_REQUEST),
-        (32, "group", ErrorCode.INVALID_REQUEST),
+        (16, "", ErrorCode.INVALID_REQUEST),
+        (32, "", ErrorCode.INVALID_REQUEST),
+        (64, "x", ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_describe_configs_of_what_is_not_there_is_refused(

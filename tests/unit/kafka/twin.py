@@ -19,6 +19,7 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
+from vdl.kafka.broker_configs import follow
 from vdl.kafka.context import Context, KafkaOptions
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.kafka.wire import registry
@@ -304,6 +305,12 @@ class TwinHost:
         self.alive = [1, 2, 3]
         self.silent: set[int] = set()
         self.in_sync = [1, 2, 3]
+        self.preferred = -1
+        """The read replica that the host chooses."""
+        self.may_follow = False
+        """Whether a follower here may be read from."""
+        self.preference_asked: list[tuple[str, int]] = []
+        """Rack and offset of each question for a read replica."""
         self.lost_ns: dict[int, int] = {}
         self.is_heard = True
         self.streams: dict[int, TwinStream] = {}
@@ -316,6 +323,7 @@ class TwinHost:
         """Leaders that are asked to hand over do not, and give no answer."""
         self.quorum: Quorum | None = None
         self._applied = 0
+        self.on_catalog_change: Callable[[], None] = lambda: None
         for server_id in (1, 2, 3):
             self.apply(
                 commands.RegisterServer(
@@ -341,6 +349,7 @@ class TwinHost:
                 self.streams.setdefault(group_id, TwinStream(self.clock, group_id))
         for group_id in [group for group in self.streams if group not in self.catalog.groups]:
             self.streams.pop(group_id).lose_leadership()
+        self.on_catalog_change()
         return result
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
@@ -399,6 +408,13 @@ class TwinHost:
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         return tuple(self.in_sync)
+
+    def may_serve_reads(self, group_id: int) -> bool:
+        return self.may_follow
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        self.preference_asked.append((rack, offset))
+        return self.preferred
 
     def leader_lost_ns(self, group_id: int) -> int:
         return self.lost_ns.get(group_id, 0)
@@ -527,6 +543,7 @@ class World:
             self.host, options or KafkaOptions(), self.clock, self.log, self._random_bytes
         )
         self.frontend = Frontend(self.context)
+        self.host.on_catalog_change = partial(follow, self.context)
 
     def _random_bytes(self, count: int) -> bytes:
         self._drawn += 1

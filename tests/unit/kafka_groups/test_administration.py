@@ -177,7 +177,7 @@ def test_list_that_a_quorum_did_not_confirm_is_asked_for_again(cluster: Cluster)
     assert (listed(cluster), listed(cluster, server=2)) == ([], [GROUP])
 
 
-@pytest.mark.parametrize("version", range(3))
+@pytest.mark.parametrize("version", range(4))
 def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -> None:
     """68, then 0, then 69 (KIP-229)."""
     (first, second), _ = stable_group(cluster)
@@ -185,6 +185,8 @@ def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -
     def delete() -> list[int]:
         request = delete_wire.DeleteGroupsRequest([GROUP, "no"])
         response = cluster.call(DELETE, version, request).response
+        for result in response.results if version >= 3 else ():
+            assert (result.error_message is None) is (result.error_code == ErrorCode.NONE)
         return [result.error_code for result in response.results]
 
     missing = ErrorCode.GROUP_ID_NOT_FOUND

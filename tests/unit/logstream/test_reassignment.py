@@ -111,6 +111,11 @@ def test_members_become_the_ones_asked_for(six: Any, replicas: list[int]) -> Non
     # The first one leads when it can, in a second or two.
     until(six, lambda: server_of(six.leader(group_id).group.replica_id) == replicas[0])
     assert group_on(six, group_id, replicas[0]).is_settled
+    six.run(2_000)
+    for node in six.nodes.values():
+        # Those that had a replica tell clients of the leader as all others do.
+        assert node.host.leader_of(group_id)[0] == replicas[0]
+        assert node.host.in_sync_of(group_id) == tuple(replicas)
 
 
 def test_leader_that_dies_at_any_time_leaves_all_that_was_acknowledged(six: Any) -> None:

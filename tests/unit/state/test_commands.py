@@ -20,6 +20,7 @@ EXAMPLES = [
     commands.ReplaceServer(3, b"o" * 16, b"n" * 16),
     commands.ReplaceReplicas(3, b"n" * 16, [commands.LostReplica(9, 1)]),
     commands.AlterTopicConfigs([commands.ConfigChange("t", {"b": "1", "a": "2"}, ["c"], True)]),
+    commands.AlterResourceConfigs([(4, commands.ConfigChange("", {"a": "1"}))]),
     commands.UpdateFeatures([commands.FeatureUpdate("group.version", 1, 3)], True),
     commands.JoinGroup(
         "g", "", "c-1", None, "c", "/h", 1, 2, "consumer",

@@ -4,8 +4,10 @@
   magic 1 (KIP-32), v3 a bound on the answer (KIP-74). v4 record batches.
 * v7: sessions (KIP-227), see `vdl.kafka.fetch_sessions`. An incremental request reads those of
   its session's partitions that may have something to say; whatever woke one while it waits joins.
-* v9: leader epochs are checked (KIP-320). v12: divergence of an older epoch (KIP-595).
-  v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
+* v9: leader epochs are checked (KIP-320). v11: a consumer with a rack is sent to a replica in it
+  (KIP-392); a follower serves what it knows to be committed. v12: divergence of an older epoch
+  (KIP-595).
+* v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
 
 A fetch is a `_Poll`: it makes attempts until it can answer. An attempt first passes the gates: this
 replica leads, its leader has committed an entry of its own term, a quorum has answered since the
@@ -41,6 +43,7 @@ from vdl.kafka.fetch_sessions import Cached, FetchSession, Key
 from vdl.kafka.handlers.partitions import (
     Topic,
     check_leader_epoch,
+    endpoint,
     find_topic,
     leader_endpoints,
 )
@@ -61,6 +64,7 @@ from vdl.kafka.wire.fetch import (
 from vdl.records.legacy import LAST_FETCH_VERSION
 
 _SESSIONS_FROM = 7
+_RACKS_FROM = 11
 _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
@@ -98,6 +102,7 @@ class _Target:
         "found",
         "group_id",
         "key",
+        "preferred",
         "reported",
         "stream",
         "unknown",
@@ -118,6 +123,8 @@ class _Target:
         self.unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         """What to answer when the topic is gone."""
         self.stream: LogStream | None = None
+        self.preferred = -1
+        """The server to read this partition from, in place of this one; -1: this one."""
         self.confirmed = False
         """A quorum confirmed the high watermark after this request arrived."""
         self.admission: Admission | None = None
@@ -291,7 +298,7 @@ class _Poll:
     def _pass_gates(self, target: _Target) -> None:
         """Check what must hold before the log may be read. Closes a gate to wait for it."""
         host = self.ctx.server.host
-        stream = host.stream(target.group_id)
+        stream = self.ctx.server.stream(target.group_id)
         if stream is None:
             gone = target.group_id not in host.catalog.groups
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -301,8 +308,9 @@ class _Poll:
         target.error = check_leader_epoch(stream, max(target.asked.current_leader_epoch, -1))
         if target.error:
             return
+        target.preferred = -1
         if not stream.is_leader:
-            target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            self._pass_as_follower(target, stream)
             return
         if not stream.serving:
             self._close_gate()
@@ -330,8 +338,39 @@ class _Poll:
             stream.read_index(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._confirmed, target)
             )
-        else:
+        elif not self._sent_elsewhere(target):
             self._check_divergence(target, stream)
+
+    @property
+    def _has_rack(self) -> bool:
+        """Whether the consumer would read from another replica than the leader. One that names no
+        rack and comes to a follower has missed a change of leaders."""
+        return self.ctx.api_version >= _RACKS_FROM and bool(self.request.rack_id)
+
+    def _sent_elsewhere(self, target: _Target) -> bool:
+        """Whether the consumer is to read from a replica nearer to it."""
+        if self._has_rack:
+            ctx, offset = self.ctx, target.asked.fetch_offset
+            host = ctx.server.host
+            preferred = host.read_replica(target.group_id, self.request.rack_id, offset)
+            if preferred >= 0 and endpoint(ctx, preferred) is not None:
+                target.preferred = preferred
+        return target.preferred >= 0
+
+    def _pass_as_follower(self, target: _Target, stream: LogStream) -> None:
+        """What must hold before a follower's log may be read. It never says that an offset is out
+        of range, because it may not know how far the log goes: the consumer asks the leader."""
+        if not self._has_rack or not self.ctx.server.host.may_serve_reads(target.group_id):
+            target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return
+        offset = target.asked.fetch_offset
+        if offset < stream.log_start_offset:
+            target.error = ErrorCode.OFFSET_NOT_AVAILABLE
+        elif offset <= stream.high_watermark:
+            self._check_divergence(target, stream)
+        elif self.expired:
+            # It waited: the news that this is committed may have been on its way.
+            target.error = ErrorCode.OFFSET_NOT_AVAILABLE
 
     def _gate_deadline_ns(self) -> int:
         return self.ctx.received_ns + self.ctx.server.config.read_timeout_ms * MS
@@ -385,7 +424,8 @@ class _Poll:
         for target in self.targets:
             target.found = None
             stream = target.stream
-            if target.error or stream is None or target.diverging is not None:
+            is_elsewhere = target.preferred >= 0 or target.diverging is not None
+            if target.error or stream is None or is_elsewhere:
                 at_once = True
             elif left > 0 and target.asked.fetch_offset < stream.high_watermark:
                 found = self._read_one(target, stream, left)
@@ -421,7 +461,7 @@ class _Poll:
                 None,
                 None,
                 aborted,
-                -1,
+                target.preferred,
                 found.buffers if found is not None and found.bytes else b"",
             )
 
@@ -439,7 +479,11 @@ class _Poll:
                 self._close_gate()
                 self._read_cold(target, stream, bytes_max)
         except OffsetOutOfRange:
-            target.error = ErrorCode.OFFSET_OUT_OF_RANGE
+            target.error = (
+                ErrorCode.OFFSET_OUT_OF_RANGE
+                if stream.is_leader
+                else ErrorCode.OFFSET_NOT_AVAILABLE
+            )
         except StorageError as error:
             target.error = code_of(error)
         return None
@@ -703,7 +747,8 @@ class _Poll:
         answer = target.answer
         target.answer = target.cold = target.found = None
         assert answer is not None, target.key
-        if answer.error_code or answer.diverging_epoch is not None:
+        is_elsewhere = answer.preferred_read_replica >= 0
+        if answer.error_code or answer.diverging_epoch is not None or is_elsewhere:
             target.reported = None  # reported again while it lasts, and once it is over
             return True
         stands = answer.high_watermark, answer.log_start_offset
@@ -712,7 +757,9 @@ class _Poll:
         if answer.records:
             session.served(target)
             return True
-        if target.asked.fetch_offset >= answer.high_watermark:
+        # Whether a follower may still serve is asked at each request.
+        is_led = target.stream is not None and target.stream.is_leader
+        if is_led and target.asked.fetch_offset >= answer.high_watermark:
             if target.wait is None and target.stream is not None:
                 target.wait = target.stream.wait_for(
                     answer.high_watermark, partial(session.wake, target)

@@ -22,8 +22,15 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.partitions import NO_TOPIC_ID, Topic, endpoint
+from vdl.kafka.handlers.partitions import (
+    NO_TOPIC_ID,
+    Topic,
+    all_topics,
+    endpoint,
+    find_topic,
+)
 from vdl.kafka.leaders import when_led
+from vdl.kafka.offsets_topic import OFFSETS_TOPIC_ID
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
     MetadataRequest,
@@ -34,7 +41,7 @@ from vdl.kafka.wire.metadata import (
     MetadataResponseTopic,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import Catalog, topic_name_complaint
+from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import CreateTopics, NewTopic
 
 CATALOG_GROUP = 0
@@ -43,7 +50,7 @@ _CREATION_CHOICE_FROM = 4
 _LISTENER_ERROR_FROM = 6
 _IDS_IN_REQUEST_FROM = 12
 _INTERNAL_NAMES = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Kafka's own topics. Offsets live in coordinator groups here, so these are never created."""
+"""Kafka's own topics, which no client creates. The first is a view here (`offsets_topic.py`)."""
 _CREATE_TIMEOUT_MS = 5_000
 NOT_ASKED = -(1 << 31)
 """What one may do, where nobody asked."""
@@ -98,7 +105,7 @@ class View:
         leader, term = host.leader_of(group_id)
         moving = host.catalog.reassignment(group_id)
         if moving is None:
-            replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
+            replicas = [replica.server_id for replica in host.catalog.replicas(group_id)]
         else:
             replicas = moving.replicas  # those that go as well (KIP-455)
         error = ErrorCode.NONE
@@ -139,6 +146,7 @@ class View:
         return MetadataResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
+            is_internal=topic.topic_id == OFFSETS_TOPIC_ID,
             partitions=[
                 self.partition(group_id, index) for index, group_id in enumerate(topic.partitions)
             ],
@@ -243,19 +251,9 @@ def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, byt
     )
 
 
-def _topic(catalog: Catalog, name: str | None, topic_id: bytes) -> Topic | None:
-    """The topic of this id, or of this name if the id is null."""
-    if topic_id != NO_TOPIC_ID:
-        return catalog.topics_by_id.get(topic_id)
-    return None if name is None else catalog.topics.get(name)
-
-
 def _everything(view: View, request: MetadataRequest) -> MetadataResponse:
-    catalog = view.ctx.server.host.catalog
     operations = request.include_topic_authorized_operations
-    topics = [
-        view.topic(topic, with_operations=operations) for _, topic in sorted(catalog.topics.items())
-    ]
+    topics = [view.topic(topic, with_operations=operations) for topic in all_topics(view.ctx)]
     return _response(view, request, topics)
 
 
@@ -267,10 +265,10 @@ def _some(
 ) -> MetadataResponse:
     """The topics asked for, once each; those in `creating` are not unknown, they are on their
     way."""
-    catalog = view.ctx.server.host.catalog
     topics: list[MetadataResponseTopic] = []
     for name, topic_id in _wanted(asked):
-        topic = _topic(catalog, name, topic_id)
+        key = name if topic_id == NO_TOPIC_ID else topic_id
+        topic = None if key is None else find_topic(view.ctx, key)
         if topic_id != NO_TOPIC_ID:
             missing = ErrorCode.UNKNOWN_TOPIC_ID
         else:
@@ -359,9 +357,9 @@ def handle_describe_topic_partitions(
     ctx: RequestContext, request: described.DescribeTopicPartitionsRequest
 ) -> described.DescribeTopicPartitionsResponse:
     """Topics in name order, a page of partitions at a time (KIP-966)."""
-    catalog = ctx.server.host.catalog
     view = View(ctx)
-    names = sorted({topic.name for topic in request.topics} or catalog.topics)
+    names = sorted({topic.name for topic in request.topics})
+    names = names or [topic.name for topic in all_topics(ctx)]
     first = 0
     if request.cursor is not None:
         start = request.cursor.topic_name
@@ -375,7 +373,7 @@ def handle_describe_topic_partitions(
     left = max(1, min(request.response_partition_limit, _PARTITIONS_DESCRIBED_MAX))
     response = described.DescribeTopicPartitionsResponse()
     for name in names:
-        topic = catalog.topics.get(name)
+        topic = find_topic(ctx, name)
         if topic is not None and not left:
             response.next_cursor = described.Cursor(name, first)
             return response
@@ -392,6 +390,7 @@ def handle_describe_topic_partitions(
             )
             continue
         answer.topic_id = topic.topic_id
+        answer.is_internal = topic.topic_id == OFFSETS_TOPIC_ID
         for index in range(first, len(topic.partitions)):
             if not left:
                 response.next_cursor = described.Cursor(name, index)

@@ -143,6 +143,8 @@ class _Produce:
         host = self.ctx.server.host
         stream = host.stream(group_id)
         if stream is None or not stream.is_leader:
+            if group_id <= host.coordinator_count:
+                raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, "an internal topic")
             self.refuse_as_follower(group_id, answer)
             return
         try:

@@ -21,7 +21,7 @@ from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import created_configs
-from vdl.kafka.handlers.partitions import NO_TOPIC_ID, find_topic
+from vdl.kafka.handlers.partitions import NO_TOPIC_ID, find_topic, is_internal
 from vdl.kafka.leaders import when_led
 from vdl.kafka.topic_configs import InvalidConfig, check_configs
 from vdl.kafka.wire.create_partitions import (
@@ -80,6 +80,8 @@ def handle_create_topics(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "duplicate topic name")
             if too_many:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, "too many partitions in one request")
+            if is_internal(ctx, name):
+                raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"'{name}' is an internal topic")
             wanted.append((_new_topic(ctx, topic), result))
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
@@ -181,7 +183,7 @@ def _fill_created(ctx: RequestContext, created: CreatedTopic, result: CreatableT
     if created.error is ErrorCode.NONE:
         result.num_partitions = created.partitions
         result.replication_factor = created.replication_factor
-        result.configs = created_configs(ctx.server.config, created.configs)
+        result.configs = created_configs(ctx, created.configs)
         if created.group_ids:
             result.topic_id = created.topic_id
 
@@ -223,6 +225,9 @@ def handle_create_partitions(
         elif too_many:
             result.error_code = ErrorCode.POLICY_VIOLATION
             result.error_message = "too many partitions in one request"
+        elif is_internal(ctx, name):
+            result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+            result.error_message = f"'{name}' is an internal topic"
         else:
             results.append(result)
             assignments = topic.assignments
@@ -306,6 +311,9 @@ def handle_delete_topics(
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "the topic is named by its id as well"
             result.topic_id = both_ways[name]
+        elif is_internal(ctx, topic_id if name is None else name):
+            result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+            result.error_message = "an internal topic"
         elif name is None:
             by_id.append(result)
         else:

@@ -519,14 +519,10 @@ class Group:
             state=bytes(snapshot.data),
         )
         assert snapshot.index >= self.applied, (self.group_id, snapshot.index, self.applied)
+        self.revision = state.members.revision
         self.applied = snapshot.index
-        self._take_members(state.members)
+        self.reflects = state.members.reflects
         self._take_items(state.items)
-
-    def _take_members(self, members: Members) -> None:
-        """What a snapshot says of them besides what the core knows."""
-        self.reflects = members.reflects
-        self.revision = members.revision
 
     def _take_items(self, items: Items) -> None:
         """The state came from another replica."""
@@ -577,7 +573,8 @@ class Group:
             return
         self.node.take_state(coming.snapshot)
         self.applied = coming.snapshot.index
-        self._take_members(coming.state.members)
+        self.reflects = coming.state.members.reflects
+        self.revision = coming.state.members.revision
         self._take_items(coming.state.items)
         coming.taken()
 
@@ -844,12 +841,12 @@ def _config(
         async_storage_writes=True,
         pre_vote=True,
         check_quorum=True,
+        # One that was removed does not know it before it has applied that, and may be elected.
+        step_down_on_removal=True,
         quiet_heartbeats=True,
         is_linked=is_linked,
         batch_appends=True,
         commit_apart=commit_apart,
-        # One that was removed does not know it before it has applied that, and may be elected.
-        step_down_on_removal=True,
         durable_campaign=True,
         disable_proposal_forwarding=True,
         max_size_per_msg=options.message_bytes_max,
