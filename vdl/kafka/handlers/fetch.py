@@ -757,14 +757,14 @@ class _Poll:
         if answer.records:
             session.served(target)
             return True
-        # Whether a follower may still serve is asked at each request.
-        is_led = target.stream is not None and target.stream.is_leader
-        if is_led and target.asked.fetch_offset >= answer.high_watermark:
+        if target.asked.fetch_offset >= answer.high_watermark:
             if target.wait is None and target.stream is not None:
                 target.wait = target.stream.wait_for(
                     answer.high_watermark, partial(session.wake, target)
                 )
-            if target.wait is not None:
+            # Whether a follower may still serve is asked at each request.
+            is_led = target.stream is not None and target.stream.is_leader
+            if target.wait is not None and is_led:
                 session.quiet(target)
         return is_new
 

@@ -234,7 +234,8 @@ class Group:
                 applied=applied,
                 rng=rng,
                 is_linked=is_linked,
-                # At a follower nobody waits for records to be committed, for commands somebody may.
+                # At a follower no producer waits for records to be committed, for commands somebody
+                # may.
                 commit_apart=owner.entries_are_state,
             )
         )
