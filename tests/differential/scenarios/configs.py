@@ -12,6 +12,8 @@ from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
 
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
+KINDS_SINCE = 1
+"""ListConfigResources lists client metrics alone before (KIP-1142)."""
 
 
 def describe_configs(side: Side) -> None:
@@ -130,6 +132,8 @@ def incremental(side: Side) -> None:
 def list_config_resources(side: Side) -> None:
     def ask(label: str, *kinds: int) -> None:
         for version in side.versions(74):
+            if kinds and version < KINDS_SINCE:
+                continue
             answer = side.quiet(ListConfigResourcesRequest(list(kinds)), version=version)
             # Topics and groups of other scenarios come and go.
             answer.config_resources = [
@@ -137,6 +141,7 @@ def list_config_resources(side: Side) -> None:
             ]
             side.keep_answer(f"{label} v{version}", answer)
 
+    ask("all")
     ask("servers", BROKER)
     ask("loggers", LOGGER)
     ask("no such kind", 99)
