@@ -1,4 +1,4 @@
-"""A compacted topic, for unmodified clients: the newest record of each key, where it was written."""
+"""A compacted topic, for unmodified clients: the newest record of each key, where it was."""
 
 from __future__ import annotations
 
