@@ -280,7 +280,7 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
 def test_copy_comes_only_from_a_replica_that_is_compacted_as_far(
     first: int, compacted: tuple[int, int], own: tuple[int, int], answered: bool
 ) -> None:
-    """Another one may have less in the same entry, or more: of as many bytes, if it is compressed."""
+    """Another one may have more in the same entry, or less, and as many bytes if compressed."""
     replica, wire = Replica(), Wire()
     replica.log.compaction = Compaction(*own)
     buffers = encode_range(RangeRequest(12, GROUP, first, first + 1, compacted=compacted))
